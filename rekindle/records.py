@@ -182,7 +182,8 @@ class RunRecord(Record):
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
     platform does not honour; `plan` what was planned before (answers.Planned).
     `started_at` is UTC, ISO 8601; `number` counts the runs of the home, whatever the clock says;
-    `home` is the path of the home when the record was written."""
+    `home` is the path of the home when the record was written. `settings` of a training of a grid
+    are the values that it has for itself, such as `train.lr=1e-3`."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -195,6 +196,7 @@ class RunRecord(Record):
     seconds: float = 0.0
     config: str = ""
     command: str = ""
+    settings: tuple[str, ...] = ()
     spec: Mapping[str, Any] = Field(default_factory=dict)
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
@@ -568,7 +570,8 @@ class StepSummary(Record):
 class RunSummary(Record):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
-    `earlier` names the runs of a backfill; `warnings` are those of the evidence."""
+    `earlier` names the runs of a backfill; `warnings` are those of the evidence. `validation` has
+    the last scores on the validation split, `settings` what a training of a grid has for itself."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -582,6 +585,8 @@ class RunSummary(Record):
     card: str
     warnings: tuple[str, ...] = ()
     window: str = ""
+    validation: Mapping[str, float] = Field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     ignored: tuple[IgnoredRow, ...] = ()
     earlier: tuple[str, ...] = ()
 

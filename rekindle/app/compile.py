@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -30,15 +31,19 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     there = Platform.of(platform, spec.platforms)
     with collected(problems):
         spec = settled(spec, platform)
+    with collected(problems):
         code = own.code_of(spec, graph)
         problems += own.problems(platform, spec, graph, code)
         spec = own.placed(spec, code)
+    with collected(problems):
         graph = spread(spec, graph)
+    with collected(problems):
         arguments = arguments_of(spec, graph, there.settings.artifact_root)
         definition = there.compile(text, graph, arguments)
     if problems:
         raise RequestError(dict.fromkeys(problems))
     _say_what_is_needed(platform, graph)
+    _say_what_is_here(platform, spec)
     if (image := there.settings.image) and "@" not in image:
         log.warning("%s is a mutable tag; pin it by digest: `rekindle images push`", image)
     return definition
@@ -50,6 +55,23 @@ def _say_what_is_needed(platform: str, graph: Graph) -> None:
     paths = [use.path for use in uses(graph) if use.feature == "container_components"]
     if paths and carried and carried.verdict == "emulated":
         log.warning("%s on %s: %s", ", ".join(paths), platform, carried.how)
+
+
+def _say_what_is_here(platform: str, spec: Spec) -> None:
+    """Warn of paths of this machine, which steps elsewhere may not have."""
+    model, data = spec.model, spec.data
+    named = {
+        "data.source": data.source if data else "", "model.source": model.source,
+        "model.init_from": model.init_from, "model.tokenizer": model.tokenizer,
+        "model.teacher.source": model.teacher.source if model.teacher else "",
+    }  # fmt: skip
+    for field, path in named.items():
+        # Path.glob refuses absolute patterns
+        if isinstance(path, str) and path.startswith("/") and glob.glob(path):  # noqa: PTH207
+            log.warning(
+                "%s: %s is on this machine; steps on %s read it only where a volume or their image "
+                "has it. Name a URI, such as s3://", field, path, platform,
+            )  # fmt: skip
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,11 +59,25 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
         choices = [_choices(override) for override in overrides]
         if all(len(each) == 1 for each in choices):
             raise
-    for number, override in enumerate(overrides):  # a field that takes a list is no choice
+
+    def is_taken(number: int, override: str) -> bool:
         others = [override if n == number else each[0] for n, each in enumerate(choices)]
         with contextlib.suppress(SpecError):
             load_target(config, others)
+            return True
+        return False
+
+    for number, override in enumerate(overrides):
+        key, _, text = override.partition("=")
+        if is_taken(number, override):  # a field that takes a list is no choice
             choices[number] = [override]
+        elif re.fullmatch(r"-?\d+,0\d+", text) or (
+            (point := _with_point(text)) and is_taken(number, f"{key}={point}")
+        ):
+            what = f"`{text}` would be two trainings, with {' and with '.join(text.split(','))}"
+            fix = "write a number as 0.001 or 10000"
+            fix += f", or two trainings as {key}=[{text.replace(',', ', ')}]"
+            raise RequestError(what, where=f"--set {key}", fix=fix)
     count = math.prod(map(len, choices))
     if count > _MOST:
         what = f"that is a grid of {count:,} trainings"
@@ -79,7 +94,7 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
         what = "a grid needs the shipped pipeline and rekindle's own training"
         raise RequestError(what, where="--set", fix="run the combinations one by one")
-    only = dataclasses.replace(options, until=TRAINING)
+    only = dataclasses.replace(options, until=TRAINING, settings=point.settings)
     record = execute(windows(point.spec)[-1], only, on_change, on_event)
     return Trained(point, record, TrainingSummary.read(training_of(record)))
 
@@ -91,6 +106,12 @@ def best_of(trained: Sequence[Trained]) -> Trained:
         fix = "see the logs of the runs above, or give data.split a validation share"
         raise StepError("no training of the grid has a validation loss", fix=fix)
     return best
+
+
+def _with_point(text: str) -> str:
+    """The number that a decimal comma may mean: `0,5` is 0.5, and `1,2`, rather two values, ""."""
+    maybe = re.fullmatch(r"-?(0,\d+|\d+,\d+(?=e))(e[-+]?\d+)?", text, re.IGNORECASE)
+    return text.replace(",", ".") if maybe else ""
 
 
 def _choices(override: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle.app.history import known, rest_of
 from rekindle.catalog.prices import PriceBook, book
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
@@ -80,6 +80,13 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
     chosen = {"machine": fleet.name, "nodes": fleet.nodes, "gpus_per_node": fleet.gpus_per_node}
     log.warning("%s: %s, until the config names another", where, fleet)
     return spec.model_copy(update={"resources": asked.model_copy(update=chosen)})
+
+
+def on_any_machine(spec: Spec, platform: str, home: Path, problems: list[Problem]) -> Spec:
+    """The same, or with the machine left open and why in `problems`: more may be wrong."""
+    with collected(problems):
+        return on_machines(spec, platform, home)
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"machine": ""})})
 
 
 def settled(spec: Spec, platform: str) -> Spec:

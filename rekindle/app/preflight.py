@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.glance import column_names
+from rekindle.data.glance import classes, column_names
 from rekindle.data.roles import wanted_columns
 from rekindle.data.validate import TO_UTF8, Findings
 from rekindle.engines import engine_of
@@ -22,6 +22,7 @@ from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
 from rekindle.platforms.docker import find
+from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
@@ -41,7 +42,8 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     """What was looked at, and what is wrong with it; writes nothing."""
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
-        "columns of the data": _columns(spec), "architecture": _architecture(spec),
+        "columns of the data": [*_columns(spec), *_classes(spec)],
+        "architecture": _architecture(spec),
         "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
     }  # fmt: skip
@@ -78,7 +80,8 @@ def _files(spec: Spec) -> Iterator[Problem]:
         path, colon, _ = spec.pipeline.partition(".py:")
         yield from _file(path + colon.removesuffix(":"), "pipeline")
     if spec.train.entrypoint:
-        yield from _entrypoint(spec.train.entrypoint)
+        script, *_ = shlex.split(spec.train.entrypoint)
+        yield from _file(script, "train.entrypoint") if script != "-m" else ()
     fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
     if spec.model.teacher is not None:
         fields["teacher.source"] = spec.model.teacher.source
@@ -103,17 +106,6 @@ def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
         what = f"file not found: {path}"
         yield Problem(what, field, "check the path; relative ones start at the config's folder")
-
-
-def _entrypoint(words: str) -> Iterator[Problem]:
-    try:
-        script = shlex.split(words)[0]
-    except (ValueError, IndexError) as error:
-        what = f"cannot be read as words: {error}"
-        yield Problem(what, "train.entrypoint", "quote it like a shell command")
-        return
-    if script != "-m":
-        yield from _file(script, "train.entrypoint")
 
 
 def _task(spec: Spec) -> Iterator[Problem]:
@@ -141,16 +133,25 @@ def _columns(spec: Spec) -> Iterator[Problem]:
     from rekindle.tasks import load_task
 
     file, names = known
-    if len(names) == 1 and names[0].count(";") and file.lower().endswith(".csv"):
-        what = f"{file} looks as if `;` separated its columns"
-        yield Problem(what, "data.source", "write it with commas, or with tabs as .tsv")
-        return
     if any("\ufffd" in name for name in names):
         yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
         return
     findings = Findings()
     findings.missing_columns(file, wanted_columns(spec.data, load_task(spec.task).modality), names)
     yield from findings.problems()
+
+
+def _classes(spec: Spec) -> Iterator[Problem]:
+    """Classes that have a weight and do not occur in the data."""
+    data, weights = spec.data, spec.train.class_weights
+    if data is None or data.labels or not isinstance(weights, dict) or spec.pipeline is not None:
+        return
+    if spec.task in BUILTIN_TASKS:
+        from rekindle.tasks import load_task
+
+        if labels := classes(data, load_task(spec.task).modality):
+            for path, what, fix in unknown_classes(spec.train, labels):
+                yield Problem(what, ".".join(map(str, path)), fix)
 
 
 def _architecture(spec: Spec) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
-from rekindle.app.plan import on_machines
+from rekindle.app.plan import on_any_machine
 from rekindle.app.preflight import looks
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
@@ -59,8 +59,9 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = None, list[Problem]()
+    spec = on_any_machine(spec, platform, home, lacks) if spec else None
     with collected(lacks):
-        definition = ready(platform, on_machines(spec, platform, home)) if spec else None
+        definition = ready(platform, spec) if spec else None
     found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(

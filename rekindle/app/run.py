@@ -33,12 +33,14 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what; `until` leaves out what that step does not need."""
+    """How to run, as opposed to what; `until` leaves out what that step does not need; `settings`
+    are the values that a training of a grid has for itself."""
 
     home: Path
     fresh: bool = False
     from_step: str | None = None
     until: str | None = None
+    settings: tuple[str, ...] = ()
 
 
 def execute(
@@ -60,6 +62,7 @@ def execute(
     arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
+    record = record.model_copy(update={"settings": options.settings})
     try:
         return local.execute(
             graph, arguments, home=home, record=record, env=env, containers=containers,

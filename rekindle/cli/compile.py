@@ -11,7 +11,7 @@ import click
 
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
-from rekindle.app.plan import on_machines
+from rekindle.app.plan import on_any_machine
 from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
@@ -22,7 +22,7 @@ from rekindle.spec.load import load_target
 
 log = logging.getLogger(__name__)
 
-PARITY = "parity.md"
+PARITY = ".parity.md"
 BUNDLES = "bundles"
 
 
@@ -55,29 +55,40 @@ def command(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
-    for each platform. For more than one it also writes parity.md, a table of how each platform
-    carries every step. The same input gives the same bytes."""
+    for each platform. For more than one it also writes PIPELINE.parity.md, a table of how each
+    platform carries every step. The same input gives the same bytes."""
     wanted = load_target(config, overrides)
     text, graph = graph_of(wanted)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
+        spec = on_any_machine(wanted, platform, home, problems)
         with collected(problems):
-            spec = on_machines(wanted, platform, home)
             files |= compiled(platform, spec, text, graph).files
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
         arguments = arguments_of(spec, graph, "")
-        files[PARITY] = as_markdown(spread(spec, graph), platforms, arguments).encode()
-    for name, content in files.items():
-        write_atomically(output / name, content.decode())
-    paths = [str(output / name) for name in files]
+        # of all platforms, so that it is the same whichever were asked for
+        table = as_markdown(spread(spec, graph), tuple(PLATFORMS), arguments)
+        files[f"{graph.name}{PARITY}"] = table.encode()
+    paths = {str(output / name): content.decode() for name, content in files.items()}
+    if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:
+        fix = "name another folder"
+        raise RequestError(f"the definition would replace {config}", where="--output", fix=fix)
+    replaced = {path for path, text in paths.items() if _differs(Path(path), text)}
+    for path, text in paths.items():
+        write_atomically(path, text)
     if as_json:
         answer(Compiled(platform=",".join(platforms), files=tuple(paths)))
     else:
         for path in paths:
             if f"/{BUNDLES}/" not in path:
-                click.echo(path)
+                click.echo(f"{path} (replaced other content)" if path in replaced else path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
+
+
+def _differs(path: Path, text: str) -> bool:
+    """Whether the file is there and holds something else."""
+    return path.is_file() and path.read_bytes() != text.encode()

@@ -42,7 +42,8 @@ def gridded(
     console.print("\non the validation split:")
     console.print(_table(trained, best), "")
     # what was trained above is not trained again, also where steps are to be fresh
-    result = carry_out(windows(best.point.spec)[-1], Options(options.home), as_json)
+    whole = Options(options.home, settings=best.point.settings)
+    result = carry_out(windows(best.point.spec)[-1], whole, as_json)
     if as_json:
         answer(Grid(trainings=tuple(map(_row, trained)), best=result))
     return result

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -179,9 +179,23 @@ def _refused(error: click.ClickException, as_json: bool) -> int:
 
     context = getattr(error, "ctx", None)
     fix = f"see `{context.command_path if context else 'rekindle'} --help`"
+    if isinstance(error, click.NoSuchOption) and (field := _field(error.option_name)):
+        fix = f"--set {field}=VALUE"
     refusal = RequestError([Problem(error.format_message(), "", fix, "E-USAGE")])
     report_errors(refusal, as_json)
     return refusal.exit_code
+
+
+def _field(option: str) -> str:
+    """The field of a config that an option is called like, or ""."""
+    from rekindle.spec.model import Spec
+
+    name = option.lstrip("-").replace("-", "_")
+    for section, field in Spec.model_fields.items():
+        for model in (field.annotation, *get_args(field.annotation)):
+            if name in getattr(model, "model_fields", ()):
+                return f"{field.alias or section}.{name}"
+    return ""
 
 
 def _verbose(words: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from rekindle.launch.fault import Fault
 from rekindle.records import RehearsalRecord
 from rekindle.spec.model import Spec
 
+log = logging.getLogger(__name__)
+
 _PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
 
 
@@ -22,6 +25,13 @@ def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     fault = Fault.parse(text)
     if fault.kind == "disk-full":
         _need_private_mounts()
+    every = spec.train.checkpoint.every
+    if fault.kind != "term" and (every is None or fault.step <= every):
+        due = f"the first is due after step {every}" if every else "train.checkpoint.every is null"
+        log.warning(
+            "step %d comes before any checkpoint (%s): training will begin from its start. To "
+            "rehearse a resume, name a later step, or set train.checkpoint.every", fault.step, due,
+        )  # fmt: skip
     record = rehearse(spec, fault, home)
     tell(record, _words(record), as_json)
     found = record.rehearsal
@@ -50,10 +60,13 @@ def _words(record: RehearsalRecord) -> str:
     found = record.rehearsal
     lost = f"{found.samples_lost:,} samples trained again" if found.samples_lost else "nothing lost"
     equal = {True: "equal, bit for bit", False: "DIFFERENT"}
+    start = f"from step {found.resumed_from_step}"
+    if not found.resumed_from_step:
+        start = "from the start: no checkpoint was complete, so no resume was rehearsed"
+    attempts = "1 attempt" if record.attempts == 1 else f"{record.attempts} attempts"
     return (
-        f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, "
-        f"{record.attempts} attempts\n"
-        f"resumed  from step {found.resumed_from_step}, {lost}\n"
+        f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, {attempts}\n"
+        f"resumed  {start}, {lost}\n"
         f"losses   {equal[found.losses_equal]}\n"
         f"weights  {equal[found.weights_equal]}"
     )

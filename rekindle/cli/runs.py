@@ -46,8 +46,8 @@ def command(
     recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
     sort: str, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """List runs, newest first: start, window of the data, status, time, metric, gate, model version
-    and which is champion."""
+    """List runs, newest first: start, window of the data, what a training of a grid has for itself,
+    status, time, metric, gate, model version and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
@@ -100,23 +100,27 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     if not shown:
         click.echo("no runs match; run `rekindle run CONFIG`, or change --name or --status")
         return
-    head = ("run", "started", "window", "status", "time", "metric", "gate", "model")
+    head = ("run", "started", "window", "settings", "status", "time", "metric", "gate", "model")
     rows = [_cells(entry, row) for entry, row in shown]
-    empty = {2} if not any(row[2] for row in rows) else set[int]()  # most data has no windows
+    # most data has no windows, and most runs are not of a grid
+    empty = {n for n in (2, 3) if not any(row[n] for row in rows)}
     lines = [[c for i, c in enumerate(line) if i not in empty] for line in (head, *rows)]
     click.echo("\n".join(formats.aligned(lines)))
 
 
 def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:
     headline, gate, model = entry.headline, row["gate"], row["model"]
+    loss = row["validation"].get("loss") if row["settings"] else None
+    trained = f"validation loss {formats.metric(loss)}" if loss is not None else ""
     began, champion = formats.instant(entry.started_at), ", champion" * row["champion"]
     return (
         row["run_id"],
         f"{began.astimezone():%Y-%m-%d %H:%M}" if began else "",
         formats.window(row["window"]),
+        " ".join(row["settings"]),
         row["status"],
         formats.duration(row["seconds"]),
-        f"{headline.name} {formats.metric(headline.value)}" if headline else "",
+        f"{headline.name} {formats.metric(headline.value)}" if headline else trained,
         gate["decision"].replace("_", " ") if gate else "",
         f"{model['name']} v{model['version']}{champion}" if model else "",
     )

@@ -233,6 +233,15 @@ def locate(data: DataSpec) -> Files:
     return Files(ordered, kind, partitions.unit if partitions else "")
 
 
+def delimiter_of(name: str, head: bytes) -> str:
+    """What is between the columns of a CSV or TSV file with this beginning: `;` where its first
+    line has some and no comma, as spreadsheets of many countries write it."""
+    if ".tsv" in name.lower():
+        return "\t"
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").partition(b"\n")[0]
+    return ";" if b";" in first and b"," not in first else ","
+
+
 def content_hash(uri: str) -> str:
     """Hash of the files below a path or URI, names and bytes; raises DataError for none."""
     filesystem, path = fsspec.core.url_to_fs(uri)

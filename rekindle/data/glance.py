@@ -1,5 +1,6 @@
-"""The names of a local source's columns, from the beginning of its first file: what a config gets
-wrong is said before a run begins. What cannot be told in an instant is left to `ingest`."""
+"""The names of a local source's columns, from the beginning of its first file, and the classes of a
+small one: what a config gets wrong is said before a run begins. What cannot be told in an instant
+is left to `ingest`."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from rekindle.data.files import is_visible
+from rekindle.data.files import delimiter_of, is_visible
+from rekindle.data.roles import Columns
+from rekindle.errors import RekindleError
 from rekindle.spec.model import DataSpec
 
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
             ".parquet": "parquet"}  # fmt: skip
-_HEAD_BYTES, _PROBED_LINES = 1 << 20, 100
+_HEAD_BYTES, _PROBED_LINES, _MOST_BYTES = 1 << 20, 100, 8 << 20
 
 
 def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
@@ -45,16 +48,41 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
-            names = (_of_csv if kind == "csv" else _of_json)(lines, path)
+            delimiter = delimiter_of(path.name, head)
+            names = _of_csv(lines, delimiter) if kind == "csv" else _of_json(lines)
     return (path.name, names) if names else None
 
 
-def _of_csv(lines: list[str], path: Path) -> list[str]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    return next(csv.reader(lines, delimiter=delimiter), [])
+def classes(data: DataSpec, modality: str) -> list[str]:
+    """The classes of a local source of at most `_MOST_BYTES`, in order; none where they are not
+    known."""
+    from rekindle.data import readers, validate
+    from rekindle.data.columns import as_python, scalar_text
+    from rekindle.data.files import locate
+
+    found, findings = set[str | None](), validate.Findings()
+    with contextlib.suppress(RekindleError, OSError, EOFError, ValueError):
+        located = locate(data) if "://" not in data.source else None
+        if located is None or sum(file.size for file in located.files) > _MOST_BYTES:
+            return []
+        if located.format == "images":
+            return sorted({PurePosixPath(file.name).parent.name for file in located.files})
+        columns: Columns = {data.columns.label: "list" if modality == "words" else "scalar"}
+        for file in located.files:
+            for raw in readers.READERS[located.format](file, columns, findings):
+                for value in map(as_python, raw.columns[data.columns.label]):
+                    for each in value if isinstance(value, list) else [value]:
+                        found.add(each.decode() if isinstance(each, bytes) else scalar_text(each))
+        if not findings:  # else not all rows were read
+            return sorted(filter(None, found))
+    return []
 
 
-def _of_json(lines: Iterable[str], path: Path) -> list[str]:
+def _of_csv(lines: list[str], delimiter: str) -> list[str]:
+    return next(filter(None, csv.reader(lines, delimiter=delimiter)), [])
+
+
+def _of_json(lines: Iterable[str]) -> list[str]:
     names: dict[str, None] = {}
     for line in [line for line in lines if line.strip()][:_PROBED_LINES]:
         row = json.loads(line)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -23,7 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
-from rekindle.data.files import SourceFile
+from rekindle.data.files import SourceFile, delimiter_of
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
@@ -45,31 +46,105 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
 
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-    """The rows of a CSV or TSV file; row 1 is the header, and a quoted value may span lines."""
-    delimiter = "\t" if ".tsv" in file.name.lower() else ","
-    if not _csv_header_fits(file, delimiter, columns, findings):
+    """The rows of a CSV or TSV file, each at the line where it begins: a quoted value may span
+    lines, and blank lines are skipped."""
+    head = file.head(_HEADER_BYTES)
+    delimiter = delimiter_of(file.name, head)
+    if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
     skipped: list[int] = []
 
-    def skip(row: pa.csv.InvalidRow) -> str:
-        what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
-        findings.add("malformed", f"{file.name}:{row.number}", what)
-        skipped.append(row.number)
-        return "skip"
-
     with file.open() as stream:
+        lines = _RowLines(stream, delimiter)
+
+        def skip(row: pa.csv.InvalidRow) -> str:
+            what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
+            findings.add("malformed", f"{file.name}:{lines.of(row.number)}", what)
+            skipped.append(row.number)
+            return "skip"
+
         try:
             number = 2
-            for batch in _csv_batches(stream, delimiter, columns, skip):
+            for batch in _csv_batches(lines, delimiter, columns, skip):
                 # rows that were skipped have their numbers too
                 numbers = np.arange(number, number + len(batch) + len(skipped))
                 numbers = np.setdiff1d(numbers, skipped, assume_unique=True)[: len(batch)]
-                yield _raw(batch, numbers, file)
+                yield _raw(batch, lines.of(numbers), file)
                 number = int(numbers[-1]) + 1 if len(numbers) else number
                 skipped[:] = [row for row in skipped if row >= number]
+                lines.forget(number)
         except pa.ArrowInvalid as error:
             what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
             findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
+        if lines.unclosed and not skipped:  # else pyarrow refused that row
+            what = "a quote that is never closed"
+            findings.add("malformed", f"{file.name}:{lines.unclosed}", what)
+
+
+class _RowLines(io.RawIOBase):
+    """A CSV stream that knows at which line each row begins, which pyarrow does not say; row 1 is
+    the header. `unclosed` is the line of a row whose quote the file does not close, or 0."""
+
+    def __init__(self, stream: BinaryIO, delimiter: str) -> None:
+        plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
+        value = f'(?:(?!"){plain}|{quoted}{plain})'
+        row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
+        self._row = re.compile(row.encode(), re.DOTALL)
+        self._stream, self._rest, self._line = stream, b"", 1
+        self._lines, self._forgotten = np.empty(0, np.int64), 1
+        self.unclosed = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, once the rows that end in them are known."""
+        piece = self._stream.read(size)
+        text = self._rest + (piece or b"\n" * bool(self._rest))
+        if self._line == 1:
+            text = text.removeprefix(b"\xef\xbb\xbf")
+        ends = _ends_of_lines(text)
+        if ends is None:
+            rows = [row for row in self._row.findall(text) if row]
+            lengths = np.array([*map(len, rows)], np.int64)
+            heights = np.array([row.count(b"\n") or 1 for row in rows], np.int64)
+            filled = np.array([bool(row.strip(b"\r\n")) for row in rows], bool)
+        else:
+            lengths, heights = np.diff(ends, prepend=0), np.ones(len(ends), np.int64)
+            filled = lengths > 1
+            if b"\r" in text:
+                filled = lengths > 1 + (np.frombuffer(b"\n" + text, np.uint8)[ends - 1] == 13)
+        self._rest = text[int(lengths.sum()) :]
+        found = (self._line + np.cumsum(heights) - heights)[filled]
+        self._line += int(heights.sum())
+        if not piece and self._rest:
+            self.unclosed, self._rest = self._line, b""
+            found = np.append(found, self._line)
+        self._lines = np.append(self._lines, found)
+        return piece
+
+    def of(self, rows: Any) -> Any:
+        """The line of a row, or of each in an array."""
+        return self._lines[rows - self._forgotten]
+
+    def forget(self, before: int) -> None:
+        """Drop what rows before this one need."""
+        self._lines = self._lines[before - self._forgotten :]
+        self._forgotten = before
+
+
+def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:
+    """Where lines end, if each row is one: before each end is an even number of quotes."""
+    if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+        return None
+    letters = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(letters == ord("\n"))
+    if len(ends) and b'"' in text:
+        quotes = (letters == ord('"')).view(np.uint8)[: ends[-1]]
+        starts = np.append(0, ends[:-1] + 1)
+        if np.bitwise_xor.reduceat(np.append(quotes, np.uint8(0)), starts).any():
+            return None
+    return ends + 1
 
 
 def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
@@ -253,10 +328,9 @@ def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
 
 
 def _csv_header_fits(
-    file: SourceFile, delimiter: str, columns: Columns, findings: Findings
+    file: SourceFile, head: bytes, delimiter: str, columns: Columns, findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
-    head = file.head(_HEADER_BYTES)
     if _is_utf16(file, head, findings):
         return False
     if len(head) >= _HEADER_BYTES and b"\n" not in head:
@@ -265,7 +339,9 @@ def _csv_header_fits(
         return False
     text = head.decode("utf-8-sig", errors="replace")
     try:
-        header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+        header = next(
+            filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), None
+        )
     except csv.Error as error:
         fix = "close the quote, or name the columns in shorter words"
         findings.note(f"the header cannot be read: {error}", where=file.name, fix=fix)
@@ -300,7 +376,7 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _csv_batches(
-    stream: BinaryIO, delimiter: str, columns: Columns, skip: Callable[[pa.csv.InvalidRow], str]
+    stream: _RowLines, delimiter: str, columns: Columns, skip: Callable[[pa.csv.InvalidRow], str]
 ) -> Iterator[pa.RecordBatch]:
     # texts are checked for UTF-8 later, row by row; an image is the path of one
     types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}

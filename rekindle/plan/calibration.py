@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rekindle.outputs import Calibration
 from rekindle.plan.cluster import Cluster
-from rekindle.plan.constants import Profile, profile_of, spread_of, stamp
+from rekindle.plan.constants import CPU, Profile, profile_of, spread_of, stamp
 from rekindle.plan.search import Option
 from rekindle.plan.steptime import StepTime
 from rekindle.plan.work import Work
@@ -41,10 +41,12 @@ class Speeds:
             return profile_of(gpu, compiled)
         factor = math.exp(sum(math.log(one.ratio) for one in known) / len(known))
         runs = ", ".join(one.run_id for one in known[-3:])
-        basis = f"measured on {gpu} in {runs}: {factor:.2f} times the seconds of published rows"
+        basis = f"measured on {gpu} in {runs}: {factor:.2f} times what was predicted"
         spread = spread_of("calibrated")
         plain = profile_of(gpu, compiled)
-        return dataclasses.replace(plain, spread=spread, basis=basis, factor=factor)
+        return dataclasses.replace(
+            plain, spread=spread, basis=basis, factor=factor, guessed=gpu == CPU
+        )  # fmt: skip
 
     def applied(self, options: Sequence[Option]) -> list[Option]:
         """Layouts on the same machines at the speed that was measured. Work that was measured takes
@@ -87,6 +89,8 @@ def _at(option: Option, profile: Profile, job: Calibration | None) -> Option:
         basis = f"measured in {job.run_id}, the same work on such machines"
         factor = job.measured / option.step.seconds
         spread = spread_of("same_job")
-        profile = dataclasses.replace(profile, spread=spread, basis=basis, factor=factor)
+        profile = dataclasses.replace(
+            profile, spread=spread, basis=basis, factor=factor, guessed=True
+        )  # fmt: skip
     terms = {name: profile.factor * seconds for name, seconds in option.step.terms.items()}
     return dataclasses.replace(option, step=StepTime(terms), profile=profile)

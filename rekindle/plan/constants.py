@@ -19,13 +19,18 @@ CPU = "CPU"
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """Constants, the half-width of the interval around what is predicted with them (`spread`, a
-    share: nine of ten rows lay within it), and what they stand on. `factor` is what a measured
-    training took, over what they predicted."""
+    share: nine of ten rows lay within it, or it is `guessed`), and what they stand on. `factor` is
+    what a measured training took, over what they predicted."""
 
     constants: Constants
     spread: float
     basis: str
     factor: float = 1.0
+    guessed: bool = False
+
+    def __str__(self) -> str:
+        within = f"within {self.spread:.0%}" if self.spread < 1 else "half to twice as long"
+        return f"{self.basis}; {within}{', a guess' if self.guessed else ' in nine of ten'}"
 
 
 @functools.cache
@@ -58,8 +63,9 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
     if gpu == CPU:
-        spread, basis = table["spread"]["cpu"], "a guess from a few small trainings on a CPU"
+        spread = table["spread"]["cpu"]
+        basis = "not measured on this CPU"
     if compiled:
         spread = max(spread, table["spread"]["compiled"])
         basis = f"{basis}; {table['compiled']['basis']}"
-    return Profile(Constants(**numbers), spread, basis)
+    return Profile(Constants(**numbers), spread, basis, guessed=not measured)

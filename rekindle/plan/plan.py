@@ -29,6 +29,7 @@ from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
+_SHORT_SECONDS = 600.0  # of a training; what is not counted matters there
 NOTHING = Known()
 ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
@@ -219,7 +220,11 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     fleet, profile = choice.fleet, choice.option.profile
-    yield f"speed: {profile.basis}; within {profile.spread:.0%} in nine of ten"
+    measure = "; after a run, rekindle plan --calibrate RUN measures it"
+    yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
+    hours = choice.hours(steps)
+    if hours is not None and 3_600 * hours[1] < _SHORT_SECONDS:
+        yield "training is its steps alone; start of the ranks, validation and saves come on top"
     if not choice.option.proven:
         yield "tests have each two parts of this layout, not all of it: training checks it first"
     for run in speeds.stale(choice.option.cluster.gpu.name, choice.option.work.compile):

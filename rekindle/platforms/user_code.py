@@ -226,25 +226,15 @@ def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
     if ".py:" in spec.task:
         yield "task", Path(spec.task.rpartition(":")[0]).resolve()
     if spec.train.entrypoint:
-        words = _words(spec.train.entrypoint)
-        if words and words[0] != "-m":
-            yield "train.entrypoint", Path(words[0]).resolve()
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise RequestError(
-            f"cannot be read as words: {error}", where="train.entrypoint",
-            fix="quote it like a shell command",
-        ) from None  # fmt: skip
+        script, *_ = shlex.split(spec.train.entrypoint)
+        if script != "-m":
+            yield "train.entrypoint", Path(script).resolve()
 
 
 def _sources(spec: Spec, graph: Graph) -> dict[str, str]:
     """Python that is to run there without being a file there, by who runs it."""
     found = {step.path: step.container.source for step in graph.steps() if step.container.source}
-    words = _words(spec.train.entrypoint or "")
+    words = shlex.split(spec.train.entrypoint or "")
     if words[:1] == ["-m"] and len(words) > 1:
         found["train.entrypoint"] = as_import(words[1])
     return found if spec.pipeline or words[:1] == ["-m"] else {}

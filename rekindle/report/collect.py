@@ -162,6 +162,7 @@ def summarised(record: RunRecord, findings: Findings | None = None, card: str = 
         seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
         gate=gate_of(found), model=model_of(found), card=card,
         warnings=evidence.warnings if evidence else (), window=source.window if source else "",
+        validation=found.training.validation if found.training else {}, settings=record.settings,
         ignored=record.ignored,
     )  # fmt: skip
 

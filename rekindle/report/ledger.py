@@ -26,7 +26,7 @@ from rekindle.report.collect import collect, summarised
 log = logging.getLogger(__name__)
 
 INDEX = ".index.jsonl"
-_FORMAT = [4, rekindle.__version__]
+_FORMAT = [5, rekindle.__version__]
 
 
 class Entry(NamedTuple):

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from rekindle import formats
 from rekindle.records import Evidence, Registration, RunRecord, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
@@ -46,6 +47,12 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
     if run.platform != "local" and not run.steps:
         sentence = f"Finished on {run.platform}, which has its steps and logs."
         return Verdict("quiet", "finished", sentence)
+    if run.settings:
+        loss = (found.training.validation if found.training else {}).get("loss")
+        score = "" if loss is None else f": validation loss {formats.metric(loss)}"
+        sentence = f"A training of a grid, with {' '.join(run.settings)}{score}."
+        sentence += " Only the best of the grid is judged."
+        return Verdict("quiet", "trained", sentence)
     done = sum(step.status == "succeeded" for step in run.steps)
     steps = f"{done} step{'' if done == 1 else 's'}"
     return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")

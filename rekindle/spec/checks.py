@@ -4,7 +4,9 @@ I/O; what is secret in the environment is asked for, to keep it out."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
+from string import Formatter
 from urllib.parse import unquote, urlsplit
 
 from rekindle.engines import engine_of
@@ -12,7 +14,7 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -138,6 +140,28 @@ def _engine(spec: Spec) -> Iterator[Finding]:
         yield from engine.refuse(spec)
 
 
+def _entrypoint(spec: Spec) -> Iterator[Finding]:
+    """Words of the user's own script that cannot be filled in."""
+    path, given = ("train", "entrypoint"), spec.train.entrypoint
+    if given is None:
+        return
+    try:
+        words = shlex.split(given)
+        fields = [field for word in words for field in Formatter().parse(word)]
+    except ValueError as error:
+        fix = "quote it as for a shell; braces are {{ and }}"
+        yield path, f"cannot be read as words: {error}", fix
+        return
+    if not words:
+        yield path, "names no script", "name one, such as train.py --data {data}"
+    known = [f"{{{name}}}" for name in ENTRYPOINT_WORDS]
+    for _, name, form, _ in fields:
+        if name is not None and (name not in ENTRYPOINT_WORDS or "{" in (form or "")):
+            unknown = f"{{{name}{':' if form else ''}{form}}}"
+            fix = f"{did_you_mean(unknown, known)} there are {', '.join(known)}".strip()
+            yield path, f"unknown placeholder `{unknown}`", f"{fix}; braces are {{{{ and }}}}"
+
+
 def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
     train, data = spec.train, spec.data
@@ -156,9 +180,15 @@ def _objective(spec: Spec) -> Iterator[Finding]:
     elif train.exports_best and data and not data.split.validation and data.split.by != "source":
         what = "without a validation split no weights are the best"
         yield ("train", path), what, "set data.split.validation, or remove it"
-    if isinstance(train.class_weights, dict) and data is not None and data.labels:
-        for label in set(train.class_weights) - set(data.labels):
-            fix = did_you_mean(label, data.labels) or f"one of {', '.join(data.labels[:20])}"
+    if data is not None and data.labels:
+        yield from unknown_classes(train, data.labels)
+
+
+def unknown_classes(train: TrainSpec, labels: Sequence[str]) -> Iterator[Finding]:
+    """Classes that have a weight and are not among the `labels` that there are."""
+    for label in train.class_weights if isinstance(train.class_weights, dict) else ():
+        if label not in labels:
+            fix = did_you_mean(label, labels) or f"one of {', '.join(labels[:20])}"
             yield ("train", "class_weights", label), f"there is no class `{label}`", fix
 
 
@@ -261,4 +291,15 @@ def _nearest_divisor(total: int, wanted: int) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
-_RULES = (_task, _pipeline, _data, _documents, _train, _engine, _gate, _schedule, _secrets)
+_RULES = (
+    _task,
+    _pipeline,
+    _data,
+    _documents,
+    _train,
+    _engine,
+    _entrypoint,
+    _gate,
+    _schedule,
+    _secrets,
+)

@@ -2,8 +2,9 @@
 
 That is `*`, numbers, names of months and days, ranges, steps and lists; Sunday is 0. A line that
 names days of the month and of the week starts on either, and a step over all days beside other days
-(`*/2`) is refused, since crons disagree on whether then both have to fit. `written` has a line in
-numbers, ranges and lists only. Authority: crontab(5)."""
+(`*/2`) is refused, since crons disagree on whether then both have to fit. `five_fields` writes out
+`@daily` and its like, `written` has a line in numbers, ranges and lists only. Authority:
+crontab(5)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 )
 _LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ITEM = re.compile(r"(?:\*|([a-z]+|\d{1,2})(?:-([a-z]+|\d{1,2}))?)(?:/(\d{1,2}))?")
-_MACROS = {
+_NAMED = {
     "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
 }  # fmt: skip
@@ -37,10 +38,8 @@ def cron_problem(text: str) -> tuple[str, str] | None:
     """Why `text` is not a line that can be taken, and what to write; None if it is one.
     `cron_problem("61 * * * *")` is ``("minute: 61 is not in 0-59", ...)``."""
     fields = text.lower().split()
-    if text.strip().lower() in _MACROS:
-        return f"`{text}` is not a line of five fields", f"write `{_MACROS[text.strip().lower()]}`"
     if len(fields) != len(_FIELDS):
-        what = f"`{text}` has {len(fields)} fields, not five"
+        what = f"`{text}` has {len(fields)} field{'s' * (len(fields) != 1)}, not five"
         if len(fields) in (6, 7):
             return what, "leave seconds and the year out, such as `0 3 * * 1`: Mondays at three"
         return what, _EXAMPLE
@@ -49,6 +48,11 @@ def cron_problem(text: str) -> tuple[str, str] | None:
             if what := _item_problem(item, low, high, names):
                 return f"{name}: {what}", _way_out(item, name)
     return _days_problem(fields)
+
+
+def five_fields(text: str) -> str:
+    """The line that a name such as `@daily` stands for, or `text` as it is."""
+    return _NAMED.get(text.strip().lower(), text)
 
 
 def values(cron: str) -> Fields:

@@ -204,7 +204,8 @@ def _checks_of_the_rest(
     """Contradictions among the fields that are fine, so that one reading shows everything."""
     bad = {key_path(item["loc"]) for item in error.errors(include_url=False)}
     try:
-        spec = strict(Spec, {"name": "x", "task": BUILTIN_TASKS[0], **_without(values, bad, ())})
+        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
+        spec = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
     except ValidationError:
         return []
     touched = {path[:2] for path in bad}

@@ -19,6 +19,8 @@ BUILTIN_TASKS = (
     "causal_lm", "image_classification", "text_classification", "token_classification",
 )  # fmt: skip
 
+ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
+
 Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error",
     "entity_f1", "entity_precision", "entity_recall",
@@ -120,7 +122,8 @@ class DataSpec(Section):
     `hub:NAME?config=..&revision=..`. Relative paths start at the config's folder. `{window}` or
     `{window:%Y-%m}` stands for a partition."""
     format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
-    """Format of the source; `auto` goes by its prefix or suffix."""
+    """Format of the source; `auto` goes by its prefix or suffix. A CSV has commas between its
+    columns, or semicolons if its first line has no comma; `.tsv` has tabs."""
     columns: ColumnsSpec = ColumnsSpec()
     """Which column plays which role."""
     labels: tuple[str, ...] = ()

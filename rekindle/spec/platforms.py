@@ -102,13 +102,18 @@ class PlatformSection(Section):
     def missing(self, to: Literal["compile", "submit"] = "submit") -> tuple[Problem, ...]:
         """The settings that are needed to do that, and to compile first, and that are empty."""
         problems = []
-        for name, field in type(self).model_fields.items():
-            for needed in (each for each in field.metadata if isinstance(each, Needed)):
-                if to in (needed.to, "submit") and not getattr(self, name):
-                    what, where = f"{self.TITLE} needs `{name}`", f"{self.PATH}.{name}"
-                    code = SpecError.code if needed.to == "compile" else ""
-                    problems.append(Problem(what, where, f"set {where}: {needed.example}", code))
+        for name, needed in self.needed().items():
+            if to in (needed.to, "submit") and not getattr(self, name):
+                what, where = f"{self.TITLE} needs `{name}`", f"{self.PATH}.{name}"
+                code = SpecError.code if needed.to == "compile" else ""
+                problems.append(Problem(what, where, f"set {where}: {needed.example}", code))
         return tuple(problems)
+
+    @classmethod
+    def needed(cls) -> dict[str, Needed]:
+        """The settings that are needed, by name."""
+        fields = ((name, each) for name, f in cls.model_fields.items() for each in f.metadata)
+        return {name: each for name, each in fields if isinstance(each, Needed)}
 
 
 class KubeflowSpec(PlatformSection):

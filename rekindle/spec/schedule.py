@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rekindle.errors import did_you_mean
-from rekindle.spec.cron import cron_problem
+from rekindle.spec.cron import cron_problem, five_fields
 from rekindle.spec.platforms import Section
 
 _NO_ZONES = {"localtime", "Factory", "posixrules"}  # names of files, on this machine only
@@ -24,8 +24,9 @@ _FIXED = {"EST": "America/New_York", "MST": "America/Denver", "HST": "Pacific/Ho
 class ScheduleSpec(Section):
     """When the platform starts scheduled runs, after `rekindle schedule set`."""
 
-    cron: str = Field(min_length=1, max_length=200)
-    """Minute, hour, day of the month, month, day of the week, such as `0 3 * * 1`; Sunday is 0."""
+    cron: Annotated[str, AfterValidator(five_fields)] = Field(min_length=1, max_length=200)
+    """Minute, hour, day of the month, month, day of the week, such as `0 3 * * 1`; Sunday is 0. Or
+    `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`."""
     timezone: str = Field("UTC", min_length=1, max_length=64)
     """Time zone of `cron`, such as `Europe/Berlin`; its clocks are followed in summer, too."""
     overlap: Literal["skip", "queue", "parallel"] | None = None

@@ -135,10 +135,11 @@ class Told:
         return ": ".join(filter(None, (write, self._hint(path))))
 
     def _hint(self, path: KeyPath) -> str:
-        """The first sentence on the field, or on the list that it is in."""
-        while path and isinstance(path[-1], int):
+        """The first sentence on the field, or on the list or mapping that it is in."""
+        field = None
+        while path and field is None:
+            field = _fields(self._section_at(path[:-1])).get(str(path[-1]))
             path = path[:-1]
-        field = _fields(self._section_at(path[:-1])).get(str(path[-1])) if path else None
         text = " ".join((field.description or "").split()) if field else ""
         first = re.split(r"(?<=[.;]) (?![^(]*\))", text)[0]  # not inside parentheses
         return first.rstrip(".;") if text else "see configs/README.md"

@@ -46,6 +46,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 
 
+_QUOTE = """put the value in quotes, such as --set 'KEY="a # b"'"""
 _DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
@@ -88,11 +89,29 @@ def parse_document(text: str, origin: str) -> Document:
 
 def parse_value(text: str) -> Any:
     """The value of a `--set` override: a YAML scalar, `[a, b]` or `{a: b}`."""
-    node = _compose(text, "--set")
-    return _Reader("--set").value(node, (), 0) if node is not None else None
+    if text.strip()[:1] in ("@", "`", "%"):  # reserved in YAML, so that no value begins so
+        return text.strip()
+    node, reader = _compose(text, "--set", _QUOTE), _Reader("--set")
+    value = reader.value(node, (), 0) if node is not None else None
+    if reader.problems:
+        raise SpecError(reader.problems)
+    comment = text[_end(node) if node is not None else 0 :].strip("]}, \n")
+    if comment and (node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)):
+        return text.strip()  # no comment on a command line, but a text such as `Ticket #`
+    if comment:
+        raise SpecError("what follows `#` would be a comment", where="--set", fix=_QUOTE)
+    return value
 
 
-def _compose(text: str, origin: str) -> yaml.Node | None:
+def _end(node: yaml.Node) -> int:
+    """Where the last value in the node ends."""
+    while isinstance(node, yaml.CollectionNode) and node.value:
+        last = node.value[-1]
+        node = last[1] if isinstance(last, tuple) else last
+    return int(node.end_mark.index)
+
+
+def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     loader = None
     try:
         loader = _Loader(text)
@@ -102,7 +121,9 @@ def _compose(text: str, origin: str) -> yaml.Node | None:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         what = f"not valid YAML: {error.problem}"
-        raise SpecError(what, where=where, fix="correct the syntax") from None
+        bare = "put the value in quotes" if "cannot start any" in what else "correct the syntax"
+        bare = "indent with spaces, not tabs" if r"'\t'" in what else bare
+        raise SpecError(what, where=where, fix=fix or bare) from None
     except (yaml.YAMLError, RecursionError) as error:
         what = f"not valid YAML: {str(error) or 'nested too deeply'}"
         raise SpecError(what, where=origin) from None

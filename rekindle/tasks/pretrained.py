@@ -51,8 +51,11 @@ class HubTask(Task):
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
-    """Refuse an inline config that does not say which architecture it configures, or that has no
-    room for texts of `longest` tokens."""
+    """Refuse a model that is not named, and an inline config that does not say which architecture
+    it configures, or that has no room for texts of `longest` tokens."""
+    if model.source == {}:
+        fix = f"name one of the Hugging Face hub, or describe one to train from scratch: {example}"
+        raise RequestError("no model is named", where="model.source", fix=fix)
     if isinstance(model.source, dict) and "model_type" not in model.source:
         what = "an inline config needs to say which architecture it configures"
         raise RequestError(what, where="model.source", fix=f"add model_type: {example}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.data.manifest import open_shards
+from rekindle.data.manifest import open_shards, read_manifest
 from rekindle.engines import engine_of
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
@@ -23,6 +23,8 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.spec.checks import unknown_classes
+from rekindle.spec.model import ENTRYPOINT_WORDS
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
 from rekindle.train.job import Job, root_of
@@ -38,6 +40,9 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
     tracking. Raises PreemptedError after a request to stop, StepError when training failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
+    if labels := read_manifest(Path(job.shards)).labels:
+        for path, what, fix in unknown_classes(job.train, labels):  # before ranks start
+            raise RequestError(what, where=".".join(map(str, path)), fix=fix)
     if rendezvous.node_rank:
         _run(job, rendezvous, lambda: None)
         return None
@@ -70,18 +75,10 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
 
 def _entrypoint(job: Job) -> list[str]:
     """The words of the user's own script with its folders filled in."""
-    values = {
-        "data": job.shards, "model": job.output, "checkpoints": job.checkpoints,
-        "seed": str(job.train.seed), "init": job.init,
-    }  # fmt: skip
+    found = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
+    values = dict(zip(ENTRYPOINT_WORDS, found, strict=True))
     Path(job.output).mkdir(parents=True, exist_ok=True)
-    try:
-        return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
-    except (KeyError, IndexError, ValueError) as error:
-        raise RequestError(
-            f"cannot fill in {job.train.entrypoint!r}: {error}", where="train.entrypoint",
-            fix=f"use only {', '.join('{' + name + '}' for name in values)}",
-        ) from error  # fmt: skip
+    return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:

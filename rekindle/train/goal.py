@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import Shards
-from rekindle.errors import RequestError, UnsupportedError
+from rekindle.errors import UnsupportedError
 from rekindle.spec.model import ModelSpec
 from rekindle.tasks import Task
 from rekindle.train import modelfolder
@@ -23,7 +23,7 @@ from rekindle.train.teacher import load_teacher
 
 def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     """What the job minimises; its teacher is loaded. UnsupportedError for a layout that splits
-    examples, RequestError for a class that there is not."""
+    examples."""
     teacher, layout = job.model.teacher, mesh.layout
     counts = class_weights(job, shards, mesh.device)
     plain = Goal(job.train.label_smoothing, class_weights=counts)
@@ -50,11 +50,6 @@ def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tenso
     if wanted is None or not labels:
         return None
     if isinstance(wanted, dict):
-        if unknown := sorted(set(wanted) - set(labels)):
-            raise RequestError(
-                f"there is no class {unknown[0]!r}", where="train.class_weights",
-                fix=f"use some of {', '.join(labels[:20])}",
-            )  # fmt: skip
         weights = np.array([wanted.get(label, 1.0) for label in labels])
     else:
         counts = np.bincount(labels_of(shards), minlength=len(labels))

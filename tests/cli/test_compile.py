@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from rekindle import distribute
 from rekindle.app.compile import compiled
+from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.spec.load import load_target
@@ -123,12 +125,32 @@ def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
         "compile", "configs/digits.yaml", "--platform", "kubeflow,vertex", *kubeflow, *vertex, *TRACKED,
         "-o", tmp_path, "--json",
     )  # fmt: skip
-    names = {first, second, "parity.md"}
+    parity = "continuous-training.parity.md"
+    names = {first, second, parity}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert {Path(path).name for path in json.loads(done.stdout)["files"]} == names
-    table = (tmp_path / "parity.md").read_text()
-    assert "| step | kubeflow | vertex |" in table
-    assert "| finetune | native | native |" in table
+    table = (tmp_path / parity).read_text()
+    assert "| step | azureml | kubeflow | sagemaker | vertex |" in table
+    assert "| condition-1 | emulated: If, Elif and Else | native | native | native |" in table
+
+    def files():
+        return {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+
+    before, words = files(), [*PLATFORMS["azureml"][0], *vertex, *TRACKED]
+    again = (
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "vertex,azureml",
+        *words,
+        "-o",
+        tmp_path,
+    )
+    assert "replaced" not in rekindle(*again).stdout
+    assert {name: text for name, text in files().items() if name in before} == before
+    said = rekindle(*again, "--set", "train.epochs=7").stdout
+    assert f"{tmp_path / second} (replaced other content)\n" in said
+    assert f"{tmp_path / parity}\n" in said
 
 
 def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
@@ -143,6 +165,9 @@ def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
     )
     rekindle("compile", f"{source}:mine", "--platform", "kubeflow", "-o", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.yaml"]
+    in_place = ("compile", "mine.yaml", "--platform", "kubeflow", "-o", ".")
+    refused = rekindle(*in_place, cwd=tmp_path / "out", check=False)
+    assert (refused.returncode, "would replace mine.yaml" in refused.stderr) == (2, True)
     again = rekindle(
         "compile",
         tmp_path / "out" / "mine.yaml",
@@ -180,6 +205,80 @@ def test_what_the_image_of_a_command_needs_is_said_when_it_is_compiled(
     said = [record.getMessage().split(" on ")[0] for record in caplog.records]
     assert said == warned
     assert all("needs python3" in record.getMessage() for record in caplog.records)
+
+
+def sections(platform, *names):
+    return {f"platforms.{platform}.{name}" for name in names}
+
+
+LACKS = {  # of a pipeline alone with a step on two nodes
+    "azureml": sections("azureml"),
+    "kubeflow": sections("kubeflow", "image"),
+    "sagemaker": sections("sagemaker", "region", "role_arn", "artifact_root", "image"),
+    "vertex": sections("vertex", "project", "region", "artifact_root", "image", "service_account"),
+}
+
+
+@pytest.mark.parametrize("platform", LACKS)
+def test_what_a_platform_refuses_and_what_its_section_lacks_are_said_at_once(platform, tmp_path):
+    @dsl.component(base_image="python:3.11", install_kfp_package=False)
+    def say(data: dsl.Input[dsl.Dataset]):
+        print(data.path)
+
+    @dsl.pipeline(name="refused")
+    def refused(data: dsl.Input[dsl.Dataset]):
+        distribute(say(data=data), nodes=2)
+
+    text = compile_function(refused)
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(RequestError) as caught:
+        compiled(platform, load_target(tmp_path / "p.yaml"), text, read(text))
+    problems = caught.value.problems
+    assert {p.where for p in problems if p.where.startswith("platforms.")} == LACKS[platform]
+    assert any(f"which {platform} refuses" in p.what for p in problems)
+
+
+def test_what_the_section_of_sagemaker_lacks_hides_no_machine_that_there_is_not(tmp_path):
+    asked = (
+        "configs/digits.yaml",
+        "--platform",
+        "sagemaker",
+        "--set",
+        "resources.machine=ml.p99.xlarge",
+    )
+    done = rekindle("compile", *asked, "-o", tmp_path / "no", "--json", check=False)
+    where = {error["where"] for error in json.loads(done.stdout)["errors"]}
+    machines = {f"{step}.ResourceConfig.InstanceType" for step in ("finetune", "score")}
+    assert where == {*LACKS["sagemaker"], *machines, "register.tracking_uri"}
+
+
+def test_a_machine_that_cannot_be_chosen_hides_nothing_else(tmp_path):
+    asked = ("configs/digits.yaml", "--platform", "kubeflow", "--set", "resources.machine=auto")
+    done = rekindle("compile", *asked, "-o", tmp_path / "no", "--json", check=False)
+    where = {error["where"] for error in json.loads(done.stdout)["errors"]}
+    assert where == {
+        "resources.machine",
+        "register.tracking_uri",
+        "platforms.kubeflow.artifact_root",
+    }
+
+
+def test_data_of_this_machine_is_warned_of(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,b\n")
+    words, _ = PLATFORMS["vertex"]
+    asked = (
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "vertex",
+        *words,
+        *TRACKED,
+        "-o",
+        tmp_path,
+    )
+    for source, warned in ((tmp_path / "t.csv", True), ("/gcs/bucket/t.csv", False)):
+        said = rekindle(*asked, "--set", f"data.source={source}").stderr
+        assert (f"data.source: {source} is on this machine" in said) is warned
 
 
 def test_a_platform_that_there_is_not_is_named(tmp_path):

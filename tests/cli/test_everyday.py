@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.runs import write_card
 from rekindle.cli.main import VERBS, invoke
 from rekindle.records import StepRecord
+from rekindle.report.collect import collect
 from tests.report.homes import Home
 from tests.report.runs import promoted_digits, refused_reviews
 
@@ -69,6 +71,24 @@ def test_the_list_says_which_window_and_which_version_is_champion(home, capsys):
     assert "champion" not in said[runs["reviews"]["run_id"]]
     assert "window" in head
     assert "  2026-04-01/2026-10-01  " in said[runs["reviews"]["run_id"]]
+
+
+def test_a_training_of_a_grid_is_listed_with_its_values_and_its_loss(home, capsys):
+    made, settings = Home(home), ("train.lr=1e-3", "train.seed=2")
+    whole = promoted_digits(made, "20261123-080000-digits-0001")
+    run = whole.model_copy(update={"settings": settings, "steps": whole.steps[:5], "number": 10})
+    run.write(home / "runs" / run.run_id / "run.json")
+    assert invoke(["runs", f"--home={home}", "--limit", "2"]) == 0
+    head, trial, other = capsys.readouterr().out.splitlines()
+    assert head.split()[2] == "settings"
+    assert "  train.lr=1e-3 train.seed=2  succeeded  " in trial
+    loss = collect(whole).training.validation["loss"]
+    assert trial.endswith(f"validation loss {loss:.4f}")
+    assert "validation loss" not in other
+    write_card(home, run.run_id)
+    assert "train.lr=1e-3 train.seed=2</small>" in (home / "index.html").read_text()
+    card = (home / "runs" / run.run_id / "card.html").read_text()
+    assert f"with train.lr=1e-3 train.seed=2: validation loss {loss:.4f}. Only the best" in card
 
 
 @pytest.mark.parametrize("words", [("--limit", "0"), ("--status", "fine"), ("--sort", "colour")])
@@ -224,6 +244,7 @@ CONFIG = 'name: digits\ntask: image_classification\ndata: {source: "sklearn:digi
         ("train.learning_rate=1e-3", "did you mean `lr`?"),
         ("train.batch_size=8", "did you mean `global_batch_size`?"),
         ("train.layout=aut", "did you mean `auto`?"),
+        ("evaluate.floor.accuracy=90%", "write a number: What every promoted model must reach"),
     ],
 )
 def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix):
@@ -232,6 +253,27 @@ def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix)
     said = capsys.readouterr().err
     assert f"fix:   {fix}" in said
     assert said.count("error: ") == 1  # also where a field may be one of two things
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [("--epochs", "--set train.epochs=VALUE"), ("--max-length", "--set data.max_length=VALUE"), ("--xyz", "see `rekindle run --help`")],
+)  # fmt: skip
+def test_a_field_that_is_given_as_an_option_is_named(capsys, option, fix):
+    assert invoke(["run", "c.yaml", option, "3"]) == 2
+    assert f"fix:   {fix}\n" in capsys.readouterr().err
+
+
+def test_a_text_model_that_is_not_named_is_asked_for(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("text,label\na,b\n")
+    text = "name: x\ntask: text_classification\ndata: {source: t.csv}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    assert invoke(["doctor", str(tmp_path / "c.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "no model is named" in said
+    assert (
+        "one of the Hugging Face hub, or describe one to train from scratch: {model_type:" in said
+    )
 
 
 @pytest.mark.parametrize(("verb", "hint"), [("rnu", "did you mean `run`?"), ("xyzzy", "")])

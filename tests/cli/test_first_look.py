@@ -57,7 +57,7 @@ def say(tmp_path, monkeypatch, capsys):
     return said
 
 
-FILES = ["t.csv", "mark.csv", "t.tsv", "t.jsonl", "t.parquet"]
+FILES = ["t.csv", "mark.csv", "semicolons.csv", "t.tsv", "t.jsonl", "t.parquet"]
 
 
 @pytest.mark.parametrize("verb", ["run", "doctor"])
@@ -99,20 +99,37 @@ def test_only_what_the_run_reads_is_judged(say, tmp_path, source, odd):
     assert say("_d/t.csv", "data.slices=[x]", verb="doctor")[0] == 2, "a file by its own name"
 
 
-def test_semicolons_are_recognised(say, tmp_path):
-    written(tmp_path, "semicolons.csv")
-    code, text = say("semicolons.csv")
-    assert code == 2
-    assert "looks as if `;` separated its columns" in text
-    assert "there is no column" not in text
-
-
 def test_a_header_of_another_code_page_is_told_as_such(say, tmp_path):
     (tmp_path / "t.csv").write_bytes("body,größe,team,product\na,1,x,p\n".encode("cp1252"))
     code, text = say("t.csv")
     assert code == 2
     assert "the names of the columns of t.csv are not UTF-8" in text
     assert "there is no column" not in text
+
+
+@pytest.mark.parametrize("source", FILES)
+def test_a_weight_of_a_class_that_the_data_lack_is_told_with_the_classes(say, tmp_path, source):
+    written(tmp_path, source)
+    code, text = say(source, "train.class_weights={a: 2, c: 3}", verb="doctor")
+    assert code == 2
+    assert "there is no class `c`" in text
+    assert "train.class_weights.c" in text
+    assert "one of a, b" in text
+    assert "no class `a`" not in text
+    assert "no class" not in say(source, "train.class_weights={a: 2, b: 3}", verb="doctor")[1]
+
+
+def test_classes_of_data_that_is_long_damaged_or_elsewhere_are_left_to_the_run(
+    say, tmp_path, monkeypatch
+):
+    written(tmp_path, "t.jsonl")
+    with (tmp_path / "t.jsonl").open("a") as file:
+        file.write("{broken\n")
+    for source in ("t.jsonl", "s3://bucket/t.jsonl"):
+        assert "no class" not in say(source, "train.class_weights={c: 3}", verb="doctor")[1]
+    written(tmp_path, "t.csv")
+    monkeypatch.setattr(glance, "_MOST_BYTES", 10)
+    assert "no class" not in say("t.csv", "train.class_weights={c: 3}", verb="doctor")[1]
 
 
 def test_a_letter_that_the_first_look_cuts_is_no_fault(say, tmp_path):

@@ -34,6 +34,9 @@ def config(tmp_path):
     [
         (["train.lr=1e-3"], [()]),
         (["train.lr=1e-3,3e-3"], [("train.lr=1e-3",), ("train.lr=3e-3",)]),
+        (["train.seed=0,1"], [("train.seed=0",), ("train.seed=1",)]),
+        (["train.weight_decay=[0, 1]"], [("train.weight_decay=0",), ("train.weight_decay=1",)]),
+        (["train.epochs=2,4", "train.steps=null"], [("train.epochs=2",), ("train.epochs=4",)]),
         (["train.lr=[1e-3, 3e-3]"], [("train.lr=0.001",), ("train.lr=0.003",)]),
         (
             ["train.seed=1, 2", "train.steps=4", "train.lr=1e-3,3e-3"],
@@ -56,6 +59,9 @@ def test_a_grid_has_a_training_for_each_combination(config, overrides, settings)
 @pytest.mark.parametrize(
     ("override", "error", "says"),
     [("train.lr=1e-3,fast", SpecError, "not 'fast'"), ("train.lr=1e-3,-1", SpecError, "train.lr"),
+     ("train.lr=0,001", RequestError, r"`0,001` would be two trainings, with 0 and with 001\n(.*\n)*.*train.lr=\[0, 001\]"),
+     ("train.lr=1,5e-4", RequestError, "with 1 and with 5e-4"), ("train.weight_decay=0,1", RequestError, "as 0.001"),
+     ("train.steps=10,000", RequestError, "or 10000"),
      ("train.seed=" + ",".join(map(str, range(101))), RequestError, "a grid of 101")],
 )  # fmt: skip
 def test_a_grid_with_a_wrong_value_is_refused_whole(config, override, error, says):
@@ -104,6 +110,7 @@ def test_the_best_of_a_grid_is_judged_and_the_others_train_only(config):
     runs = config.parent / ".rekindle/runs"
     records = {each["run_id"]: RunRecord.read(runs / each["run_id"] / "run.json") for each in rows}
     for number, record in enumerate(records.values()):
+        assert list(record.settings) == rows[number]["settings"]
         assert [step.name for step in record.steps] == [
             "fingerprint",
             "ingest",

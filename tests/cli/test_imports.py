@@ -63,7 +63,7 @@ def test_compiling_the_shipped_pipeline_for_every_platform_loads_no_sdk(tmp_path
     words = [word for more, _ in PLATFORMS.values() for word in more]
     words = ["compile", "configs/digits.yaml", "--platform", ",".join(PLATFORMS), *words, *TRACKED]
     assert loaded(ROOT, *words, "-o", str(tmp_path / "out")) == [0, []]
-    assert (tmp_path / "out" / "parity.md").exists()
+    assert (tmp_path / "out" / "continuous-training.parity.md").exists()
 
 
 @pytest.mark.parametrize(

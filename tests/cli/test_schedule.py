@@ -75,7 +75,8 @@ def test_a_time_that_a_clock_skips_or_repeats_is_said_too(cron, said, capsys):
 BAD = [
     ("seven fields", "{cron: 0 0 3 * * 1 2027}", "has 7 fields", "leave seconds and the year out"),
     ("six fields", "{cron: 0 0 3 * * 1}", "has 6 fields", "leave seconds and the year out"),
-    ("a word for a line", "{cron: '@daily'}", "not a line of five fields", "write `0 0 * * *`"),
+    ("a name that is no time", "{cron: '@reboot'}", "1 field, not five", "write five fields"),
+    ("the first of each month for Azure", "{cron: '@monthly'}", "ignores days of the month", "name days of the week"),
     ("a Sunday called 7", "{cron: 0 3 * * 7}", "7 is not in 0-6", "write 0 for Sunday"),
     ("the last day", "{cron: 0 3 L * *}", "day of the month: l", "not every platform has L, W, #"),
     ("a second Friday", "{cron: '0 3 * * fri#2'}", "neither `*` nor a number", "not every platform has L, W, #"),

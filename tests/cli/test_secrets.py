@@ -118,7 +118,7 @@ def test_steps_that_print_their_secrets_leave_none_on_this_machine(tmp_path: Pat
     assert found + of_files(tmp_path) == []
     assert "printed: ***\n" in outputs[2], "what was masked can be seen"
     assert "the server said: 401 for ***" in outputs[1]
-    assert (tmp_path / "out" / "parity.md").exists()
+    assert (tmp_path / "out" / "tell.parity.md").exists()
 
 
 def test_what_is_logged_is_masked(

@@ -12,6 +12,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rekindle.data import readers
 from rekindle.data.files import SourceFile
@@ -45,9 +47,11 @@ WRITERS = {
     "a.jsonl": as_jsonl,
     "a.csv": as_csv,
     "a.tsv": lambda records: as_csv(records, "\t"),
+    "semicolons.csv": lambda records: b"\xef\xbb\xbf\r\n" + as_csv(records, ";"),
     "a.parquet": as_parquet,
     "a.jsonl.gz": lambda records: gzip.compress(as_jsonl(records)),
     "a.csv.gz": lambda records: gzip.compress(as_csv(records)),
+    "blank.csv": lambda records: b"\n\n" + as_csv(records),
     "bom.csv": lambda records: b"\xef\xbb\xbf" + as_csv(records),
     "bom.jsonl": lambda records: b"\xef\xbb\xbf" + as_jsonl(records),
 }
@@ -84,6 +88,30 @@ def test_blocks_of_any_size_give_the_same_bytes(tmp_path, monkeypatch):
         ingested(text_spec(tmp_path / name), tmp_path / "small" / name)
         monkeypatch.undo()
     assert content(tmp_path / "large") == content(tmp_path / "small")
+
+
+VALUES = st.text('a",\n é', max_size=8).map(lambda text: text + "z")
+
+
+@given(st.lists(st.tuples(VALUES, st.integers(0, 2)), max_size=30), st.sampled_from(["\n", "\r\n"]))
+def test_a_row_of_a_csv_is_called_by_the_line_where_it_begins(values, end):
+    text, expected = io.StringIO(newline=""), []
+    table = csv.writer(text, lineterminator=end)
+    table.writerow(["text", "label"])
+    for value, blank_lines in values:
+        text.write(end * blank_lines)
+        expected.append((value, text.getvalue().count("\n") + 1))
+        table.writerow([value, "a"])
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/lines/x.csv", text.getvalue().encode())
+    file = SourceFile(memory, "/lines", "/lines/x.csv", "x.csv", 0)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "BLOCK_BYTES", 120)
+        for raw in readers.read_csv(file, {"text": "text", "label": "scalar"}, Findings()):
+            texts = [value.as_py().decode() for value in raw.columns["text"]]
+            found += zip(texts, raw.lines.tolist(), strict=True)
+    assert found == expected
 
 
 ODD_LINES = [

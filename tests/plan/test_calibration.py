@@ -53,6 +53,7 @@ def test_the_same_work_takes_as_long_as_it_took():
     job = job_of(option.work, option.cluster)
     same = of(job=job, measured=3 * option.step.seconds, ratio=9.0, constants="older")
     whole = plan(of(ratio=0.5), same)
+    assert any("the same work on such machines; within 10%, a guess" in n for n in whole.notes)
     found = whole.chosen.option
     for one, before in zip(whole.others, PLAIN.others, strict=True):
         assert one.option.step.seconds == pytest.approx(3 * before.option.step.seconds)

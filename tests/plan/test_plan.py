@@ -243,6 +243,15 @@ def test_old_prices_and_what_spot_assumes_are_told():
     assert any(note.startswith("spot: assumed are 300 s to start") for note in fresh.notes)
 
 
+def test_what_a_plan_only_guesses_is_called_a_guess():
+    spec = load_target(ROOT / "configs" / "chat.yaml", ["train.steps=20", "train.epochs=null"])
+    notes = " | ".join(make(spec, LAMBDA_BOOK, "local").notes)
+    assert "speed: not measured on this CPU; half to twice as long, a guess; after a run, " in notes
+    assert "training is its steps alone" in notes
+    assert "training is its steps alone" not in " | ".join(planned("7b-spot").notes)
+    assert "within 35% in nine of ten" in " | ".join(planned("7b-spot").notes)
+
+
 def test_steps_that_depend_on_data_are_not_guessed():
     plan = planned("distilbert", examples=None)
     assert (plan.steps, plan.hours, plan.usd) == (None, None, None)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.spec.cron import cron_problem, listed, next_times, starts, unsteady, values, written
+from rekindle.spec.schedule import ScheduleSpec
 
 GOOD = [
     "0 3 * * 1",
@@ -27,8 +28,7 @@ FIVE, SHORTER, OUT = "write five fields", "leave seconds and the year out", "wri
 WRONG = {
     "": ("0 fields", FIVE), "0 3 * *": ("4 fields", FIVE), "* * * * * * * *": ("8 fields", FIVE),
     "0 0 3 * * 1": ("6 fields", SHORTER), "0 0 3 * * 1 2027": ("7 fields", SHORTER),
-    "@daily": ("not a line of five fields", "write `0 0 * * *`"), "@Weekly ": ("not a line", "write `0 0 * * 0`"),
-    "@reboot": ("1 fields", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
+    "@reboot": ("1 field,", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
     "60 * * * *": ("minute: 60 is not in 0-59", FIVE), "* 24 * * *": ("hour: 24", FIVE),
     "* * 0 * *": ("day of the month: 0", FIVE), "* * * 13 *": ("month: 13", FIVE),
     "* * * foo *": ("foo is not in 1-12", FIVE), "* * * * 7": ("day of the week: 7", SUNDAY),
@@ -59,6 +59,15 @@ def test_what_is_wrong_is_named_with_what_to_write(text: str) -> None:
     assert WRONG[text][1] in fix
     for line in re.findall(r"`([^`]+)`", fix):
         assert len(line.split()) != 5 or cron_problem(line) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@midnight", "0 0 * * *"), ("@Weekly ", "0 0 * * 0"),
+     ("@monthly", "0 0 1 * *"), ("@yearly", "0 0 1 1 *"), ("@annually", "0 0 1 1 *"), ("@reboot", "@reboot")],
+)  # fmt: skip
+def test_a_name_is_the_line_that_it_stands_for(name: str, line: str) -> None:
+    assert ScheduleSpec(cron=name).cron == line
 
 
 def test_a_line_is_written_in_numbers_ranges_and_lists() -> None:

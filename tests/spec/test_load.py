@@ -28,6 +28,14 @@ def problems_of(path, overrides=()):
     return caught.value.problems
 
 
+def test_an_empty_config_is_told_all_that_it_needs(write):
+    assert [p.what for p in problems_of(write("# nothing"))] == [
+        "name: is missing",
+        "task: is missing",
+        "data: is missing",
+    ]
+
+
 def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
     spec = load_target(write(MINIMAL))
     assert spec.model_name == "x"
@@ -166,6 +174,10 @@ CONTRADICTIONS = [
     ("classes of a language model", ["task=causal_lm", "train.class_weights=balanced"], "train.class_weights"),
     ("classes of whole texts of tags", ["task=token_classification", "train.sampling=balanced"], "train.sampling"),
     ("rare classes made up for twice", ["train.class_weights=balanced", "train.sampling=balanced"], "train.sampling"),
+    ("a script's word that is never filled in", ["train.entrypoint=t.py --data {dta}"], "train.entrypoint"),
+    ("a script's argument in braces", ["train.entrypoint=\"t.py --json '{'a': 1}'\""], "train.entrypoint"),
+    ("a quote in a script's words", ["train.entrypoint=\"t.py 'x\""], "train.entrypoint"),
+    ("no script", ["train.entrypoint=''"], "train.entrypoint"),
     ("weight of an unknown class", ["data.labels=[a, b]", "train.class_weights={c: 2}"], "train.class_weights.c"),
 ]  # fmt: skip
 
@@ -177,6 +189,14 @@ def test_contradictions_between_fields_are_refused(write, name, overrides, where
     found = problems_of(write(MINIMAL), overrides)
     assert [p.what.split(":")[0] for p in found] == [where]
     assert all(p.fix for p in found)
+
+
+def test_a_scripts_unknown_word_is_named_with_those_there_are(write):
+    (problem,) = problems_of(
+        write(MINIMAL), ["train.entrypoint=t.py --data {dta} --x {{a}} --m {model}"]
+    )
+    assert problem.what == "train.entrypoint: unknown placeholder `{dta}`"
+    assert problem.fix.startswith("did you mean `{data}`? there are {data}, {model}, {checkpoints}")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_what_is_no_config_is_refused_with_its_line(text, says, line):
         assert caught.value.problems[0].where.startswith(f"c.yaml:{line}")
 
 
+def test_a_bare_value_that_yaml_does_not_have_is_to_be_quoted():
+    with pytest.raises(SpecError, match="put the value in quotes"):
+        parse_document("cron: @daily", "c.yaml")
+    with pytest.raises(SpecError, match="indent with spaces"):
+        parse_document("train:\n\tepochs: 1", "c.yaml")
+
+
 def test_a_recursive_alias_ends():
     with pytest.raises(SpecError):
         parse_document("a: &a [*a]", "c.yaml")
@@ -65,7 +72,29 @@ def test_a_recursive_alias_ends():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-4", 1e-4), ("[a, 2]", ["a", 2]), ("{x: 1}", {"x": 1}), ("", None), ("a b", "a b")],
+    [
+        ("1e-4", 1e-4),
+        ("[a, 2]", ["a", 2]),
+        ("{x: 1}", {"x": 1}),
+        ("", None),
+        ("a b", "a b"),
+        ("Ticket #", "Ticket #"),
+        ("#5", "#5"),
+        ("@daily", "@daily"),
+        ("5 # x", "5 # x"),
+        ("'a # b'", "a # b"),
+        ('{x: "a #"}', {"x": "a #"}),
+    ],
 )
 def test_overrides_are_yaml_values(text, value):
     assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("'a' # b", "would be a comment"), ("[a, b] # c", "would be a comment"), ("a: b # c", "would be a comment"),
+     ("!x", "the tag !x"), ("{a: 1, a: 2}", "duplicate key `a`"), ("a: b: c", "put the value in quotes"), ("&a [*a]", "30 levels")],
+)  # fmt: skip
+def test_an_override_that_would_lose_something_is_refused(text, says):
+    with pytest.raises(SpecError, match=says):
+        parse_value(text)

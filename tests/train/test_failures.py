@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rekindle.cli import rehearse
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import RehearsalRecord
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -314,10 +315,36 @@ def test_a_rehearsal_of_a_training_that_differs_each_time_says_so_and_fails(tmp_
     ],
 )  # fmt: skip
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_written(words, says, tmp_path):
-    code, out, _ = rekindle(tmp_path, *words)
+    code, out, err = rekindle(tmp_path, *words)
     assert code == 2
     assert says in json.dumps(json.loads(out)["errors"])
+    early = "step 3 comes before any checkpoint (the first is due after step 10)" in err
+    assert early == words[1].startswith("kill")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_that_resumed_from_nothing_says_so():
+    found = {
+        "fault": "kill",
+        "step": 3,
+        "samples_lost": 128,
+        "losses_equal": True,
+        "weights_equal": True,
+    }
+    fields = {
+        "rehearsal_id": "r",
+        "config": "c.yaml",
+        "started_at": "",
+        "seconds": 9.0,
+        "ranks": 2,
+        "attempts": 1,
+    }
+    for step, said in (
+        (0, "from the start: no checkpoint was complete, so no resume"),
+        (10, "from step 10, 128 samples"),
+    ):
+        record = RehearsalRecord(**fields, rehearsal={**found, "resumed_from_step": step})
+        assert f"2 ranks, 1 attempt\nresumed  {said}" in rehearse._words(record)
 
 
 PREPARE = """

@@ -3,6 +3,7 @@
 Classes that nothing in a text tells apart: what a network learns of them is how often they are, as training shows it.
 """
 
+import dataclasses
 import random
 
 import numpy as np
@@ -13,6 +14,7 @@ from rekindle.data.manifest import open_shards
 from rekindle.errors import RequestError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
+from rekindle.train.finetune import finetune
 from rekindle.train.goal import class_weights
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
@@ -104,5 +106,7 @@ def test_classes_that_are_not_named_count_one_and_unknown_ones_are_refused(tmp_p
         "rare": 1.0,
         "usual": 0.5,
     }
-    with pytest.raises(RequestError, match="there is no class 'frequent'"):
-        class_weights(job(tmp_path, {"frequent": 2.0}), opened, torch.device("cpu"))
+    wrong = dataclasses.replace(job(tmp_path, {"frequent": 2.0}), shards=str(shards))
+    with pytest.raises(RequestError, match=r"no class `frequent`\n.*\n.*one of rare, usual"):
+        finetune(wrong)
+    assert not list(tmp_path.iterdir()), "no rank was started"

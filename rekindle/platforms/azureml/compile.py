@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import limits, network
-from rekindle.errors import Problem, UnsupportedError
+from rekindle.errors import Problem, UnsupportedError, collected
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
@@ -56,11 +56,15 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
-    admit(graph, "azureml", known, arguments=arguments)
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, "azureml", known, arguments=arguments)
+    problems = [*refused, *_of_place(graph, place)]
+    if refused:  # no job could be made of it
+        raise refusal(problems)
     compiler = _Compiler(graph, bind(graph, arguments), place)
-    compiler.problems += _of_place(graph, place)
     job = compiler.job()
-    if problems := [*compiler.problems, *dangling(job)]:
+    if problems := [*problems, *compiler.problems, *dangling(job)]:
         raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
     return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import network
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import Problem, collected
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit import rewrite
 from rekindle.ir.edit.uris import with_places
@@ -25,7 +25,7 @@ from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit
+from rekindle.platforms.feature_checks import admit, refusal
 from rekindle.platforms.kubeflow import pods, trainjob
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -50,9 +50,11 @@ def compile(
 
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
     lacks, UnsupportedError if something in it does not run there."""
-    admit(graph, "kubeflow", arguments=arguments)
-    if problems := list(_problems(graph, place)):
-        raise SpecError(problems)
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, "kubeflow", arguments=arguments)
+    if problems := [*refused, *_problems(graph, place)]:
+        raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
     labels = rewrite.distributed(spec, graph)
     if labels:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import Problem, SpecError, collected
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
@@ -61,13 +61,20 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
-    admit(graph, "sagemaker", known, place.unproven, arguments)
-    if problems := list(_of_place(graph, place)):
-        raise SpecError(problems)
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, "sagemaker", known, place.unproven, arguments)
+    problems = [*refused, *_of_place(graph, place)]
+    if refused:  # no job could be made of it
+        raise refusal(problems)
+    if problems:  # jobs are looked at with examples in the place of what is wrong
+        examples = {name: needed.example for name, needed in place.needed().items()}
+        place = place.model_copy(update=examples)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     definition = compiler.definition()
-    if compiler.jobs.problems:
-        raise refusal(compiler.jobs.problems)
+    problems += compiler.jobs.problems
+    if problems:
+        raise refusal(problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > limits("sagemaker")["definition_bytes"]:
         raise SpecError(

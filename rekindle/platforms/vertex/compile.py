@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import Problem
+from rekindle.errors import Problem, collected
 from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
@@ -38,8 +38,11 @@ def compile(
     SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
     not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
-    admit(graph, "vertex", known, arguments=arguments)
-    if found := [*_of_place(graph, place), *_of_graph(graph, place)]:
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, "vertex", known, arguments=arguments)
+    of_graph = () if refused else _of_graph(graph, place)  # which would say some of it again
+    if found := [*refused, *_of_place(graph, place), *of_graph]:
         raise refusal(found)
     values = bind(graph, arguments)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
