@@ -189,8 +189,9 @@ class _Moments(Temporaries):
             return
         for activations, temporaries in self._beginning(at, saved):
             one_less = self.gathered * (self.block + self.adapters) if self.grouped else 0
+            there = copies if self.sharded else self._passing(at)[0]
             yield {
-                "gradients": before, self.copies: copies - one_less,
+                "gradients": before, self.copies: there - one_less,
                 "activations": activations, "temporaries": temporaries + self.left,
             }  # fmt: skip
         if self.stages[at.stage] == self.final:
@@ -198,7 +199,10 @@ class _Moments(Temporaries):
         if self.work.checkpointing != "none":
             again = self.norm_and_attention + self.attention_forward
             more = self._head_gradient() + self.left
-            yield {**terms, "activations": saved, "temporaries": again + more}
+            there = (
+                self._passing(at)[0] if not self.sharded else copies
+            )  # of the forward pass still
+            yield {**terms, self.copies: there, "activations": saved, "temporaries": again + more}
         whole = saved + (self.narrowed if self.stages[at.stage] == self.final else 0)
         for done in {0, 1, count - 2, count - 1}:
             if 0 <= done < count:
@@ -313,7 +317,8 @@ class _Moments(Temporaries):
         tied = self.shape.causal and self.shape.head is None and single
         again = at.there[at.stage] or (single and self.layout.world > 1)
         there = tuple(n == at.stage or has for n, has in enumerate(at.there))
-        copies = self.passing(0)[0] if self.layout.tp == 1 else 0
+        forgotten = self.remembered and self.work.checkpointing != "none"
+        copies = self.passing(0)[0] if self.layout.tp == 1 and not forgotten else 0
         waiting = self.waiting(self.blocks[at.stage]) if at.there[at.stage] else 0
         # of a tied table the head's gradient waits for its own
         own = 0 if self.adapters else self.stored * table * (2 if tied else int(again))

@@ -316,7 +316,9 @@ class Rank:
             return 0, 0
         matrices = self.block - self.shape.block_norms
         if self.remembered:
-            return 2 * matrices * self.count, 2 * matrices * self.count
+            # a block that is computed again makes autocast forget the copies of all others
+            again = self.work.checkpointing != "none"
+            return 2 * matrices * self.count, 2 * matrices * (1 if again else self.count)
         if self.work.checkpointing != "none":
             return 2 * matrices, 2 * matrices
         copies = 2 * matrices * blocks_held

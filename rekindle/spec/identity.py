@@ -15,7 +15,7 @@ from typing import Any
 from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
-TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
+TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "engines", "train")
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20

@@ -151,8 +151,11 @@ def _told(live: Live, shape: Callable[[Any], Any]) -> Any:
 def as_on_gpu() -> Iterator[None]:
     """Under autocast CUDA computes some operations in fp32 that the CPU leaves as they are
     (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask; one
-    kernel takes all documents, and the loss makes more logits at a time."""
+    kernel takes all documents, and the loss makes more logits at a time. Its backward pass has a
+    thread of its own, where a block that is computed again ends autocast's outermost region: copies
+    of weights are forgotten with each block."""
     with (
+        replaced(torch.autograd, "backward", _in_a_thread),
         replaced(F, "layer_norm", _in_fp32),
         replaced(torch, "pow", _in_fp32),
         replaced(F, "dropout", lambda _: _dropout),
@@ -165,6 +168,21 @@ def as_on_gpu() -> Iterator[None]:
         replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
     ):
         yield
+
+
+def _in_a_thread(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        inside = torch.is_autocast_enabled("cpu")
+        if inside:
+            torch.autocast_decrement_nesting()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if inside:
+                torch.autocast_increment_nesting()
+
+    return called
 
 
 def _alone(_: torch.Tensor, peers: attention.Peers) -> bool:

@@ -3,17 +3,14 @@ JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
-saved: a checkpoint of the Trainer without `complete.json`, which is written after all ranks have
-written theirs, is not there. The Trainer trains on, each rank alone, where accelerate does not find
+saved (train/hf_saves.py). The Trainer trains on, each rank alone, where accelerate does not find
 the other ranks; so what is in effect is held against what was asked for before the first step."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +33,7 @@ from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
 from rekindle.train import modelfolder, numerics
 from rekindle.train.batches import TRAIN, VALIDATION
+from rekindle.train.hf_saves import Saves, facts_of, step_of
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
@@ -46,8 +44,6 @@ from rekindle.train.vitals import Vitals
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-COMPLETE = "complete.json"
 
 
 def main() -> None:
@@ -60,28 +56,24 @@ def main() -> None:
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
     rates.require(job.task, job.model, job.train)
-    if "://" in job.checkpoints:
-        raise StepError(
-            "the engine trainer saves into folders, not into object stores", where=job.checkpoints,
-            fix="mount the store, or use rekindle's engine",
-        )  # fmt: skip
     task, shards = load_task(job.task), open_shards(job.shards)
     trainer = _trainer(job, task, shards, device)
     steps, world = int(trainer.args.max_steps), dist.get_world_size()
     history = History(job.curve)
-    watch = _Watch(job, trainer, history, stop, vitals, steps)
+    saves = Saves(job)
+    watch = _Watch(job, trainer, saves, history, stop, vitals, steps)
     trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)  # progress is said by ours
     transformers_logging.disable_progress_bar()
-    found = _newest(job.working / "trainer")
+    found = saves.newest()
+    first = step_of(found.name) if found else 0
     if rank == 0:
-        first = int(found.name.rpartition("-")[2]) if found else 0
         history.resume(first)
         begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
         begins = begins or f"{steps} steps from the start"
         emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
     dist.barrier()
-    if found and int(found.name.rpartition("-")[2]) == steps:  # the Trainer would make one more
+    if found and first == steps:  # the Trainer would make one more
         facts, last = _trained(trainer, found), steps
     else:
         trainer.train(resume_from_checkpoint=str(found) if found else None)
@@ -103,8 +95,7 @@ def _trained(trainer: Any, found: Path) -> Mapping[str, str]:
     """Gives the Trainer the weights of the last step's checkpoint; returns what was in effect."""
     made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
     trainer.model.load_state_dict(made.state_dict())
-    facts: dict[str, str] = json.loads((found / COMPLETE).read_text())
-    return {name: value for name, value in facts.items() if name not in ("step", "world")}
+    return facts_of(found)
 
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
@@ -194,25 +185,15 @@ def _collated(
     return {**inputs, "attention_mask": (documents > 0).long(), "labels": labels}
 
 
-def _newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, the same on all ranks; others are removed."""
-    if dist.get_rank() == 0:
-        for left in folder.glob("checkpoint-*"):
-            if not (left / COMPLETE).exists():
-                shutil.rmtree(left)
-    dist.barrier()
-    found = folder.glob(f"checkpoint-*/{COMPLETE}")
-    steps = [int(path.parent.name.rpartition("-")[2]) for path in found]
-    return folder / f"checkpoint-{max(steps)}" if steps else None
-
-
 class _Watch(TrainerCallback):  # type: ignore[misc]
     """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
 
     def __init__(
-        self, job: Job, trainer: Any, history: History, stop: StopFlag, vitals: Vitals, steps: int
-    ) -> None:
+        self, job: Job, trainer: Any, saves: Saves, history: History, stop: StopFlag,
+        vitals: Vitals, steps: int,
+    ) -> None:  # fmt: skip
         self.job, self.trainer, self.history, self.steps = job, trainer, history, steps
+        self.saves = saves
         self.stop, self.vitals, self.began = stop, vitals, time.monotonic()
         self.facts: Mapping[str, str] = {}
 
@@ -252,15 +233,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         dist.barrier()  # all ranks have written theirs
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir)
-        saved = folder / f"checkpoint-{state.global_step}"
-        facts = {"step": state.global_step, "world": args.world_size, **self.facts}
-        write_atomically(saved / COMPLETE, json.dumps(facts))
-        steps = sorted(int(p.name.rpartition("-")[2]) for p in folder.glob("checkpoint-*"))
-        for old in steps[: -self.job.train.checkpoint.keep]:
-            shutil.rmtree(folder / f"checkpoint-{old}")
+        self.saves.completed(state.global_step, self.facts)
 
 
 def _facts(trainer: Any) -> dict[str, str]:

@@ -19,6 +19,7 @@ from rekindle.spec.load import load_target
 from rekindle.spec.model import TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.modelfolder import open_model
+from tests.support.s3 import s3_server
 from tests.support.train_resume import DISTILBERT, GPT2, LM_STEPS, LM_TRAIN, Gang, written
 
 TRAINER = {
@@ -115,6 +116,30 @@ def test_a_training_that_was_complete_is_exported_as_it_was(tmp_path, texts, who
     assert done.losses == whole.losses
     for name, value in weights(whole).items():
         torch.testing.assert_close(weights(done)[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_in_an_object_store_another_machine_goes_on(tmp_path, texts, whole, monkeypatch):
+    server, reaches = s3_server()
+    try:
+        for machine, code in ((1, 75), (2, 0)):
+            place = tmp_path / f"machine-{machine}"
+            place.mkdir()
+            monkeypatch.setattr("tempfile.tempdir", str(place))
+            one = gang(tmp_path / "job", texts)
+            one.root, one.environment = "s3://lake/run", {**reaches, "TMPDIR": str(place)}
+            one.start()
+            if code:
+                one.until_step(8)
+                one.process.send_signal(signal.SIGTERM)
+            one.finish(code)
+    finally:
+        server.kill()
+        server.wait()
+    assert re.search(r"resumed from the checkpoint of step \d+ of 24 on 2 ranks", one.said)
+    assert one.losses == whole.losses
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(one)[name], value, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train.history import read_history
-from rekindle.train.job import Job
+from rekindle.train.job import Job, folder_of, working_of
 from tests.processes import ranks_of
 
 STEPS = 60
@@ -89,13 +89,14 @@ class Gang:
     task: str = TASK
     model: ModelSpec = CNN
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    root: str = ""  # of checkpoints; by default the folder
 
     def start(self):
         self.attempt = getattr(self, "attempt", 0) + 1
         self.folder.mkdir(exist_ok=True)
         self.log = self.folder / f"log-{self.attempt}.txt"
         job = Job.of(
-            artifact_root=str(self.folder), run_key="key", task=self.task, shards=str(self.shards),
+            artifact_root=self.root or str(self.folder), run_key="key", task=self.task, shards=str(self.shards),
             output=str(self.folder / f"model-{self.attempt}"), history=str(self.folder / f"training-{self.attempt}"),
             init="", init_from="base", train=self.train, model=self.model,
         )  # fmt: skip
@@ -171,7 +172,7 @@ class Gang:
 
     @property
     def checkpoints(self):
-        return self.folder / "checkpoints" / "key"
+        return working_of(folder_of(self.root or str(self.folder), "checkpoints", "key"))
 
     @property
     def said(self):

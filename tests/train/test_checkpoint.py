@@ -27,6 +27,7 @@ from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from rekindle.train.manifest import Facts, retained
+from tests.support.s3 import s3_server
 from tests.train import checkpoint_cases
 
 CASES = Path(checkpoint_cases.__file__)
@@ -118,24 +119,10 @@ def test_on_a_small_disk(full, name):
 @pytest.fixture(scope="module")
 def store():
     """The environment of a fresh S3, its process and a URI in it."""
-    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
-    import fsspec
-
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        url = next(
-            m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line))
-        )
-        environment = {
-            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-            "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1", "STORE_PID": str(server.pid),
-        }  # fmt: skip
-        fsspec.filesystem(
-            "s3", key="x", secret="x", endpoint_url=url, skip_instance_cache=True
-        ).mkdir("lake")
-        yield environment
-        server.kill()
+    server, environment = s3_server()
+    yield environment | {"STORE_PID": str(server.pid)}
+    server.kill()
+    server.wait()
 
 
 @pytest.fixture(scope="module")

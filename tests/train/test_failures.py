@@ -20,6 +20,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from tests.processes import name_of, ranks_of
+from tests.support.s3 import s3_server
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "digits.yaml"
@@ -181,23 +182,6 @@ def test_on_a_full_disk_that_keeps_no_log_and_no_record_the_cause_is_the_last_th
     )
     assert re.fullmatch(ending, last), said
     assert any(re.match(r"✗ +finetune", line) for line in said), "the table knows how it ended"
-
-
-def s3_server():
-    """A fresh S3 with a bucket: its process, and the environment that reaches it."""
-    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
-    import fsspec
-
-    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    url = next(m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
-    fsspec.filesystem("s3", key="x", secret="x", endpoint_url=url, skip_instance_cache=True).mkdir(
-        "lake"
-    )
-    return server, {
-        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
-    }  # fmt: skip
 
 
 @pytest.mark.slow
