@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,16 @@ def _packages(spec: Spec) -> Iterator[Problem]:
 
 def _engine(spec: Spec) -> Iterator[Problem]:
     """Whether another engine than rekindle's own, and another launcher, is installed."""
-    if spec.train.launcher == "mpirun" and shutil.which("mpirun") is None:
-        yield Problem(
-            "there is no mpirun", "train.launcher",
-            "install Open MPI (apt-get install openmpi-bin), or use torchrun",
-        )  # fmt: skip
+    if spec.train.launcher == "mpirun":
+        fix, found = "install Open MPI (apt-get install openmpi-bin), or use torchrun", ""
+        if (mpirun := shutil.which("mpirun")) is None:
+            yield Problem("there is no mpirun", "train.launcher", fix)
+        else:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                words = [mpirun, "--version"]
+                found = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout
+            if "Open MPI" not in found:
+                yield Problem(f"{mpirun} is not Open MPI's", "train.launcher", fix)
     engine = engine_of(spec.train.engine)
     if engine is not None and importlib.util.find_spec(engine.package) is None:
         what = f"the engine {spec.train.engine} needs the package {engine.package}"

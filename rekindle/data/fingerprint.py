@@ -25,6 +25,7 @@ from rekindle.data.source import FileSource, open_source
 from rekindle.data.times import Span, inside, read_times, to_datetime
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, resolve
+from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
 from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
@@ -71,7 +72,7 @@ def fingerprint(
         "settings": [
             data.model_dump(mode="json", exclude=_DATA_ASIDE),
             {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
-            {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
+            {**_identifying(train), "best": train.exports_best},
         ],
         "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
         "code": source_hash(TRAINING),
@@ -89,6 +90,16 @@ def fingerprint(
         init_from=init_from, init_digest=init_digest, champion=version,
         champion_digest=champion_digest,
     )  # fmt: skip
+
+
+def _identifying(train: TrainSpec) -> dict[str, Any]:
+    """The settings that decide what a training comes to."""
+    found = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
+    engine = engine_of(train.engine)
+    if engine and train.engine_config:
+        config = {k: v for k, v in train.engine_config.items() if k not in engine.aside}
+        found["engine_config"] = config or None
+    return found
 
 
 def _own_task(task: str) -> list[Any]:

@@ -62,6 +62,10 @@ class Engine(Protocol):
     package: str
     """The module that has to be importable, from the extra of the engine's name."""
 
+    aside: tuple[str, ...]
+    """Sections of `train.engine_config` that say where numbers lie, not what they are: with another
+    value the same training goes on."""
+
     program: str
     """The module that torchrun starts on each rank, as `python -m MODULE JOB.json`; "" for a
     stepper."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import logging
 import math
 import os
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOVED = ("optimizer", "param")
+_FEW, _ROUNDED = 256, 2e-2  # bf16 rounds by 0.4 %
+_UNSEEN = "no test has trained with it"
 # sections that would take over what is rekindle's, or that no test has seen
 _REFUSED = {
     "scheduler": "rekindle sets the rate of each step (train.lr_schedule)",
@@ -53,16 +56,19 @@ _REFUSED = {
     "activation_checkpointing": "use train.activation_checkpointing",
     "torch_autocast": "use train.precision",
     "gradient_allreduce_op": "losses are shares of the whole batch's",
+    "communication_data_type": _UNSEEN,
+    "data_types": _UNSEEN,
+    "sparse_gradients": _UNSEEN,
 }
 # DeepSpeed drops what it does not know without a word
 _KNOWN = (
-    *_REFUSED, "aio", "bf16", "comms_logger", "communication_data_type", "csv_monitor",
-    "data_types", "disable_allgather", "dump_state", "flops_profiler",
-    "gradient_accumulation_steps",
-    "gradient_clipping", "gradient_predivide_factor", "memory_breakdown", "optimizer",
-    "prescale_gradients", "sparse_gradients", "steps_per_print", "tensorboard", "train_batch_size",
-    "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+    *_REFUSED,
+    "aio", "bf16", "comms_logger", "csv_monitor", "disable_allgather", "dump_state",
+    "flops_profiler", "gradient_accumulation_steps", "gradient_clipping",
+    "gradient_predivide_factor", "memory_breakdown", "optimizer", "prescale_gradients",
+    "steps_per_print", "tensorboard", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "zero_optimization",
 )  # fmt: skip
 # of its sections, what tests have seen; with others a model may be exported wrong without a word
 _SEEN = {
@@ -89,11 +95,14 @@ _PLACES = (
 _DEFAULTS = {"adam_w_mode": True, "bias_correction": True, "mics_shard_size": -1, "nvme_path": None,
              "zero_hpz_partition_size": 1}  # fmt: skip
 
+_NARROW = "stage 0 in bf16 keeps no weights in full precision that could be saved"
+
 
 class DeepSpeed:
     """`train.engine: deepspeed`; `train.engine_config` is a `ds_config.json`."""
 
     package = "deepspeed"
+    aside: tuple[str, ...] = ("zero_optimization",)
     program = ""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
@@ -111,6 +120,8 @@ class DeepSpeed:
                 what = f"the engine deepspeed does not take train.{field}"
                 yield ("train", field), what, "remove it, or use rekindle's engine"
         given = train.engine_config or {}
+        if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
+            yield (*CONFIG, "zero_optimization", "stage"), _NARROW, "stage: 1, or precision: fp32"
         yield from _refused(given)
         yield from _contradicting(given, train)
 
@@ -152,6 +163,10 @@ class DeepSpeed:
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = self.config(train, dist.get_world_size())
         config["optimizer"]["params"]["lr"] = rate
+        if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
+            raise StepError(
+                _NARROW, where="train.engine_config", fix="stage: 1, or precision: fp32"
+            )
         trained = [p for p in part.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.ndim > 1]},
@@ -175,6 +190,12 @@ class DeepSpeed:
         stepper = _Zero(engine, part)
         stepper.require(config)
         return stepper
+
+
+def _beginning(values: torch.Tensor) -> torch.Tensor:
+    """A few of them, on the host, over the largest."""
+    few = values.detach().flatten()[:_FEW].float().cpu()
+    return few / few.abs().max().clamp(min=1e-12)
 
 
 def _compile(config: Mapping[str, Any]) -> None:
@@ -301,7 +322,6 @@ class _Zero:
             self.zero.update_lp_params()
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 
         found: torch.Tensor | None = None
@@ -309,6 +329,11 @@ class _Zero:
             found = safe_get_full_fp32_param(parameter)
         if found is not None:
             return found.detach()
+        return self._computed_with(parameter)
+
+    def _computed_with(self, parameter: torch.Tensor) -> torch.Tensor:
+        import deepspeed
+
         if not hasattr(parameter, "ds_id"):
             return parameter.detach()
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -329,7 +354,17 @@ class _Zero:
         }  # fmt: skip
 
     def require(self, config: Mapping[str, Any]) -> None:
-        """StepError where what is in effect is not what the config asks for."""
+        """StepError where what is in effect is not what the config asks for, or where weights in
+        full precision are found in other places than those that a step computes with."""
+        for name, parameter in self.named.items():
+            ours, theirs = (
+                _beginning(x) for x in (self.whole(parameter), self._computed_with(parameter))
+            )
+            if (ours - theirs).abs().max() > _ROUNDED:
+                raise StepError(
+                    f"DeepSpeed keeps weights of another tensor for {name}",
+                    where="train.engine_config", fix="remove what changes the order of its tensors",
+                )  # fmt: skip
         zero = config["zero_optimization"]
         moved = [part for part in _MOVED if at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
@@ -355,12 +390,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
     for key in sorted(set(given) - set(_KNOWN)):
         fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
         yield (*CONFIG, key), f"DeepSpeed has no `{key}`", fix
-    for key in ("zero_optimization", "optimizer", "bf16"):
-        if not isinstance(given.get(key, {}), Mapping):
-            yield (*CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
-    stage = at(given, "zero_optimization", "stage")
-    if stage not in (None, AUTO, 0, 1, 2, 3):
-        yield (*CONFIG, "zero_optimization", "stage"), f"there is no stage {stage}", "0, 1, 2 or 3"
+    yield from _misshapen(given)
     for place in _PLACES:
         values, seen = at(given, *place), _SEEN[place[-1]]
         for key in sorted(set(values if isinstance(values, Mapping) else ()) - set(seen)):
@@ -368,8 +398,30 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
                 fix = did_you_mean(key, seen) or "remove it"
                 yield (*CONFIG, *place, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(given) & set(_REFUSED)):
-        if _enabled(given[key]):
+        if _enabled(given[key]) and not _left_open(given[key]):
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
+
+
+def _misshapen(given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Sections that are no mappings, stages that are none, and offload that a stage ignores."""
+    for key in ("zero_optimization", "optimizer", "bf16"):
+        if not isinstance(given.get(key, {}), Mapping):
+            yield (*CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
+    stage = at(given, "zero_optimization", "stage")
+    if stage not in (None, AUTO, 0, 1, 2, 3) or isinstance(stage, bool):
+        what = f"there is no stage {json.dumps(stage)}"
+        yield (*CONFIG, "zero_optimization", "stage"), what, "0, 1, 2 or 3, without quotes"
+    for part, least in (("param", 3), ("optimizer", 1)):
+        place = ("zero_optimization", f"offload_{part}")
+        moved, first = at(given, *place), 1 if stage in (None, AUTO) else stage
+        if moved is not None and not isinstance(moved, Mapping):
+            yield (*CONFIG, *place), f"`{place[-1]}` is a mapping of settings", "{device: cpu}"
+        elif at(moved, "device") not in (None, "none", AUTO, "cpu", "nvme"):
+            what = f"nothing can be offloaded to `{at(moved, 'device')}`"
+            yield (*CONFIG, *place, "device"), what, "cpu"
+        elif at(moved, "device") == "cpu" and first in range(least):
+            what = f"stage {first} leaves {part}s where they are"
+            yield (*CONFIG, *place), what, f"stage: {least}, or remove it"
 
 
 def _contradicting(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
@@ -406,6 +458,12 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if value != AUTO
     }
+
+
+def _left_open(section: Any) -> bool:
+    """Whether all its parameters are "auto", as in the configs of the Hugging Face Trainer."""
+    params = at(section, "params")
+    return isinstance(params, Mapping) and all(value == AUTO for value in params.values())
 
 
 def _enabled(section: Any) -> bool:

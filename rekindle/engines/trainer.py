@@ -6,10 +6,12 @@ absent there, "auto" or equal. The program is train/hf_trainer.py."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rekindle.engines.base import AUTO, CONFIG, Finding, contradictions
+from rekindle.errors import did_you_mean
 
 if TYPE_CHECKING:
     from rekindle.spec.model import Spec, TrainSpec
@@ -20,15 +22,19 @@ LARGEST_MICRO_BATCH = 32
 _DEFAULTS = {
     "layout": AUTO, "weights": "fp32", "compile": False, "ledger": False, "profile": 0,
     "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
-    "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False,
+    "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False, "max_bad_steps": 3,
+    "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None,
 }  # fmt: skip
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-# what would take over what is rekindle's; None: refused whatever it says
-_OWN = (
-    "output_dir", "max_steps", "num_train_epochs", "resume_from_checkpoint", "save_strategy",
-    "save_total_limit", "logging_strategy", "eval_strategy", "report_to", "use_cpu", "warmup_ratio",
-    "load_best_model_at_end", "push_to_hub", "do_train", "do_eval", "ddp_backend", "local_rank",
-    "remove_unused_columns", "save_only_model", "auto_find_batch_size",
+# what it hands on; other arguments are rekindle's, or no test has trained with them
+_TAKEN = (
+    "average_tokens_across_devices", "data_seed", "dataloader_num_workers",
+    "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
+    "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_timeout",
+    "full_determinism", "gradient_checkpointing_kwargs", "include_num_input_tokens_seen",
+    "log_level", "log_level_replica", "neftune_noise_alpha", "optim", "optim_args",
+    "optim_target_modules", "skip_memory_metrics", "tf32", "torch_empty_cache_steps",
+    "use_liger_kernel",
 )  # fmt: skip
 
 
@@ -36,6 +42,7 @@ class Trainer:
     """`train.engine: trainer`."""
 
     package = "accelerate"
+    aside: tuple[str, ...] = ()
     program = "rekindle.train.hf_trainer"
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
@@ -48,9 +55,9 @@ class Trainer:
                 what = f"the engine trainer does not take model.{field}"
                 yield ("model", field), what, "remove it, or use rekindle's engine"
         for field, default in _DEFAULTS.items():
-            if getattr(train, field) != default:
+            if operator.attrgetter(field)(train) != default:
                 what = f"the engine trainer does not take train.{field}"
-                yield ("train", field), what, "remove it, or use rekindle's engine"
+                yield ("train", *field.split(".")), what, "remove it, or use rekindle's engine"
         if train.lr_schedule not in _SCHEDULES:
             what = f"the engine trainer has no schedule {train.lr_schedule}"
             yield ("train", "lr_schedule"), what, f"one of {', '.join(_SCHEDULES)}"
@@ -58,8 +65,10 @@ class Trainer:
             what = f"the engine trainer does not train in {train.precision}"
             yield ("train", "precision"), what, "bf16 or fp32"
         given = train.engine_config or {}
-        for key in sorted(set(given) & set(_OWN)):
-            yield (*CONFIG, key), f"`{key}` is decided by rekindle", "remove it"
+        owned = {name for (name,) in _owned(train)}
+        for key in sorted(set(given) - set(_TAKEN) - owned):
+            fix = did_you_mean(key, (*_TAKEN, *owned)) or "remove it"
+            yield (*CONFIG, key), f"rekindle does not hand on `{key}`", fix
         yield from contradictions(given, _owned(train), train)
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rekindle.launch.process import die_with_parent
 
 # Open MPI's names; others', such as PMI_RANK, are refused by their absence
 _RANK, _WORLD = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+_OUTER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "PBS_", "LSB_")
 _LOCAL_RANK, _LOCAL_WORLD = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
@@ -37,18 +38,16 @@ def main() -> int:
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     store, port = meeting.store()  # held until the end
     words = [
-        shutil.which("mpirun") or "mpirun",
-        "-np",
-        ranks,
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-    ]
+        shutil.which("mpirun") or "mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
+        "--host", f"localhost:{ranks}", "--mca", "plm", "isolated",
+    ]  # fmt: skip
     words += ["--allow-run-as-root"] if os.getuid() == 0 else []
     words += [sys.executable, "-P", "-m", "rekindle.launch.mpi", "--rank", report, *script]
     place = {"MASTER_ADDR": meeting.HOST, "MASTER_PORT": str(port)}
     place["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would listen on all interfaces
-    mpirun = subprocess.Popen(words, env={**os.environ, **place})
+    # of a batch system, of another mpirun around this one, or a default list of hosts
+    own = {k: v for k, v in os.environ.items() if not k.startswith(_OUTER)}
+    mpirun = subprocess.Popen(words, env=own | place)
     signal.signal(signal.SIGTERM, lambda *_: mpirun.send_signal(signal.SIGUSR1))
     code = mpirun.wait()
     del store

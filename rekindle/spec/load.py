@@ -137,7 +137,8 @@ def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str])
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SpecError(f"cannot read the engine's config: {error}", where=where) from None
+        fix = "" if isinstance(error, OSError) else "it has to be JSON, which knows no comments"
+        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
     if not isinstance(content, dict):
         raise SpecError(f"{path} holds no JSON object", where=where)
     train["engine_config"] = content

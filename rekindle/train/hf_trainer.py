@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Read the job, train, leave."""
+    for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
+        del os.environ[name]  # would change the training without a word in the config
     sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = Job.read(Path(sys.argv[1]))
     live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
@@ -79,16 +82,17 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         trainer.train(resume_from_checkpoint=str(found) if found else None)
         facts, last = watch.facts, trainer.state.global_step
     vitals.beat(last, "validation")
+    validation: dict[str, float] = {}
     if last == steps and shards.rows(VALIDATION):
-        loss = trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]
+        validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
-            history.amend(last, {"validation_loss": loss})
+            history.amend(last, {"validation_loss": validation["loss"]})
     if last < steps:
         if rank == 0:
             say(Path(job.status), {"status": "preempted", "step": last})
         return
     if rank == 0:
-        _finish(job, trainer, shards, last, facts)
+        _finish(job, trainer, shards, last, facts, validation)
 
 
 def _trained(trainer: Any, found: Path) -> Mapping[str, str]:
@@ -117,7 +121,7 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
         "warmup_steps": math.ceil(train.warmup * steps), "report_to": [], "disable_tqdm": True,
         "save_strategy": "no", "logging_steps": 1, "eval_strategy": "no",
         "prediction_loss_only": True, "remove_unused_columns": False,
-        "ddp_find_unused_parameters": False,
+        "ddp_find_unused_parameters": False, "logging_nan_inf_filter": False,
     }  # fmt: skip
     try:
         made = TrainingArguments(**arguments)
@@ -220,7 +224,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         logs = more.get("logs")
-        if state.is_world_process_zero and logs and "loss" in logs:
+        if not logs or "loss" not in logs:
+            return
+        if not (math.isfinite(logs["loss"]) and math.isfinite(logs["grad_norm"])):
+            raise StepError(
+                f"the loss is {logs['loss']} and the gradient's norm {logs['grad_norm']} at step "
+                f"{state.global_step}", where="train",
+                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
+            )  # fmt: skip
+        if state.is_world_process_zero:
             seconds = time.monotonic() - self.began
             row = HistoryRow(
                 step=state.global_step, epoch=state.epoch, loss=logs["loss"],
@@ -254,7 +266,10 @@ def _facts(trainer: Any) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _finish(job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[str, str]) -> None:
+def _finish(
+    job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[str, str],
+    validation: Mapping[str, float],
+) -> None:  # fmt: skip
     """Rank 0 leaves the model, the summary, and the word that says so."""
     output, target = Path(job.output), Path(job.history)
     known = modelfolder.inherited(job.init, job.model)
@@ -269,7 +284,7 @@ def _finish(job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[st
         global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
         parameters=modelfolder.count_parameters(output), init_from=job.init_from,
         weights_sha256=modelfolder.weights_sha256(output), train_rows=shards.rows(TRAIN),
-        device=device_name(trainer.args.device),
+        device=device_name(trainer.args.device), validation=validation,
     ).write(target / "training.json")  # fmt: skip
     write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
     say(Path(job.status), {"status": "done", "step": last})

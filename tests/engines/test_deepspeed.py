@@ -6,17 +6,19 @@ Real torchrun, two ranks on gloo, a GPT-2 with dropout on packed documents, two 
 
 import importlib.metadata
 import json
+import re
 import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rekindle.data.fingerprint import fingerprint
 from rekindle.engines.deepspeed import DeepSpeed
 from rekindle.errors import SpecError
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
-from rekindle.spec.model import Spec, TrainSpec
+from rekindle.spec.model import DataSpec, Spec, TrainSpec
 from tests.support.train_resume import GPT2, LM_EVERY, LM_STEPS, LM_TRAIN, Gang, written
 
 pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed")
@@ -117,9 +119,23 @@ def test_bf16_keeps_weights_in_full_precision_beside(tmp_path, texts, ours):
     assert in_effect["precision"] == "bf16"
 
 
+@pytest.mark.slow
+def test_a_setting_that_moves_tensors_to_other_places_ends_the_training(tmp_path, texts):
+    """`round_robin_gradients`, which the config would be refused for: weights came out as those of other matrices."""
+    moved = gang(tmp_path, texts, {"stage": 2, "round_robin_gradients": True}, max_restarts=0)
+    moved.start().finish(1)
+    assert re.search("DeepSpeed keeps weights of another tensor for ", moved.said)
+
+
+@pytest.mark.slow
+def test_bf16_without_weights_in_full_precision_is_refused(tmp_path, texts):
+    done = gang(tmp_path, texts, {"stage": 0}, precision="bf16", max_restarts=0).start().finish(1)
+    assert "stage 0 in bf16 keeps no weights in full precision" in done.said
+
+
 CONFIG = {
     "train_batch_size": 32, "gradient_accumulation_steps": 4, "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}}, "scheduler": {"type": "WarmupLR"},
+    "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
     "fp16": {"enabled": False}, "zero_optimisation": {}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
 }  # fmt: skip
 
@@ -166,6 +182,7 @@ def test_settings_of_zero_that_ask_for_nothing_are_taken():
 
 HUGGING_FACE = {
     "bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "train_batch_size": "auto",
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
     "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
 }  # fmt: skip
@@ -176,6 +193,10 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
         TrainSpec(engine="deepspeed", engine_config=HUGGING_FACE, precision="bf16"), world=4
     )
     assert "auto" not in json.dumps(config)
+    train = {"engine": "deepspeed", "engine_config": HUGGING_FACE}
+    assert not [
+        *DeepSpeed().refuse(Spec.model_validate({"name": "x", "task": "causal_lm", "train": train}))
+    ]
     assert config["zero_optimization"] == {"stage": 3}
     assert config["optimizer"]["params"]["betas"] == [0.9, 0.999]
     assert (config["gradient_clipping"], config["bf16"]) == (1.0, {"enabled": True})
@@ -186,7 +207,9 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
     [{"zero_optimization": 3}, {"zero_optimization": {"stage": 4}}, {"zero_optimization": {"stage": "two"}}, {"optimizer": "AdamW"},
      {"activation_checkpointing": {"partition_activations": True}}, {"torch_autocast": {"enabled": True}},
      {"zero_optimization": {"round_robin_gradients": True}}, {"zero_optimization": {"offload_param": {"pinned": True}}},
-     {"optimizer": {"params": {"adam_w_mode": False}}}, {"optimizer": {"params": {"amsgrad": True}}}],
+     {"zero_optimization": {"stage": "2"}}, {"zero_optimization": {"stage": True}}, {"zero_optimization": {"offload_optimizer": "cpu"}},
+     {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, {"zero_optimization": {"stages": 3}},
+     {"data_types": {"grad_accum_dtype": "bf16"}}, {"optimizer": {"params": {"adam_w_mode": False}}}, {"optimizer": {"params": {"amsgrad": True}}}],
     ids=str,
 )  # fmt: skip
 def test_a_section_that_cannot_be_meant_is_refused(section):
@@ -215,6 +238,22 @@ def test_a_config_that_names_no_engine_is_refused(tmp_path, train, what):
     )
     with pytest.raises(SpecError, match=what):
         load_target(tmp_path / "c.yaml")
+
+
+def test_the_stage_is_no_part_of_what_a_run_is_identified_by(tmp_path):
+    """So a training goes on with another one, as with another layout."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    data, model = DataSpec(source=str(tmp_path / "a.jsonl")), GPT2
+    configs = [
+        {"zero_optimization": {"stage": 1}},
+        {"zero_optimization": {"stage": 3}},
+        {"zero_optimization": {"stage": 1}, "prescale_gradients": True},
+    ]
+    keys = [
+        fingerprint("causal_lm", data, model, TrainSpec(engine="deepspeed", engine_config=one), champion=None).run_key
+        for one in configs
+    ]  # fmt: skip
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_what_a_file_says_identifies_the_work(tmp_path):

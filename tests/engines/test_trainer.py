@@ -73,6 +73,7 @@ def test_it_learns_and_says_what_is_in_effect(whole, kind):
     chance = pytest.approx(math.log(320 if kind == "causal_lm" else 3), rel=0.1)
     assert (rows[0].loss, rows[0].validation_loss or rows[0].loss) == (chance, chance)
     assert rows[-1].validation_loss is not None
+    assert summary.validation == {"loss": rows[-1].validation_loss}
     assert rows[-1].validation_loss <= chance.expected * 1.1
     assert (
         rows[-1].loss < rows[0].loss or kind == "text_classification"
@@ -143,6 +144,28 @@ def test_in_an_object_store_another_machine_goes_on(tmp_path, texts, whole, monk
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path, texts):
+    config = {
+        "engine_config": {"optim": "sgd"},
+        "lr": 100,
+        "clip_norm": None,
+        "warmup": 0,
+        "max_restarts": 0,
+    }
+    done = gang(tmp_path, texts, **config).start().finish(1)
+    assert re.search(r"the loss is \S+ and the gradient's norm \S+ at step \d+", done.said)
+
+
+@pytest.mark.slow
+def test_what_accelerate_reads_from_the_environment_changes_nothing(tmp_path, texts, whole):
+    one = gang(tmp_path, texts)
+    one.environment = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    one.start().finish()
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(one)[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_half_a_checkpoint_is_not_there(tmp_path, texts, whole):
     folder = tmp_path / "checkpoints" / "key" / "trainer" / "checkpoint-18"
     folder.mkdir(parents=True)
@@ -158,6 +181,7 @@ def test_what_the_trainer_does_not_do_or_says_twice_is_refused_at_once(tmp_path)
         json.dumps(
             {
                 "max_steps": 5,
+                "fsdp": "full_shard",
                 "learning_rate": 1e-3,
                 "seed": "auto",
                 "bf16": True,
@@ -168,15 +192,17 @@ def test_what_the_trainer_does_not_do_or_says_twice_is_refused_at_once(tmp_path)
     path = tmp_path / "c.yaml"
     path.write_text(
         "name: x\ntask: causal_lm\ndata: {source: a.jsonl}\nmodel: {source: {model_type: gpt2}, lora: {rank: 4}}\n"
-        "train: {engine: trainer, engine_config: args.json, ledger: true, lr_schedule: wsd, lr: 2e-3}\n"
+        "train: {engine: trainer, engine_config: args.json, ledger: true, checkpoint: {keep_best: true}, lr_schedule: wsd, lr: 2e-3}\n"
     )
     with pytest.raises(SpecError) as caught:
         load_target(path)
     assert [problem.what.split(": ", 1)[1] for problem in caught.value.problems] == [
         "the engine trainer does not take model.lora",
         "the engine trainer does not take train.ledger",
+        "the engine trainer does not take train.checkpoint.keep_best",
         "the engine trainer has no schedule wsd",
-        "`max_steps` is decided by rekindle",
+        "rekindle does not hand on `fsdp`",
+        "rekindle does not hand on `max_steps`",
         "`learning_rate` is 0.001 here, and train.lr is 0.002",
         "`bf16` is True here, and train.precision is auto",
     ]
