@@ -65,8 +65,11 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
             for batch in _csv_batches(lines, delimiter, columns, skip):
                 yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
-            what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-            findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
+            place, what = file.name, str(error)
+            if "straddling" in what:
+                place = f"{file.name}:{lines.next_line()}"
+                what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
+            findings.add("malformed", place, what)
         if unclosed := lines.unclosed():
             findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
 
@@ -125,6 +128,13 @@ class _RowLines(io.RawIOBase):
             self._lines, self._first = self._lines[after - self._first :], after
             self._skipped = [row for row in self._skipped if row >= after]
             return taken
+
+    def next_line(self) -> int:
+        """The line of the row that `take` would begin with, which may not have ended yet."""
+        with self._lock:
+            rows = np.arange(self._first, self._first + len(self._lines))
+            left = np.setdiff1d(rows, self._skipped, assume_unique=True)
+            return int(self._lines[left[0] - self._first]) if len(left) else self._line
 
     def unclosed(self) -> int:
         """At the end, the line of a last row whose quote the file does not close; 0 if it does, or
