@@ -72,8 +72,8 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
         if is_taken(number, override):  # a field that takes a list is no choice
             choices[number] = [override]
         elif re.fullmatch(r"-?\d+,0\d+", text) or (
-            (point := _with_point(text)) and is_taken(number, f"{key}={point}")
-        ):
+            re.fullmatch(r"-?0,\d+", text) and is_taken(number, f"{key}={text.replace(',', '.')}")
+        ):  # a decimal comma, or one between thousands
             what = f"`{text}` would be two trainings, with {' and with '.join(text.split(','))}"
             fix = "write a number as 0.001 or 10000"
             fix += f", or two trainings as {key}=[{text.replace(',', ', ')}]"
@@ -106,12 +106,6 @@ def best_of(trained: Sequence[Trained]) -> Trained:
         fix = "see the logs of the runs above, or give data.split a validation share"
         raise StepError("no training of the grid has a validation loss", fix=fix)
     return best
-
-
-def _with_point(text: str) -> str:
-    """The number that a decimal comma may mean: `0,5` is 0.5, and `1,2`, rather two values, ""."""
-    maybe = re.fullmatch(r"-?(0,\d+|\d+,\d+(?=e))(e[-+]?\d+)?", text, re.IGNORECASE)
-    return text.replace(",", ".") if maybe else ""
 
 
 def _choices(override: str) -> list[str]:

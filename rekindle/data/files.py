@@ -234,12 +234,13 @@ def locate(data: DataSpec) -> Files:
 
 
 def delimiter_of(name: str, head: bytes) -> str:
-    """What is between the columns of a CSV or TSV file with this beginning: `;` where its first
-    line has some and no comma, as spreadsheets of many countries write it."""
+    """What is between the columns of a CSV or TSV file with this beginning: `;` or a tab where its
+    first line has some and no comma, as spreadsheets of many countries write it."""
     if ".tsv" in name.lower():
         return "\t"
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").partition(b"\n")[0]
-    return ";" if b";" in first and b"," not in first else ","
+    others = (mark for mark in (";", "\t") if mark.encode() in first)
+    return "," if b"," in first else next(others, ",")
 
 
 def content_hash(uri: str) -> str:

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -52,38 +53,30 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
     delimiter = delimiter_of(file.name, head)
     if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
-    skipped: list[int] = []
-
     with file.open() as stream:
         lines = _RowLines(stream, delimiter)
 
         def skip(row: pa.csv.InvalidRow) -> str:
             what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
-            findings.add("malformed", f"{file.name}:{lines.of(row.number)}", what)
-            skipped.append(row.number)
+            findings.add("malformed", f"{file.name}:{lines.skip(row.number)}", what)
             return "skip"
 
         try:
-            number = 2
             for batch in _csv_batches(lines, delimiter, columns, skip):
-                # rows that were skipped have their numbers too
-                numbers = np.arange(number, number + len(batch) + len(skipped))
-                numbers = np.setdiff1d(numbers, skipped, assume_unique=True)[: len(batch)]
-                yield _raw(batch, lines.of(numbers), file)
-                number = int(numbers[-1]) + 1 if len(numbers) else number
-                skipped[:] = [row for row in skipped if row >= number]
-                lines.forget(number)
+                yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
-            what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-            findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
-        if lines.unclosed and not skipped:  # else pyarrow refused that row
-            what = "a quote that is never closed"
-            findings.add("malformed", f"{file.name}:{lines.unclosed}", what)
+            place, what = file.name, str(error)
+            if "straddling" in what:
+                place = f"{file.name}:{lines.next_line()}"
+                what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
+            findings.add("malformed", place, what)
+        if unclosed := lines.unclosed():
+            findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
 
 
 class _RowLines(io.RawIOBase):
-    """A CSV stream that knows at which line each row begins, which pyarrow does not say; row 1 is
-    the header. `unclosed` is the line of a row whose quote the file does not close, or 0."""
+    """A CSV stream that knows at which line each row begins, which pyarrow does not say; it reads
+    in a thread of its own."""
 
     def __init__(self, stream: BinaryIO, delimiter: str) -> None:
         plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
@@ -91,8 +84,10 @@ class _RowLines(io.RawIOBase):
         row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
         self._row = re.compile(row.encode(), re.DOTALL)
         self._stream, self._rest, self._line = stream, b"", 1
-        self._lines, self._forgotten = np.empty(0, np.int64), 1
-        self.unclosed = 0
+        self._lock = threading.Lock()
+        # lines of the rows from `_first` on, and those rows that are left out, the header first
+        self._lines, self._first, self._skipped = np.empty(0, np.int64), 1, [1]
+        self._unclosed = 0
 
     def readable(self) -> bool:
         return True
@@ -118,19 +113,40 @@ class _RowLines(io.RawIOBase):
         found = (self._line + np.cumsum(heights) - heights)[filled]
         self._line += int(heights.sum())
         if not piece and self._rest:
-            self.unclosed, self._rest = self._line, b""
+            self._unclosed, self._rest = self._line, b""
             found = np.append(found, self._line)
-        self._lines = np.append(self._lines, found)
+        with self._lock:
+            self._lines = np.append(self._lines, found)
         return piece
 
-    def of(self, rows: Any) -> Any:
-        """The line of a row, or of each in an array."""
-        return self._lines[rows - self._forgotten]
+    def skip(self, row: int) -> int:
+        """Leave out a row, 1 being the header; returns its line."""
+        with self._lock:
+            self._skipped.append(row)
+            return int(self._lines[row - self._first])
 
-    def forget(self, before: int) -> None:
-        """Drop what rows before this one need."""
-        self._lines = self._lines[before - self._forgotten :]
-        self._forgotten = before
+    def take(self, count: int) -> npt.NDArray[np.int64]:
+        """The lines of the next so many rows that are not left out."""
+        with self._lock:
+            rows = np.arange(self._first, self._first + count + len(self._skipped))
+            rows = np.setdiff1d(rows, self._skipped, assume_unique=True)[:count]
+            taken: npt.NDArray[np.int64] = self._lines[rows - self._first]
+            after = int(rows[-1]) + 1 if count else self._first
+            self._lines, self._first = self._lines[after - self._first :], after
+            self._skipped = [row for row in self._skipped if row >= after]
+            return taken
+
+    def next_line(self) -> int:
+        """The line of the row that `take` would begin with, which may not have ended yet."""
+        with self._lock:
+            rows = np.arange(self._first, self._first + len(self._lines))
+            left = np.setdiff1d(rows, self._skipped, assume_unique=True)
+            return int(self._lines[left[0] - self._first]) if len(left) else self._line
+
+    def unclosed(self) -> int:
+        """At the end, the line of a last row whose quote the file does not close; 0 if it does, or
+        if the row is left out."""
+        return 0 if self._skipped else self._unclosed
 
 
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:

@@ -123,7 +123,7 @@ class DataSpec(Section):
     `{window:%Y-%m}` stands for a partition."""
     format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
     """Format of the source; `auto` goes by its prefix or suffix. A CSV has commas between its
-    columns, or semicolons if its first line has no comma; `.tsv` has tabs."""
+    columns, or semicolons or tabs if its first line has no comma; `.tsv` has tabs."""
     columns: ColumnsSpec = ColumnsSpec()
     """Which column plays which role."""
     labels: tuple[str, ...] = ()

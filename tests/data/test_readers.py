@@ -48,6 +48,7 @@ WRITERS = {
     "a.csv": as_csv,
     "a.tsv": lambda records: as_csv(records, "\t"),
     "semicolons.csv": lambda records: b"\xef\xbb\xbf\r\n" + as_csv(records, ";"),
+    "tabs.csv": lambda records: as_csv(records, "\t"),
     "a.parquet": as_parquet,
     "a.jsonl.gz": lambda records: gzip.compress(as_jsonl(records)),
     "a.csv.gz": lambda records: gzip.compress(as_csv(records)),

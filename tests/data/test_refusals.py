@@ -80,7 +80,10 @@ REFUSED = {
     "a fault after a text of two lines and a blank line": ("x.csv", b'text,label\n"a\nb",x\n\n ,y\n', {}, ["empty text", "x.csv:5"]),
     "a value too many after a text of two lines": ("x.csv", b'text,label\r\n"a\r\nb",x\r\nc,d,e\r\n', {}, ["x.csv:4", "3 values"]),
     "a quote that takes the rest of the file": ("x.csv", b'text,label\na,b\nc,"d\ne,f\n', {}, ["cannot be parsed", "x.csv:3", "never closed"]),
-    "a quote that is never closed": ("x.csv", b'text,label\n"' + b"a" * 10_000_000, {}, ["cannot be parsed", "never closed"]),
+    "a quote that is never closed": ("x.csv", b'text,label\n"' + b"a" * 10_000_000, {}, ["cannot be parsed", "x.csv:2", "never closed"]),
+    "a row that is too long": (
+        "x.csv", b'text,label\n"a\nb",x\n' + b"a" * 10_000_000 + b",x\n" + b"a,b\n" * 2_000_000, {}, ["x.csv:4", "a row of over"],
+    ),
     "bytes that are not UTF-8 in JSON": ("x.jsonl", lines({}) + b'{"text": "\xff", "label": "a"}\n', {}, ["not UTF-8", "x.jsonl:301"]),
     "bytes that are not UTF-8 in a CSV": ("x.csv", b"text,label\na,b\n\xe9t\xe9,b\n", {}, ["not UTF-8", "x.csv:3"]),
     "half a surrogate pair": ("x.jsonl", lines({8: row(8, text="\ud800")}), {}, ["not UTF-8", "x.jsonl:8"]),

@@ -53,7 +53,8 @@ def compile(
     refused: list[Problem] = []
     with collected(refused):
         admit(graph, "kubeflow", arguments=arguments)
-    if problems := [*refused, *_problems(graph, place)]:
+    of_steps = () if refused else _of_steps(graph, place)  # which would say some of it again
+    if problems := [*refused, *_of_place(graph, place), *of_steps]:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
     labels = rewrite.distributed(spec, graph)
@@ -106,7 +107,8 @@ def _task(step: Step) -> dict[str, Any]:
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 
 
-def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
+def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
+    """What the config's section lacks."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
         yield Problem(
@@ -114,10 +116,14 @@ def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
             "platforms.kubeflow.image",
             "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG",
         )
-    for step in steps:
-        yield from trainjob.problems(step, place)
+
+
+def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
+    """Steps that no TrainJob or pod can run as they are."""
     for step in graph.steps():
-        if step.distribution is None:
+        if step.distribution is not None:
+            yield from trainjob.problems(step, place)
+        else:
             yield from _twice(step, place)
 
 
