@@ -135,9 +135,7 @@ def _least_seconds(asked: Asked, fleet: Fleet) -> float:
     precision = on_gpu(asked, gpu).train.precision
     peak = (gpu.product_tflops(precision, not asked.train.deterministic) or 0.0) * 1e12
     tokens = asked.train.global_batch_size * asked.sequence
-    flops = asked.shape.flops_per_token(asked.sequence) * tokens
-    if asked.lora:  # frozen weights need no gradients of their own
-        flops *= 2 / 3
+    flops = asked.shape.flops_per_token(asked.sequence, frozen=bool(asked.lora)) * tokens
     return flops / (peak * fleet.cluster.gpus)
 
 

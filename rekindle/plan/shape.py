@@ -84,13 +84,14 @@ class ModelShape:
         head = self.head.inputs * self.head.outputs if self.head else 0
         return self.layers * block + (head or (self.vocab * self.d_model if self.causal else 0))
 
-    def flops_per_token(self, sequence: int) -> float:
-        """Forward and backward, of the model alone (no recomputation): 6 a weight, and 12 L d s of
-        attention, half of it where it is causal (Chowdhery et al. 2022, arXiv 2204.02311).
+    def flops_per_token(self, sequence: int, frozen: bool = False) -> float:
+        """Forward and backward, of the model alone (no recomputation): 6 a weight, or 4 where
+        gradients of weights are not computed, and 12 L d s of attention, half of it where it is
+        causal (Chowdhery et al. 2022, arXiv 2204.02311).
 
         GPT-2 at 1,024 tokens: 0.80 GFLOP."""
         attention = 12.0 * self.layers * self.heads * self.head_dim * sequence
-        return 6.0 * self.products + attention * (0.5 if self.causal else 1.0)
+        return (4.0 if frozen else 6.0) * self.products + attention * (0.5 if self.causal else 1.0)
 
 
 def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShape:

@@ -50,7 +50,8 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
     fleet, option = choice.fleet, choice.option
     work, layout = option.work, option.work.layout
     low, high = option.seconds_between
-    flops = work.shape.flops_per_token(option.sequence) * option.tokens_per_second
+    each = work.shape.flops_per_token(option.sequence, frozen=work.lora_rank > 0)
+    flops = each * option.tokens_per_second
     tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return outputs.PlannedLayout(

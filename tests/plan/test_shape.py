@@ -81,6 +81,13 @@ def test_configs_of_the_catalog_have_as_many_parameters_as_their_weights_say(nam
         assert tables.known_configs()[alias] == row["config"]
 
 
+def test_frozen_weights_cost_two_thirds():
+    gpt2 = shape_of({"model_type": "gpt2"})
+    whole, frozen = (gpt2.flops_per_token(1024, frozen=each) for each in (False, True))
+    assert whole == pytest.approx(0.80e9, rel=0.01)
+    assert whole - frozen == 2 * gpt2.products
+
+
 def test_an_architecture_nobody_knows_is_refused_with_the_nearest():
     with pytest.raises(RequestError, match="does not know the architecture `lama`") as caught:
         shape_of({"model_type": "lama"})
