@@ -13,7 +13,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"(?:\[[^\]\s]*\]:\s?)*")
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s?(?P<message>.*))?")
 _AFTERWARDS = re.compile(
-    r"""::rekindle\ |={5,}|[EWIF]\d{4}\ \d\d:|\[?\d{4}-\d\d-\d\d[\ T]|\[KFP\ Executor
+    r"""::rekindle\ |={5,}|-{20,}|[EWIF]\d{4}\ \d\d:|\[?\d{4}-\d\d-\d\d[\ T]|\[KFP\ Executor
       |(?:ERROR|WARNING|INFO|DEBUG)\b
       |During\ handling\ of\ the\ above|The\ above\ exception\ was""",
     re.VERBOSE,
@@ -22,7 +22,7 @@ _AFTERWARDS = re.compile(
 _MESSENGERS = ("ChildFailedError", "CalledProcessError")
 # What we say of a rank that ended without a word to us, as scripts of others do, and what torchrun
 # printed when it saw that: the script's own words stand before it.
-_EXIT = re.compile(r"rank \d+ ended with exit code \d+")
+_EXIT = re.compile(r"rank (\d+) ended with exit code \d+")
 _RESTARTS = "; restarting all ranks ("
 _TORCHRUN = re.compile(r"[EWIF]\d{4} \d\d:")
 _SEEN = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode")
@@ -39,12 +39,16 @@ def error_in_log(text: str) -> tuple[str, str]:
     told = [failure for failure in found if failure[0] not in _MESSENGERS]
     if told or found:
         kind, message = (told or found)[-1]
-        seen = [i for i, line in enumerate(lines) if _SEEN.search(line)]
-        if seen and (exit_code := _EXIT.match(message)):
-            again = [i for i, line in enumerate(lines[: seen[-1]]) if _RESTARTS in line]
-            last = lines[again[-1] + 1 if again else 0 : seen[-1]]  # the last attempt's own
-            own, said = error_in_log("\n".join(one for one in last if not _TORCHRUN.match(one)))
-            said = f"{own}: {said}" if own else said.rpartition("\n")[2]
+        if exit_code := _EXIT.match(message):
+            seen = [i for i, line in enumerate(lines) if _SEEN.search(line)]
+            end = (seen or starts)[-1]
+            again = [i for i, line in enumerate(lines[:end]) if _RESTARTS in line]
+            last = lines[again[-1] + 1 if again else 0 : end]  # the last attempt's own
+            # torch prefixes a traceback with its rank where ranks have met; peers fail after it
+            mine = [line for line in last if line.startswith(f"[rank{exit_code[1]}]:")]
+            own, said = error_in_log("\n".join(mine or [x for x in last if not _TORCHRUN.match(x)]))
+            # mpirun, which torchrun's line does not end, has many words of its own
+            said = f"{own}: {said}" if own else said.rpartition("\n")[2] if seen else ""
             message = f"{exit_code[0]}: {said}{message[exit_code.end() :]}" if said else message
         return kind, message
     return "", "\n".join(_spoken(lines)[-5:])

@@ -58,7 +58,8 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     if spec.train.engine != "rekindle":
         raise RequestError(
             f"the planner does not know what the engine {spec.train.engine} holds on each machine",
-            where="train.engine", fix="name machines and their number, or use rekindle's engine",
+            where="train.engine",
+            fix="run it and look, or plan with rekindle's engine (--set train.engine=rekindle)",
         )  # fmt: skip
     if spec.task not in _PLANNED or spec.train.entrypoint:
         what = "a script of your own" if spec.train.entrypoint else f"the task `{spec.task}`"

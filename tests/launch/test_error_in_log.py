@@ -41,6 +41,21 @@ LOST = (
 OURS = "from rekindle.errors import StepError\nraise StepError('rank 0 ended with exit code 1; after 3 restarts', fix='look')"
 
 
+def test_a_peer_that_lost_the_rank_at_fault_is_not_the_reason() -> None:
+    """As torch prefixes tracebacks where ranks have met."""
+    failed, lost = (
+        log_of("raise ValueError('no luck')"),
+        log_of("raise RuntimeError('Connection closed by peer')"),
+    )
+    said = "".join(
+        f"[rank{rank}]: {line}\n"
+        for rank, text in ((0, failed), (1, lost))
+        for line in text.splitlines()
+    )
+    found = error_in_log(LOST.format(said=said, ours=log_of(OURS)))[1]
+    assert found.startswith("rank 0 ended with exit code 1: ValueError: no luck; after 3 restarts")
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -61,6 +76,11 @@ def test_what_a_script_said_before_it_left_is_the_reason_that_its_rank_ended(cod
     )
     silent = LOST.format(said=f"{log_of(code)}{before}", ours=log_of(OURS))
     assert error_in_log(silent)[1].startswith("rank 0 ended with exit code 1; after 3"), "no word"
+    by_mpirun = f"{log_of(code)}{'-' * 74}\nmpirun detected that one or more processes exited\n{log_of(OURS)}"
+    traced = words if "raise ValueError" in code else ""
+    assert error_in_log(by_mpirun)[1].startswith(
+        f"rank 0 ended with exit code 1{f': {traced}' if traced else ''}; after 3"
+    )
     assert error_in_log(log_of(OURS))[1].startswith("rank 0 ended with exit code 1; after 3")
 
 
