@@ -77,6 +77,10 @@ def _engine(spec: Spec) -> Iterator[Problem]:
     if engine is not None and importlib.util.find_spec(engine.package) is None:
         what = f"the engine {spec.train.engine} needs the package {engine.package}"
         yield Problem(what, "train.engine", f"pip install 'rekindle[{spec.train.engine}]'")
+    for program in engine.programs(spec.train) if engine is not None else ():
+        if shutil.which(program) is None:
+            what = f"the engine {spec.train.engine} needs {program} for these settings"
+            yield Problem(what, "train.engine_config", f"install {program}, or remove offload")
 
 
 def _files(spec: Spec) -> Iterator[Problem]:

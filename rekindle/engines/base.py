@@ -73,6 +73,9 @@ class Engine(Protocol):
     def refuse(self, spec: Spec) -> Iterator[Finding]:
         """What the config asks for and the engine does not do, or says twice."""
 
+    def programs(self, train: TrainSpec) -> tuple[str, ...]:
+        """What has to be on PATH."""
+
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
 

@@ -125,6 +125,13 @@ class DeepSpeed:
         yield from _refused(given)
         yield from _contradicting(given, train)
 
+    def programs(self, train: TrainSpec) -> tuple[str, ...]:
+        """The compiler of its CPU Adam."""
+        given = train.engine_config or {}
+        moved = at(given, "zero_optimization", "offload_optimizer", "device") == "cpu"
+        own = at(given, "optimizer", "params", "torch_adam") is False
+        return ("g++",) if moved or own else ()
+
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
         what a micro-batch holds and which is a step's last."""

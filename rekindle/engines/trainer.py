@@ -71,6 +71,10 @@ class Trainer:
             yield (*CONFIG, key), f"rekindle does not hand on `{key}`", fix
         yield from contradictions(given, _owned(train), train)
 
+    def programs(self, train: TrainSpec) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """Arguments without "auto"; those of paths, steps and devices are the program's."""
         given = {k: v for k, v in (train.engine_config or {}).items() if v != AUTO}

@@ -150,7 +150,8 @@ def _begin(
     if first:
         where = f"resumed from the checkpoint of step {first} of {steps}"
     named = "" if layout.only_replicates else f", {layout}"
-    emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
+    by = f", by {job.train.engine}" if trainer.parts.stepper else ""
+    emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}{by}")
     if hint := uneven(job.train, layout):
         emit("notice", text=hint)
 

@@ -1,0 +1,39 @@
+"""What an engine or a launcher needs on this machine, said before anything starts."""
+
+import pytest
+
+from rekindle.app.preflight import looks
+from rekindle.spec.model import Spec
+
+OFFLOADED = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
+
+
+def said(tmp_path, **train):
+    spec = Spec.model_validate({"name": "x", "task": "causal_lm", "train": train})
+    return [problem.what for problem in looks(spec, tmp_path)["engine"]]
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """An empty folder that alone is on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_mpirun_has_to_be_there_and_open_mpis(tmp_path, path):
+    assert said(tmp_path, launcher="mpirun") == ["there is no mpirun"]
+    mpirun = path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'HYDRA build details: Version: 4.0.2'\n")
+    mpirun.chmod(0o755)
+    assert said(tmp_path, launcher="mpirun") == [f"{mpirun} is not Open MPI's"]
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    assert said(tmp_path, launcher="mpirun") == []
+
+
+def test_offload_needs_a_compiler(tmp_path, path):
+    pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed")
+    assert said(tmp_path, engine="deepspeed") == []
+    (what,) = said(tmp_path, engine="deepspeed", engine_config=OFFLOADED)
+    assert what == "the engine deepspeed needs g++ for these settings"
