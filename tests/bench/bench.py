@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import bench_checkpoint
+import bench_deepspeed
 import bench_loop
 import bench_plan
 import bench_resume
@@ -28,6 +29,7 @@ WORKS = {
     "checkpoint": bench_checkpoint.rows,
     "resume": bench_resume.rows,
     "plan": bench_plan.rows,
+    "deepspeed": bench_deepspeed.rows,
 }
 
 

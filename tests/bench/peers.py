@@ -260,7 +260,37 @@ def hand_written(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding)
     return by_hand(wish, rows, pad)
 
 
-LOOPS = {"trainer": trainer, "accelerate": accelerated, "on_gpu": on_gpu, "by_hand": hand_written}
+def by_deepspeed(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> dict[str, Any]:
+    """DeepSpeed's basic loop on some ranks; the operators that it would compile are torch's."""
+    import deepspeed
+
+    deepspeed.init_distributed()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    network = network_of(wish)
+    each = wish["batch_size"] // world
+    adamw = {"lr": wish["lr"], "weight_decay": 0.0, "torch_adam": True, "fused": True}
+    config = {
+        "train_batch_size": wish["batch_size"], "train_micro_batch_size_per_gpu": each,
+        "optimizer": {"type": "AdamW", "params": adamw}, "gradient_clipping": 1.0,
+        "zero_optimization": wish["zero"],
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(
+        model=network, model_parameters=network.parameters(), config=config
+    )
+    loader: Any = DataLoader(rows[rank::world], batch_size=each, collate_fn=pad)  # type: ignore[arg-type]
+    began, done = time.perf_counter(), 0
+    for batch in loader:
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+        done += 1
+    return {"seconds": time.perf_counter() - began, "steps": done}
+
+
+LOOPS = {
+    "trainer": trainer, "accelerate": accelerated, "on_gpu": on_gpu, "by_hand": hand_written,
+    "deepspeed": by_deepspeed,
+}  # fmt: skip
 
 
 def main() -> None:

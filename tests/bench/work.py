@@ -114,12 +114,14 @@ def reviews(folder: Path, **model: float) -> Work:
     return Work(TEXT, folder, train, network, threads=2)
 
 
-def documents(folder: Path, count: int = 420, longest: int = 1024) -> Work:
-    """Language modelling of documents of 1 to 16 reviews, several of which fill a sequence of
-    `longest` tokens."""
+def documents(folder: Path, count: int = 420, longest: int = 1024, shortest: int = 1) -> Work:
+    """Language modelling of documents of `shortest` to 16 reviews, several of which fill a sequence
+    of `longest` tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "documents.jsonl"
-    source.write_text("".join(json.dumps(d) + "\n" for d in _documents(count, longest // 64)))
+    source.write_text(
+        "".join(json.dumps(d) + "\n" for d in _documents(count, longest // 64, shortest))
+    )
     data = DataSpec(
         source=str(source), columns={"text": "text"}, split=SPLIT, max_length=longest,
     )  # fmt: skip
@@ -149,12 +151,13 @@ def packed_order(given: Work, seed: int) -> SampleOrder:
     )  # fmt: skip
 
 
-def _documents(count: int, most: int) -> list[dict[str, str]]:
+def _documents(count: int, most: int, least: int) -> list[dict[str, str]]:
     texts = [json.loads(line)["text"] for line in REVIEWS.open(encoding="utf-8")]
     draw = random.Random(0)
     made: list[str] = []
     for _ in range(count):
         size = round(math.exp(draw.uniform(0.0, math.log(most))))  # short ones as likely as long
+        size = max(size, least)
         made.append(" ".join(draw.choices(texts, k=size)))
     return [{"text": text} for text in dict.fromkeys(made)]
 
