@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from rekindle.engines import ELSEWHERE
 from rekindle.errors import Problem, SpecError, did_you_mean
 from rekindle.spec.model import Duration, Name, PartialDate
 from rekindle.spec.yaml_document import KeyPath
@@ -117,6 +118,9 @@ class Told:
         writes = []
         for error in errors:
             if error["type"] in ("literal_error", "enum"):
+                given = str(error.get("input")).lower()
+                if path[-1:] == ("engine",) and given in ELSEWHERE:
+                    return ELSEWHERE[given]
                 words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
                 if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
                     return meant

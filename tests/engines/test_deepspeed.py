@@ -223,7 +223,8 @@ def test_a_section_that_cannot_be_meant_is_refused(section):
     ("train", "what"),
     [({"engine_config": "none.json"}, "cannot read"), ({"engine_config": "list.json"}, "no JSON object"),
      ({"engine": "rekindle", "engine_config": {}}, "rekindle's own engine has no settings"),
-     ({"entrypoint": "x.py"}, "your own script starts its engine itself"), ({"engine": "deepsped"}, "deepspeed")],
+     ({"entrypoint": "x.py"}, "your own script starts its engine itself"), ({"engine": "deepsped"}, "deepspeed"),
+     ({"engine": "smddp"}, "for torch 2.4"), ({"engine": "FSDP"}, "shards with FSDP2"), ({"engine": "horovod"}, "train.entrypoint")],
 )  # fmt: skip
 def test_a_config_that_names_no_engine_is_refused(tmp_path, train, what):
     (tmp_path / "list.json").write_text("[1]")
