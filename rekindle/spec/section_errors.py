@@ -9,7 +9,6 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rekindle.engines import ELSEWHERE
 from rekindle.errors import Problem, SpecError, did_you_mean
 from rekindle.spec.model import Duration, Name, PartialDate
 from rekindle.spec.yaml_document import KeyPath
@@ -23,6 +22,20 @@ _WRITE = {
     "string": "write text", "dict": "write a mapping, {a: b}", "list": "write a list, [a, b]",
     "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
     "date": "write a date, such as 2026-11-23", "finite": "write a number",
+}  # fmt: skip
+_SCRIPT = "start it from a script of yours: train.entrypoint"
+_SMDDP = (
+    "its last release (2.5, October 2024) is for torch 2.4, which rekindle does not run on: use "
+    "rekindle's own engine, whose NCCL uses EFA; an image that has it can start it from a script "
+    "(train.entrypoint)"
+)
+# engines that people ask for by name, and what to use in their place
+_OTHER_ENGINES = {
+    "ddp": "leave it out: rekindle's own engine replicates the model (train.layout: {dp: N})",
+    "fsdp": "leave it out: rekindle's own engine shards with FSDP2 (train.layout: {shard: N})",
+    "smdistributed": _SMDDP, "smddp": _SMDDP, "smdataparallel": _SMDDP,
+    "accelerate": _SCRIPT, "horovod": _SCRIPT, "keras": _SCRIPT, "lightning": _SCRIPT,
+    "megatron": _SCRIPT, "ray": _SCRIPT, "tensorflow": _SCRIPT,
 }  # fmt: skip
 # what other trainers call a field
 _ELSEWHERE = {
@@ -119,8 +132,8 @@ class Told:
         for error in errors:
             if error["type"] in ("literal_error", "enum"):
                 given = str(error.get("input")).lower()
-                if path[-1:] == ("engine",) and given in ELSEWHERE:
-                    return ELSEWHERE[given]
+                if path[-1:] == ("engine",) and given in _OTHER_ENGINES:
+                    return _OTHER_ENGINES[given]
                 words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
                 if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
                     return meant
