@@ -85,7 +85,8 @@ batches and the dropout are the same, and the last bits of sums may differ: some
 the order in which threads finish. `train.deterministic: true` takes only kernels and collectives
 with a fixed order (torch's deterministic algorithms, cuDNN's, fixed workspaces of cuBLAS, rings of
 NCCL); that gives the same bits on the same GPUs, layout and versions: an H200 has shown it for one
-rank that was killed three times ([gpu.md](gpu.md)), several GPUs have not. The card of a run says which of the three holds for it.
+rank that was killed three times ([gpu.md](gpu.md)), several GPUs have not. The card of a run says
+which of the three holds for it.
 
 `train.precision: auto` is bf16 where all GPUs of the run have it, and fp32 elsewhere, as on a CPU;
 fp32 on a GPU multiplies matrices in TF32, unless `train.deterministic`. The run key depends on the
