@@ -241,7 +241,11 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
                 step_seconds=seconds,
             )  # fmt: skip
             self.history.append(row)
-            emit("progress", step=row.step, steps=self.steps, loss=row.loss)
+            emit(
+                "progress", step=row.step, steps=self.steps, loss=row.loss,
+                samples_per_second=row.samples_per_second,
+                eta_seconds=(self.steps - row.step) * seconds,
+            )  # fmt: skip
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         dist.barrier()  # all ranks have written theirs
