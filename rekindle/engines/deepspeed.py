@@ -74,8 +74,8 @@ _KNOWN = (
 _SEEN = {
     "zero_optimization": (
         "stage", "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
-        "elastic_checkpoint", "ignore_unused_parameters", "load_from_fp32_weights",
-        "log_trace_cache_warnings", "offload_optimizer", "offload_param", "overlap_comm",
+        "ignore_unused_parameters", "log_trace_cache_warnings", "offload_optimizer",
+        "offload_param", "overlap_comm",
         "reduce_bucket_size", "reduce_scatter", "stage3_gather_16bit_weights_on_model_save",
         "stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters",
         "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
@@ -84,7 +84,7 @@ _SEEN = {
     "optimizer": ("type", "params"),
     "params": ("lr", "betas", "eps", "weight_decay", "torch_adam"),
     "bf16": ("enabled",),
-    "offload_optimizer": ("device", "pin_memory", "buffer_count", "fast_init", "ratio"),
+    "offload_optimizer": ("device", "pin_memory", "buffer_count", "ratio"),
     "offload_param": ("device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
 }  # fmt: skip
 _PLACES = (

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rekindle.data.fingerprint import fingerprint
-from rekindle.engines.deepspeed import DeepSpeed
+from rekindle.engines.deepspeed import _SEEN, DeepSpeed
 from rekindle.errors import SpecError
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
@@ -79,6 +79,41 @@ def test_every_other_stage_trains_as_rekindle_does(tmp_path, texts, ours, stage)
     in_effect = TrainingSummary.read(tmp_path / "training-1" / "training.json").in_effect
     assert in_effect["ZeRO stage"] == stage[0]
     assert in_effect["offload"] == ("optimizer, param" if "offloaded" in stage else "none")
+
+
+OTHERWISE = {
+    "2": {
+        "stage": 2, "allgather_bucket_size": 10_000, "allgather_partitions": False, "contiguous_gradients": False,
+        "ignore_unused_parameters": False, "overlap_comm": True, "reduce_bucket_size": 10_000, "reduce_scatter": False,
+    },
+    "3": {
+        "stage": 3, "contiguous_gradients": False, "log_trace_cache_warnings": True, "overlap_comm": True,
+        "reduce_bucket_size": 10_000, "reduce_scatter": False, "stage3_gather_16bit_weights_on_model_save": True,
+        "stage3_max_live_parameters": 10_000, "stage3_max_reuse_distance": 10_000, "stage3_model_persistence_threshold": 100,
+        "stage3_param_persistence_threshold": 100, "stage3_prefetch_bucket_size": 5_000, "sub_group_size": 5_000,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False, "buffer_count": 5, "ratio": 0.5},
+        "offload_param": {"device": "cpu", "pin_memory": False, "buffer_count": 6, "buffer_size": 200_000, "max_in_cpu": 100_000},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", OTHERWISE)
+def test_settings_that_are_taken_change_nothing_that_is_computed(tmp_path, texts, ours, stage):
+    same(gang(tmp_path, texts, OTHERWISE[stage]).start().finish(), ours)
+
+
+def test_every_setting_of_zero_that_is_taken_has_been_trained_with():
+    taken = (
+        set(_SEEN["zero_optimization"])
+        | set(_SEEN["offload_optimizer"])
+        | set(_SEEN["offload_param"])
+    )
+    offload = [OTHERWISE["3"][f"offload_{part}"] for part in ("optimizer", "param")]
+    seen = {key for zero in (*OTHERWISE.values(), *offload) for key in zero}
+    assert taken - seen == {"stage3_gather_fp16_weights_on_model_save"}, (
+        "an older name of another one"
+    )
 
 
 @pytest.mark.slow
