@@ -59,7 +59,8 @@ class Saves:
         return max(found, key=step_of, default=None)
 
     def _fetch(self, name: str, store: Storage) -> None:
-        complete = store.read(f"{name}/{COMPLETE}") or b"{}"
+        complete = store.read(f"{name}/{COMPLETE}")
+        assert complete is not None, "rank 0 has seen it"
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         for file in json.loads(complete)["files"]:
             with (
@@ -67,8 +68,6 @@ class Saves:
                 (self.folder / name / file).open("wb") as target,
             ):
                 shutil.copyfileobj(source, target)
-        if not self.curve.exists():
-            shutil.copyfile(self.folder / name / CURVE, self.curve)
         (self.folder / name / COMPLETE).write_bytes(complete)
 
     def completed(self, step: int, facts: Mapping[str, str]) -> None:
@@ -103,6 +102,11 @@ def facts_of(checkpoint: Path) -> dict[str, str]:
     """What was in effect when it was written."""
     facts: dict[str, str] = json.loads((checkpoint / COMPLETE).read_text())["facts"]
     return facts
+
+
+def curve_of(checkpoint: Path) -> str:
+    """The loss curve up to there, which counts whatever is left on this machine."""
+    return (checkpoint / CURVE).read_text(errors="replace")
 
 
 def step_of(name: str) -> int:

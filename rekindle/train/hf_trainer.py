@@ -34,7 +34,7 @@ from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
 from rekindle.train import modelfolder, numerics
 from rekindle.train.batches import TRAIN, VALIDATION
-from rekindle.train.hf_saves import Saves, facts_of, step_of
+from rekindle.train.hf_saves import Saves, curve_of, facts_of, step_of
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
@@ -71,7 +71,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     found = saves.newest()
     first = step_of(found.name) if found else 0
     if rank == 0:
-        history.resume(first)
+        history.resume(first, curve_of(found) if found else None)
         begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
         begins = begins or f"{steps} steps from the start"
         emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")

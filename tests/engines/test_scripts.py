@@ -1,4 +1,4 @@
-"""Loops of other libraries as scripts of one's own, from configs/engines: real torchrun, two ranks on gloo."""
+"""Loops of other libraries as scripts of users, from configs/engines: real torchrun, two ranks on gloo."""
 
 import signal
 from pathlib import Path
