@@ -298,7 +298,8 @@ class PlannedTerm(Record):
 class PlannedLayout(Record):
     """Machines and a layout. Seconds are those of an optimizer step: least, expected, most (nine of
     ten lie within). `memory_bytes` are of tensors on the fullest GPU, of `needed_bytes` with the
-    allocator's reserve, of `device_bytes` that there are."""
+    allocator's reserve, of `device_bytes` that there are. `zero` says what DeepSpeed divides, where
+    it trains."""
 
     machine: str
     nodes: int
@@ -321,6 +322,7 @@ class PlannedLayout(Record):
     device_bytes: int
     on_demand_usd_per_hour: float | None
     spot_usd_per_hour: float | None
+    zero: str = ""
 
 
 class PlannedSpot(Record):
@@ -363,8 +365,9 @@ class PlannedRest(Record):
 class Planned(Answer):
     """`plan`: what training needs, how long it takes and what it costs. `hours` as `step_seconds`,
     null where the number of steps depends on data; `rest`, which is in none of the others, is null
-    where no earlier run is known; `if_else` says what other machines or data would
-    change, `notes` what is assumed or not known."""
+    where no earlier run is known; `advice` says why this engine and layout, and what the other
+    engine would do, `if_else` what other machines or data would change, `notes` what is assumed or
+    not known."""
 
     name: str
     parameters: int
@@ -380,6 +383,7 @@ class Planned(Answer):
     others: tuple[PlannedLayout, ...]
     rejected: tuple[Rejection, ...]
     weighed: int
+    advice: tuple[str, ...] = ()
     if_else: tuple[str, ...]
     notes: tuple[str, ...]
     errors: tuple[ErrorRow, ...] = ()
@@ -403,6 +407,7 @@ class Calibration(Answer):
     job: str
     constants: str
     sequence: int = 0
+    engine: str = "rekindle"
 
 
 class Prices(Answer):

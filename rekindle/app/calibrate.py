@@ -46,12 +46,13 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     work, cluster = _planned(run, plan.chosen)
     seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
     trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))
-    constants = profile_of(cluster.gpu.name, work.compile).constants
+    constants = profile_of(cluster.gpu.name, work.compile, work.engine).constants
     predicted = step_time(trained, cluster, constants).seconds
     kept = Calibration(
         run_id=run.run_id, gpu=cluster.gpu.name, compiled=work.compile, layout=str(work.layout),
         measured=seconds, predicted=predicted, ratio=seconds / predicted, steps=len(rows),
         left_out=left_out, job=job_of(work, cluster), constants=stamp(), sequence=trained.sequence,
+        engine=work.engine,
     )  # fmt: skip
     kept.write(home / SPEEDS / f"{run.run_id}.json")
     return kept

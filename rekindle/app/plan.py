@@ -102,7 +102,7 @@ def settled(spec: Spec, platform: str) -> Spec:
         "micro_batch_size": work.layout.micro_batch_size,
         "activation_checkpointing": work.checkpointing,
     }
-    free = left_open(spec)
+    free = left_open(spec) - ({"layout"} if work.zero else set())
     if plan.chosen.fleet.gpu.name == CPU:  # which layout is no question there
         free &= {"micro_batch_size"}
     open_ones = {name: value for name, value in chosen.items() if name in free}

@@ -51,7 +51,8 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
     again = f", {how} activation checkpointing" if how != "none" else ""
     numbers = f", {chosen.precision}" if chosen.precision else ""
-    yield "layout", f"{chosen.layout}{numbers}, {size}{again}"
+    by = f" by DeepSpeed's {chosen.zero}" if chosen.zero else ""
+    yield "layout", f"{chosen.layout}{by}{numbers}, {size}{again}"
     tensors = f"{formats.binary(chosen.memory_bytes)} of it tensors"
     needed, has = map(formats.binary, (chosen.needed_bytes, chosen.device_bytes))
     yield "memory", f"{needed} of {has} {per(chosen)}, {tensors}"
@@ -71,6 +72,7 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
         hours = formats.hours(plan.rest.hours)
         yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
+    yield from (("advice", line) for line in plan.advice)
     yield from (("if", line) for line in plan.if_else)
     yield from (("note", line) for line in plan.notes)
     yield from (("refused", f"{error.what}: {error.fix}") for error in plan.errors)

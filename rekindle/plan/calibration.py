@@ -33,17 +33,16 @@ class Speeds:
 
     measured: Sequence[Calibration] = ()
 
-    def profile(self, gpu: str, compiled: bool) -> Profile:
+    def profile(self, gpu: str, compiled: bool, engine: str) -> Profile:
         """What is known of all trainings there."""
-        key = gpu, compiled, stamp()
-        known = [one for one in self.measured if (one.gpu, one.compiled, one.constants) == key]
+        known = [one for one in self._like(gpu, compiled, engine) if one.constants == stamp()]
         if not known:
-            return profile_of(gpu, compiled)
+            return profile_of(gpu, compiled, engine)
         factor = math.exp(sum(math.log(one.ratio) for one in known) / len(known))
         runs = ", ".join(one.run_id for one in known[-3:])
         basis = f"measured on {gpu} in {runs}: {factor:.2f} times what was predicted"
         spread = spread_of("calibrated")
-        plain = profile_of(gpu, compiled)
+        plain = profile_of(gpu, compiled, engine)
         return dataclasses.replace(
             plain, spread=spread, basis=basis, factor=factor, guessed=gpu == CPU
         )  # fmt: skip
@@ -56,7 +55,8 @@ class Speeds:
             return list(options)
         took = {one.job: one for one in self.measured}
         jobs = [took.get(job_of(option.work, option.cluster)) for option in options]
-        profile = self.profile(options[0].cluster.gpu.name, options[0].work.compile)
+        work = options[0].work
+        profile = self.profile(options[0].cluster.gpu.name, work.compile, work.engine)
         factors = [
             job.measured / option.step.seconds
             for job, option in zip(jobs, options, strict=True) if job
@@ -69,10 +69,14 @@ class Speeds:
             for option, job in zip(options, jobs, strict=True)
         ]
 
-    def stale(self, gpu: str, compiled: bool) -> tuple[str, ...]:
+    def stale(self, gpu: str, compiled: bool, engine: str) -> tuple[str, ...]:
         """Runs that were measured against other constants."""
-        there = [one for one in self.measured if (one.gpu, one.compiled) == (gpu, compiled)]
+        there = self._like(gpu, compiled, engine)
         return tuple(one.run_id for one in there if one.constants != stamp())
+
+    def _like(self, gpu: str, compiled: bool, engine: str) -> list[Calibration]:
+        key = gpu, compiled, engine
+        return [one for one in self.measured if (one.gpu, one.compiled, one.engine) == key]
 
 
 @dataclasses.dataclass(frozen=True)

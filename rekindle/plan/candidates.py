@@ -46,6 +46,9 @@ def candidates(asked: Asked, cluster: Cluster) -> Iterator[Candidate]:
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
     """Those of as many ranks as there are GPUs; the one that the config asks for, if it does."""
     world, spec = cluster.gpus, asked.train.layout
+    if asked.zero is not None:  # the engine has no other
+        yield Layout(world)
+        return
     if isinstance(spec, LayoutSpec):
         others = spec.shard * spec.tp * spec.pp * spec.cp
         dp = spec.dp or max(1, world // others)
@@ -122,5 +125,5 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
-        teacher=asked.teacher, software=Software(tf32=not train.deterministic),
+        teacher=asked.teacher, software=Software(tf32=not train.deterministic), zero=asked.zero,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rekindle.errors import RequestError
+from rekindle.plan.advice import instead
 from rekindle.plan.calibration import Speeds
 from rekindle.plan.fleet import Fleet
 from rekindle.plan.request import Asked, on_gpu
@@ -55,7 +56,7 @@ def choose(
         fleet = offered[0]
         found = search(asked, fleet.cluster)
         if not found.options:
-            raise _nothing_fits(fleet, found)
+            raise _nothing_fits(asked, fleet, found)
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
@@ -121,7 +122,7 @@ def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None, speeds: S
     limits, usd = spec.resources, fleet.usd_per_hour() or 0.0
     if steps is None:
         return True
-    profile = speeds.profile(fleet.cluster.gpu.name, asked.train.compile)
+    profile = speeds.profile(fleet.cluster.gpu.name, asked.train.compile, asked.train.engine)
     seconds = _least_seconds(asked, fleet) / profile.constants.matrix_efficiency
     hours = seconds * min(1.0, profile.factor) * steps / 3600
     if limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours:
@@ -145,7 +146,10 @@ def _least_usd(asked: Asked, fleet: Fleet) -> float:
 
 
 def _least_bytes(asked: Asked) -> int:
-    """Weights, gradients and moments of all ranks together; of adapters, the weights alone."""
+    """Weights, gradients and moments of all ranks together; of adapters, the weights alone; none
+    of what the host holds."""
+    if asked.zero is not None:
+        return 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
     stored = 2 if asked.train.weights == "bf16" else 4
     return asked.shape.parameters * stored * (1 if asked.lora else 4)
 
@@ -179,7 +183,7 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
     return late + over, per_step
 
 
-def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
+def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
     nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
     if nearest is not None and nearest.needed_bytes is None:
@@ -187,7 +191,9 @@ def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
             f"no layout trains on {fleet}{said}", where="train.layout",
             fix="leave train.layout and train.micro_batch_size to the plan: `auto`",
         )  # fmt: skip
+    more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
+    other = "" if asked.zero else "; ".join(instead(asked, None, fleet.cluster))
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",
-        fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",
+        fix=f"{more}; {other}" if other else more,
     )  # fmt: skip

@@ -48,10 +48,10 @@ def spread_of(kind: str) -> float:
     return float(rows(FILE)["spread"][kind])
 
 
-def profile_of(gpu: str, compiled: bool = False) -> Profile:
+def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Profile:
     """For a GPU of the catalog; one without measurements borrows those of the most similar GPU.
 
-    The interval is wider then."""
+    The interval is wider then, and with another engine."""
     table = rows(FILE)
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]
@@ -68,4 +68,10 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     if compiled:
         spread = max(spread, table["spread"]["compiled"])
         basis = f"{basis}; {table['compiled']['basis']}"
-    return Profile(Constants(**numbers), spread, basis, guessed=not measured)
+    other = engine != "rekindle"
+    if other:
+        spread, basis = (
+            max(spread, table["spread"]["other_engine"]),
+            f"{basis}; not measured with {engine}",
+        )
+    return Profile(Constants(**numbers), spread, basis, guessed=other or not measured)

@@ -20,7 +20,7 @@ from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import Fleet, fleets
-from rekindle.plan.memory import memory, needed, snapshot_bytes
+from rekindle.plan.memory import memory, needed, offloaded_bytes, snapshot_bytes
 from rekindle.plan.request import Asked, as_on_a_cpu, asked_of, model_config, teacher_config
 from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
@@ -30,6 +30,7 @@ from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
 _SHORT_SECONDS = 600.0  # of a training; what is not counted matters there
+_AND_OFFLOADED = " and what is offloaded"
 NOTHING = Known()
 ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
@@ -119,7 +120,8 @@ def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
     size, has = _snapshot(plan.chosen)
     if has is not None and size > has:
         yield Problem(
-            f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its copies, "
+            f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its copies"
+            f"{_AND_OFFLOADED if offloaded_bytes(plan.chosen.option.work) else ''}, "
             f"and {plan.chosen.fleet.name} has {has / 2**30:,.0f} GiB", "train.checkpoint",
             "shard the model over more machines (train.layout.shard), take machines with more "
             "memory, or train adapters (model.lora)",
@@ -128,14 +130,17 @@ def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
 
 def _snapshot(choice: Choice) -> tuple[int, int | None]:
     """Host memory of a machine that the copies of a save take, and what it has, if that is known.
-    Every rank copies what it holds, replicas too."""
-    ranks = choice.fleet.gpus_per_node
-    return ranks * snapshot_bytes(choice.option.work), choice.fleet.machine.memory_bytes
+    Every rank copies what it holds, replicas too; what is offloaded is there besides."""
+    ranks, work = choice.fleet.gpus_per_node, choice.option.work
+    size = snapshot_bytes(work) + offloaded_bytes(work)
+    return ranks * size, choice.fleet.machine.memory_bytes
 
 
 def traced(plan: Plan, spec: Spec) -> Plan:
     """The plan with the traced memory of its finalists, the best of them that fits first. Takes
     some ten seconds; RequestError where none of them fits."""
+    if plan.asked.zero is not None:
+        return dataclasses.replace(plan, notes=(*plan.notes, "DeepSpeed is not traced"))
     config, teacher = model_config(spec), teacher_config(spec)
     finalists = [plan.chosen, *plan.others][:AT_MOST]
     classes = len(spec.data.labels) if spec.data is not None and spec.data.labels else 2
@@ -219,7 +224,7 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
-    fleet, profile = choice.fleet, choice.option.profile
+    fleet, profile, work = choice.fleet, choice.option.profile, choice.option.work
     measure = "; after a run, rekindle plan --calibrate RUN measures it"
     yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
     hours = choice.hours(steps)
@@ -227,13 +232,14 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
         yield "training is its steps alone; start of the ranks, validation and saves come on top"
     if not choice.option.proven:
         yield "tests have each two parts of this layout, not all of it: training checks it first"
-    for run in speeds.stale(choice.option.cluster.gpu.name, choice.option.work.compile):
+    for run in speeds.stale(choice.option.cluster.gpu.name, work.compile, work.engine):
         yield f"{run} was measured against an older planner: rekindle plan --calibrate {run}"
     if steps is None:
         yield "the number of steps depends on the data: pass --examples N, or set train.steps"
     size, has = _snapshot(choice)
     of = f" of {has / 2**30:,.0f} GiB" if has else ""
-    yield f"host memory: a save copies {size / 2**30:,.1f}{of or ' GiB'} on each machine"
+    more = _AND_OFFLOADED if offloaded_bytes(choice.option.work) else ""
+    yield f"host memory: a save copies{more} {size / 2**30:,.1f}{of or ' GiB'} on each machine"
     between = fleet.machine.between
     if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
         yield f"the network of {fleet.name} is not known: taken as no limit"

@@ -16,6 +16,7 @@ from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
+from rekindle.spec.zero import Zero
 
 _PLANNED = ("causal_lm", "text_classification")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
@@ -24,7 +25,7 @@ _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """What a config asks to be trained. `free` names what it leaves to the planner: `layout`,
-    `micro_batch_size`, `activation_checkpointing`."""
+    `micro_batch_size`, `activation_checkpointing`. `zero`: by DeepSpeed, with that stage."""
 
     kind: Kind
     shape: ModelShape
@@ -33,6 +34,7 @@ class Asked:
     free: frozenset[str]
     lora: LoraSpec | None = None
     teacher: ModelShape | None = None
+    zero: Zero | None = None
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
@@ -55,7 +57,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
             "the planner does not know what a pipeline of your own computes", where="pipeline",
             fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
         )  # fmt: skip
-    if spec.train.engine != "rekindle":
+    if spec.train.engine not in ("rekindle", "deepspeed"):
         raise RequestError(
             f"the planner does not know what the engine {spec.train.engine} holds on each machine",
             where="train.engine",
@@ -75,6 +77,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
         shape_of(taught, classes) if taught else None,
+        Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def search(asked: Asked, cluster: Cluster) -> Found:
     if precision not in gpu.tflops:
         knows = f"knows no {precision} peak of {gpu.name}, but {', '.join(gpu.tflops)}"
         return Found((), (Rejected("all", f"the catalog {knows}"),), 0)
-    profile = profile_of(cluster.gpu.name, asked.train.compile)
+    profile = profile_of(cluster.gpu.name, asked.train.compile, asked.train.engine)
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
     weighed = 0

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.work import Kernels, Work
+from rekindle.spec.zero import Zero
 
 FORWARD = 1  # products; each of the gradients costs what the forward pass costs
 
@@ -36,7 +38,8 @@ class Constants:
     it is; `launch_seconds` of the host for a block's kernels, of which `gather_launches` come on
     top where weights are sharded, `stage_seconds` for a micro-batch on a stage of a pipeline,
     `data_seconds` for a token of the next step, beside this one, `step_seconds` for what surrounds
-    a step. `asynchronous`: kernels run while others are launched."""
+    a step. `asynchronous`: kernels run while others are launched. Of a machine, `host_bandwidth`
+    that an update in its memory reaches, and `host_link` of one GPU to it, in bytes a second."""
 
     matrix_efficiency: float
     attention_efficiency: float
@@ -57,6 +60,8 @@ class Constants:
     asynchronous: bool = True
     stage_seconds: float = 0.0
     optimizer_bytes: float = 28.0
+    host_bandwidth: float = 100e9
+    host_link: float = 20e9
     kernels: Mapping[str, Kernel] = dataclasses.field(default_factory=dict)
 
 
@@ -97,6 +102,8 @@ class _Pass:
 def step_time(work: Work, cluster: Cluster, constants: Constants) -> StepTime:
     """Of the slowest rank; every term is in seconds a step. KeyError where the catalog does not
     know the GPU's peak in that precision."""
+    if work.zero is not None:
+        return _ZeroModel(work, work.zero, cluster, constants).step()
     return _Model(work, cluster, constants).step()
 
 
@@ -122,7 +129,7 @@ class _Model:
         each = gathered + reduced if layout.pp == 1 else 0.0
         backward = one.computing * self.backward / (FORWARD + self.backward)
         kept = gathered + reduced if layout.pp > 1 else 0.0
-        contention = self.c.overlapped if work.software.prefetched else self.c.contention
+        contention = self._contention()
         beside = one.computing if self.c.asynchronous else 0.0
         idle = max(0.0, self._launched() - beside)  # exchanges fill it first
         last = max(0.0, idle - each) * self.backward / (FORWARD + self.backward)
@@ -131,7 +138,6 @@ class _Model:
         hidden += self._exposed(max(0.0, self._once() - last), backward, contention)
         share = 1 / (work.turns * (3 if layout.schedule == "zero_bubble" else 1))
         bubble = spread * (layout.pp - 1) * share
-        optimizer = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
         terms = {
             "matrix products": (one.products + one.head) * turns,
             "attention": one.attention * turns,
@@ -143,12 +149,21 @@ class _Model:
             "pipeline bubble": bubble,
             "between stages": self._between_stages() * turns,
             "teacher": self._teacher() * turns,
-            "optimizer": optimizer / self.bandwidth,
+            **self._optimizer(),
         }
         terms["waiting for the host"] = idle * turns + self.c.step_seconds
         prepared = layout.micro_batch_size * work.sequence * turns * self.c.data_seconds
         terms["waiting for data"] = max(0.0, prepared - sum(terms.values()))
         return StepTime({name: seconds for name, seconds in terms.items() if seconds > 0})
+
+    def _contention(self) -> float:
+        """The share of an exchange beside computing that costs time all the same."""
+        return self.c.overlapped if self.work.software.prefetched else self.c.contention
+
+    def _optimizer(self) -> dict[str, float]:
+        layout = self.work.layout
+        moved = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
+        return {"optimizer": moved / self.bandwidth}
 
     def _launched(self) -> float:
         """Seconds of the host for a micro-batch: its kernels, of which those that compute again
@@ -347,6 +362,39 @@ class _Model:
         size //= layout.tp if work.along_sequence else 1
         speed = self._speed(self.cluster.group(2, layout.world // layout.pp))
         return 2 * work.turns * (size / speed + self.c.hop_seconds)
+
+
+class _ZeroModel(_Model):
+    """DeepSpeed's ZeRO: stage 3 gathers weights as FSDP does, 1 and 2 share the updates alone. How
+    fast the host is, is a guess."""
+
+    def __init__(self, work: Work, zero: Zero, cluster: Cluster, constants: Constants) -> None:
+        layout = work.layout
+        if zero.stage:
+            layout = dataclasses.replace(layout, dp=1, shard=layout.dp)
+        kind: Literal["weights", "optimizer"] = "weights" if zero.stage == 3 else "optimizer"
+        super().__init__(
+            dataclasses.replace(work, layout=layout, sharding=kind), cluster, constants
+        )
+        self.zero = zero
+
+    def _contention(self) -> float:
+        return self.c.overlapped if self.zero.overlaps else 1.0
+
+    def _optimizer(self) -> dict[str, float]:
+        """On the host all ranks of a machine share its memory; gradients go there, and weights
+        come back; those of stage 3 come for each pass, too."""
+        zero, mine = self.zero, self._trained() / self.work.layout.shard
+        found = {"optimizer": self.c.optimizer_bytes * mine / self.bandwidth}
+        crossing = 0.0
+        if zero.optimizer_offloaded:
+            there = mine * self.cluster.gpus_per_node
+            found["optimizer"] = self.c.optimizer_bytes * there / self.c.host_bandwidth
+            crossing += mine * (self.work.accumulation + 1)
+        if zero.parameters_offloaded:
+            crossing += 2 * self._held() / self.work.layout.shard * self.work.accumulation
+        found["to and from the host"] = crossing * self.work.compute_bytes / self.c.host_link
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rekindle import outputs
 from rekindle.errors import Problem, RequestError
+from rekindle.plan.advice import advice
 from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
 from rekindle.plan.plan import Plan
@@ -37,7 +38,7 @@ def told(
         spot=_spot(plan.spot) if plan.spot else None, rest=rest,
         others=tuple(_layout(other) for other in plan.others),
         rejected=tuple(outputs.Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
-        weighed=plan.weighed, if_else=plan.if_else, notes=notes,
+        weighed=plan.weighed, advice=tuple(advice(plan)), if_else=plan.if_else, notes=notes,
         errors=outputs.rows_of(RequestError(problems)) if problems else (),
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
         needed_bytes=needed(option.memory.peak_bytes).bytes,
         device_bytes=option.cluster.gpu.memory_bytes,
         on_demand_usd_per_hour=fleet.usd_per_hour(),
-        spot_usd_per_hour=fleet.usd_per_hour(spot=True),
+        spot_usd_per_hour=fleet.usd_per_hour(spot=True), zero=str(work.zero or ""),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from rekindle.families import DIVISIBLE
 from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
+from rekindle.spec.zero import Zero
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
@@ -73,7 +74,8 @@ class Work:
     are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
     `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
     and freezes the others; 0: everything is trained. `teacher` is the shape of the network that the
-    model learns from, too. `software` is ours where it is not said."""
+    model learns from, too. `software` is ours where it is not said. `zero`: DeepSpeed divides
+    states among the replicas of the layout."""
 
     shape: ModelShape
     layout: Layout
@@ -89,6 +91,12 @@ class Work:
     lora_targets: tuple[str, ...] = ()
     teacher: ModelShape | None = None
     software: Software = Software()
+    zero: Zero | None = None
+
+    @property
+    def engine(self) -> str:
+        """As in `train.engine`."""
+        return "deepspeed" if self.zero else "rekindle"
 
     @property
     def tokens(self) -> int:

@@ -1,0 +1,130 @@
+"""Why this engine and this strategy, in words, and what the other engine would do: `advice`.
+
+What the figures of a plan say, once more, for a reader who does not know the terms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rekindle.plan.cluster import Cluster
+from rekindle.plan.constants import CPU
+from rekindle.plan.memory import needed
+from rekindle.plan.request import Asked
+from rekindle.plan.search import Option, Rejected, search
+from rekindle.plan.work import Work
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import AUTO
+from rekindle.spec.zero import Zero
+
+if TYPE_CHECKING:
+    from rekindle.plan.plan import Plan
+
+_GIB = 2**30
+_ON_HOST = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+_STAGES: tuple[dict[str, Any], ...] = (
+    {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, **_ON_HOST},
+)  # fmt: skip
+
+_WORDS = (
+    "{} replicas train a share of each batch (data parallel)",
+    "{} GPUs divide weights, gradients and optimizer among them (FSDP)",
+    "{} GPUs share each matrix (tensor parallel)",
+    "{} GPUs share each sequence (context parallel)",
+    "{} stages hold the blocks one after the other (pipeline)",
+)
+
+
+def advice(plan: Plan) -> Iterator[str]:
+    """Sentences: what is done, why nothing simpler, and the other engine with its command."""
+    option = plan.chosen.option
+    if option.cluster.gpu.name == CPU:
+        return
+    yield f"{_engine(option.work)}: {strategy(option.work)}"
+    yield from _simpler(option, plan.rejected)
+    other = _ours if option.work.zero else instead
+    yield from other(plan.asked, option)
+
+
+def strategy(work: Work) -> str:
+    """How the ranks share the work."""
+    layout, zero = work.layout, work.zero
+    if layout.world == 1:
+        return "one GPU does everything" + (_host(zero) if zero else "")
+    if zero is not None:
+        what = ("nothing", "the optimizer's state", "the optimizer's state and gradients",
+                "the optimizer's state, gradients and weights")[zero.stage]  # fmt: skip
+        divided = f"{layout.world} GPUs train a share of each batch and divide {what} among them"
+        return divided + _host(zero)
+    degrees = (layout.dp, layout.shard, layout.tp, layout.cp, layout.pp)
+    words = zip(degrees, _WORDS, strict=True)
+    return ", ".join(word.format(degree) for degree, word in words if degree > 1)
+
+
+def instead(asked: Asked, best: Option | None, cluster: Cluster | None = None) -> Iterator[str]:
+    """DeepSpeed's fastest stage that fits; nothing where DeepSpeed does not train what is asked."""
+    on = best.cluster if best else cluster
+    assert on is not None
+    train = asked.train
+    if train.compile or train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8"):
+        return
+    free = train.model_copy(update={"layout": AUTO, "engine": "deepspeed"})
+    for section in _STAGES:
+        zero = Zero.of({"zero_optimization": section})
+        found = search(dataclasses.replace(asked, train=free, zero=zero), on).options
+        if found:
+            break
+    else:
+        yield "DeepSpeed's ZeRO does not fit either, with everything in the host's memory"
+        return
+    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}"
+
+
+def _ours(asked: Asked, best: Option) -> Iterator[str]:
+    """Rekindle's own engine in the place of DeepSpeed."""
+    train = asked.train.model_copy(update={"engine": "rekindle"})
+    found = search(dataclasses.replace(asked, train=train, zero=None), best.cluster)
+    if found.options:
+        how = f"{found.options[0].work.layout}: {_beside(found.options[0], best)}"
+        yield f"or rekindle's engine, {how}; --set train.engine=rekindle"
+    else:
+        yield "rekindle's engine does not fit there"
+
+
+def _beside(option: Option, best: Option | None) -> str:
+    size, has = needed(option.memory.peak_bytes).bytes, option.cluster.gpu.memory_bytes
+    room = f"{size / _GIB:,.0f} of {has / _GIB:,.0f} GiB"
+    if best is None:
+        return room
+    by = option.step.seconds / best.step.seconds - 1
+    return f"{room}, {f'{by:+.0%} time' if abs(by) >= 0.005 else 'as fast'}"
+
+
+def _simpler(option: Option, rejected: Sequence[Rejected]) -> Iterator[str]:
+    """Why the GPUs are not replicas, which is the simplest."""
+    if option.work.zero or option.work.layout.only_replicates:
+        return
+    replicas = str(Layout(option.work.layout.world))
+    for one in rejected:
+        if one.layout == replicas:
+            yield f"not replicas alone: {one.reason}"
+            if one.needed_bytes:
+                yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
+
+
+def _engine(work: Work) -> str:
+    return "DeepSpeed" if work.zero else "rekindle's engine"
+
+
+def _host(zero: Zero) -> str:
+    return f"; {str(zero).partition(', ')[2]}" if zero.optimizer_offloaded else ""
+
+
+def _command(section: dict[str, Any]) -> str:
+    said = ", ".join(
+        f"{key}: {{device: cpu}}" if isinstance(value, dict) else f"{key}: {value}"
+        for key, value in section.items()
+    )
+    config = f"{{zero_optimization: {{{said}}}}}"
+    return f"--set train.engine=deepspeed --set 'train.engine_config={config}'"
