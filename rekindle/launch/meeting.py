@@ -97,7 +97,7 @@ def store() -> tuple[Any, int]:
         return HashStore(), 0
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
-        return _listening(port, server.detach()), port
+        return listening(port, server.detach()), port
 
 
 def _store_of_nodes(given: RendezvousParameters) -> tuple[Any, int]:
@@ -106,11 +106,12 @@ def _store_of_nodes(given: RendezvousParameters) -> tuple[Any, int]:
 
     port = int(given.endpoint.rpartition(":")[2])
     if LISTENING in given.config:
-        return _listening(port, int(given.config[LISTENING])), port
+        return listening(port, int(given.config[LISTENING])), port
     return TCPStore(HOST, port, is_master=False, wait_for_workers=False), port
 
 
-def _listening(port: int, descriptor: int) -> Any:
+def listening(port: int, descriptor: int) -> Any:
+    """torch's store at a socket of ours, which listens on loopback at that port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(

@@ -1,49 +1,67 @@
-"""mpirun in the place of torchrun, on one machine: `python -m rekindle.launch.mpi LIFELINE REPORT
-RANKS SCRIPT...` starts it, and it starts `python -m rekindle.launch.mpi --rank REPORT SCRIPT...`
-for each rank.
+"""mpirun in the place of torchrun: `python -m rekindle.launch.mpi LIFELINE REPORT PLACE SCRIPT...`
+starts it, and it starts `python -m rekindle.launch.mpi --rank REPORT SCRIPT...` for each rank.
 
-LIFELINE and REPORT are those of agent.py. MPI starts the ranks and ends them together; they meet
-as torchrun's do, and gradients are exchanged by gloo or NCCL, because torch's wheels have no MPI.
-SIGTERM would make mpirun kill the ranks after a second: it is sent SIGUSR1 instead, which it hands
-on to all of them (mpirun(1), "Signal Propagation"), and which becomes their SIGTERM."""
+LIFELINE and REPORT are those of agent.py, PLACE is what `place_of` gives. MPI starts the ranks of
+this node and ends them together; of several nodes each has an mpirun of its own, so that no node
+logs in to another. Ranks meet as torchrun's do, and gradients are exchanged by gloo or NCCL,
+because torch's wheels have no MPI. SIGTERM would make mpirun kill the ranks after a second: it is
+sent SIGUSR1 instead, which it hands on to all of them (mpirun(1), "Signal Propagation"), and which
+becomes their SIGTERM."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rekindle.launch import meeting
 from rekindle.launch.agent import hold_on
 from rekindle.launch.process import die_with_parent
 
+if TYPE_CHECKING:
+    from rekindle.launch.rendezvous import Rendezvous
+    from rekindle.launch.worker_group import Start
+
 # Open MPI's names; others', such as PMI_RANK, are refused by their absence
 _RANK, _WORLD = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _OUTER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "PBS_", "LSB_")
-_LOCAL_RANK, _LOCAL_WORLD = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+_NODE, _NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"  # torchrun's names
+
+
+def place_of(place: Rendezvous, start: Start) -> str:
+    """What this node's mpirun has to know, as JSON."""
+    listening = start.store.fileno() if start.store else None
+    return json.dumps({
+        "ranks": place.ranks_per_node, "node": place.node_rank, "nodes": place.nodes,
+        "port": start.port, "listening": listening,
+    })  # fmt: skip
 
 
 def main() -> int:
     """Either side; the exit code is mpirun's, or the script's."""
     if sys.argv[1] == "--rank":
         return _rank(Path(sys.argv[2]), sys.argv[3:])
-    lifeline, report, ranks, *script = sys.argv[1:]
+    lifeline, report, given, *script = sys.argv[1:]
+    node = json.loads(given)
+    ranks = str(node["ranks"])
     os.set_inheritable(int(lifeline), False)
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
-    store, port = meeting.store()  # held until the end
+    store, port = _store(node)  # held until the end
     words = [
-        shutil.which("mpirun") or "mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
+        "mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
         "--host", f"localhost:{ranks}", "--mca", "plm", "isolated",
     ]  # fmt: skip
     words += ["--allow-run-as-root"] if os.getuid() == 0 else []
     words += [sys.executable, "-P", "-m", "rekindle.launch.mpi", "--rank", report, *script]
     place = {"MASTER_ADDR": meeting.HOST, "MASTER_PORT": str(port)}
+    place |= {_NODE: str(node["node"]), _NODES: str(node["nodes"])}
     place["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would listen on all interfaces
     # of a batch system, of another mpirun around this one, or a default list of hosts
     own = {k: v for k, v in os.environ.items() if not k.startswith(_OUTER)}
@@ -54,13 +72,22 @@ def main() -> int:
     return int(code != 0)
 
 
+def _store(node: Mapping[str, Any]) -> tuple[Any, int]:
+    """torch's store, where this node has it, and its port."""
+    if node["nodes"] == 1:
+        return meeting.store()
+    port, descriptor = int(node["port"]), node["listening"]
+    return (None if descriptor is None else meeting.listening(port, int(descriptor))), port
+
+
 def _rank(report: Path, script: list[str]) -> int:
     """Run the script as the rank that mpirun made of this process, and say how it failed."""
     die_with_parent()
+    local, ranks = int(os.environ[_RANK]), int(os.environ[_WORLD])
+    node, nodes = int(os.environ[_NODE]), int(os.environ[_NODES])
     place = {
-        "RANK": os.environ[_RANK], "WORLD_SIZE": os.environ[_WORLD],
-        "LOCAL_RANK": os.environ[_LOCAL_RANK], "LOCAL_WORLD_SIZE": os.environ[_LOCAL_WORLD],
-        "GROUP_RANK": "0",
+        "RANK": str(node * ranks + local), "WORLD_SIZE": str(nodes * ranks),
+        "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks),
     }  # fmt: skip
     child = subprocess.Popen([sys.executable, *script], env={**os.environ, **place})
     ended = []  # by mpirun, because another rank failed

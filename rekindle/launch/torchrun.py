@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,12 @@ def torchrun(
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
     the first rank at fault and its cause, when the worker group cannot go on."""
     place = rendezvous or Rendezvous.current()
+    if train.launcher == "mpirun" and shutil.which("mpirun") is None:
+        raise StepError(
+            "there is no mpirun here", where="train.launcher",
+            fix="install Open MPI (apt-get install openmpi-bin), in the image of the step where it "
+            "has one, or use torchrun",
+        )  # fmt: skip
     if place.nodes == 1:
         _check_loopback()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, memory, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, memory, mpi, root_cause
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Heartbeat
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
@@ -157,7 +157,7 @@ class _Attempt:
         words = [sys.executable, "-P", "-m"]
         if group.train.launcher == "mpirun":
             words += ["rekindle.launch.mpi", str(reading), str(self.exits)]
-            words += [str(group.place.ranks_per_node), *group.script]
+            words += [mpi.place_of(group.place, start), *group.script]
         else:
             words += ["rekindle.launch.agent", str(reading), str(self.exits)]
             words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]

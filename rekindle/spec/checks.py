@@ -126,9 +126,6 @@ def _train(spec: Spec) -> Iterator[Finding]:
 def _engine(spec: Spec) -> Iterator[Finding]:
     """What computes the updates, and its own settings; what starts the ranks."""
     train, engine = spec.train, engine_of(spec.train.engine)
-    if train.launcher == "mpirun" and spec.resources.nodes > 1:
-        what = "mpirun starts the ranks of one machine"
-        yield ("train", "launcher"), what, "launcher: torchrun, or resources.nodes: 1"
     if engine is None:
         if train.engine_config is not None:
             what = "rekindle's own engine has no settings beside train"

@@ -341,7 +341,7 @@ class TrainSpec(Section):
     """The engine's own settings (`ds_config.json`, TrainingArguments): a JSON file by its path, or
     the mapping itself. What rekindle decides has to be absent there, "auto" or equal."""
     launcher: Literal["auto", "torchrun", "mpirun"] = "auto"
-    """What starts the ranks of a machine: torchrun, or Open MPI's mpirun (on one machine)."""
+    """What starts the ranks of a machine: torchrun, or Open MPI's mpirun."""
     entrypoint: str | None = None
     """Your own torchrun script, instead of rekindle's loop; see the README of rekindle/launch for
     what it receives."""

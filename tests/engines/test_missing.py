@@ -3,7 +3,10 @@
 import pytest
 
 from rekindle.app.preflight import looks
-from rekindle.spec.model import Spec
+from rekindle.errors import StepError
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.torchrun import torchrun
+from rekindle.spec.model import Spec, TrainSpec
 
 OFFLOADED = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
 
@@ -30,6 +33,13 @@ def test_mpirun_has_to_be_there_and_open_mpis(tmp_path, path):
     assert said(tmp_path, launcher="mpirun") == [f"{mpirun} is not Open MPI's"]
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
     assert said(tmp_path, launcher="mpirun") == []
+
+
+def test_an_image_without_mpirun_is_named_before_ranks_start(tmp_path, path):
+    train = TrainSpec(launcher="mpirun")
+    with pytest.raises(StepError, match="there is no mpirun here") as refused:
+        torchrun(["x.py"], train, status=tmp_path / "status", rendezvous=Rendezvous())
+    assert "in the image of the step" in refused.value.problems[0].fix
 
 
 def test_offload_needs_a_compiler(tmp_path, path):

@@ -76,6 +76,7 @@ class Cluster:
     shards: Path
     network: list
     patience: float = 120.0
+    launcher: str = "auto"
 
     def __post_init__(self):
         self.processes, self.logs = (
@@ -88,7 +89,7 @@ class Cluster:
             job = Job.of(
                 artifact_root=str(self.folder), run_key="key", task=TASK, shards=str(self.shards),
                 output=str(self.folder / f"model-{node}"), history=str(self.folder / f"training-{node}"),
-                init="", init_from="base", train=TrainSpec(steps=STEPS, checkpoint={"every": 10}, lr=1e-3),
+                init="", init_from="base", train=TrainSpec(steps=STEPS, checkpoint={"every": 10}, lr=1e-3, launcher=self.launcher),
                 model=ModelSpec(source={"channels": [16, 32], "hidden": 32, "dropout": 0.3}),
             )  # fmt: skip
             file = self.folder / f"job-{node}.json"
@@ -191,6 +192,23 @@ def test_sigterm_on_one_node_saves_and_ends_both_with_75(cluster, undisturbed):
     cluster.processes[1].send_signal(signal.SIGTERM)
     cluster.finish(75)
     cluster.start(0, 1).finish()
+    assert cluster.result == undisturbed.result
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_an_mpirun_on_each_node_trains_the_bits_of_torchrun_through_a_killed_node_and_a_stop(
+    cluster, undisturbed
+):
+    cluster.launcher = "mpirun"
+    cluster.start(0, 1).until_step(13).kill(1)
+    cluster.start(1).until_step(35)
+    family = psutil.Process(cluster.processes[0].pid).children(recursive=True)
+    assert "mpirun" in {process.name() for process in family}
+    cluster.processes[1].send_signal(signal.SIGTERM)
+    cluster.finish(75)
+    cluster.start(0, 1).finish()
+    assert "restarting all ranks (1 of 3)" in cluster.said
     assert cluster.result == undisturbed.result
 
 

@@ -21,6 +21,7 @@ from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.kubeflow.trainer import Job
+from tests.support.otherwise import OTHERWISE, skip_without, words_of
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,17 +62,20 @@ def take_one_away(cluster: FakeCluster, s3: Any) -> None:
     os.kill(job.processes[1].pid, 15)
 
 
-def test_two_nodes_train_lose_one_resume_and_promote(
-    server: Server, s3: Any, mlflow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {
+def place(server: Server, mlflow: str) -> dict[str, Any]:
+    return {
         "platforms.kubeflow.host": server.url, "platforms.kubeflow.token": "env:KFP_TOKEN",
         "platforms.kubeflow.image": "registry.example.com/train@sha256:" + "0" * 64,
         "platforms.kubeflow.artifact_root": "s3://lake/kubeflow",
         "platforms.kubeflow.pipeline_root": "s3://lake/pipelines",
-        "register.tracking_uri": mlflow, "resources.nodes": 2, "train.checkpoint": "{every: 40}",
+        "register.tracking_uri": mlflow, "resources.nodes": 2,
     }  # fmt: skip
-    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+def test_two_nodes_train_lose_one_resume_and_promote(
+    server: Server, s3: Any, mlflow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of({**place(server, mlflow), "train.checkpoint": "{every: 40}"})
     home = ["--home", str(tmp_path / "home")]
     cluster = server.cluster
     assert cluster is not None
@@ -91,3 +95,35 @@ def test_two_nodes_train_lose_one_resume_and_promote(
     assert re.search(resumed, capsys.readouterr().out)
     assert "finetune" in Path(summary["card"]).read_text()
     assert [line for line in server.refused if "not found" not in line] == []
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_two_nodes_train_by_deepspeed_or_under_mpirun_and_promote(
+    how: str,
+    server: Server,
+    s3: Any,
+    mlflow: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    skip_without(how)
+    settings = {**place(server, mlflow), "register.model_name": f"digits-{how}", **OTHERWISE[how]}
+    home = ["--home", str(tmp_path / "home")]
+    asked = [
+        "submit",
+        str(ROOT / "configs" / "digits.yaml"),
+        "--platform",
+        "kubeflow",
+        "--yes",
+        "--wait",
+        "--json",
+    ]
+    assert invoke([*asked, *words_of(settings), *home]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["gate"]["promoted"] is True, summary["gate"]
+    assert summary["metrics"]["accuracy"] > 0.9
+    assert invoke(["logs", "--step", "finetune", *home]) == 0
+    log = capsys.readouterr().out
+    assert "600 steps from the start on 2 ranks" in log
+    assert (", by deepspeed" in log) == (how == "deepspeed")
+    assert ("ZeRO stage" in Path(summary["card"]).read_text()) == (how == "deepspeed")

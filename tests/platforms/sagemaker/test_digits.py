@@ -15,6 +15,7 @@ import pytest
 from rekindle.cli.main import invoke
 from tests.servers.aws.rest import Account
 from tests.servers.aws.sagemaker import Pipelines
+from tests.support.otherwise import OTHERWISE, skip_without, words_of
 from tests.support.sagemaker_compile import PLACE
 from tests.support.sagemaker_digits import mlflow as mlflow
 from tests.support.sagemaker_watch import account as account
@@ -37,7 +38,7 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
         "platforms.sagemaker.model_package_group": "digits", "register.tracking_uri": mlflow,
         "resources.nodes": 2, "resources.spot": "true", "train.checkpoint": "{every: 40}",
     }  # fmt: skip
-    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    words = words_of(settings)
     committed = re.compile(r"rekindle/checkpoints/.*manifest\.json")
     service.taken_away["finetune"] = lambda: any(
         committed.fullmatch(key) for key in objects(service, "rekindle/checkpoints/")
@@ -78,3 +79,36 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
         [sys.executable, "-c", code, mlflow], capture_output=True, text=True, check=True
     )
     assert json.loads(told.stdout.splitlines()[-1]) == {"champion": "1"}
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_two_hosts_train_by_deepspeed_or_under_mpirun_and_promote(
+    how: str, service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    skip_without(how)
+    settings = {
+        **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
+        "register.tracking_uri": mlflow, "register.model_name": f"digits-{how}", "resources.nodes": 2,
+        **OTHERWISE[how],
+    }  # fmt: skip
+    home = ["--home", str(tmp_path / "home")]
+    asked = [
+        "submit",
+        str(ROOT / "configs" / "digits.yaml"),
+        "--platform",
+        "sagemaker",
+        "--yes",
+        "--wait",
+        "--json",
+    ]
+    assert invoke([*asked, *words_of(settings), *home]) == 0, capsys.readouterr().out
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["gate"]["promoted"] is True, summary["gate"] | summary["metrics"]
+    assert summary["metrics"]["accuracy"] > 0.9
+    (execution,) = [run.execution for run in account.runs.values()]
+    log = execution.jobs["finetune"].log
+    assert "600 steps from the start on 2 ranks" in log
+    assert (", by deepspeed" in log) == (how == "deepspeed")
+    card = Path(summary["card"]).read_text()
+    assert ("ZeRO stage" in card) == (how == "deepspeed")
