@@ -33,11 +33,12 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 lock: install  ## what images install, with the hash of every file: containers/*.lock
 	$(LOCK) containers/requirements.txt -o containers/requirements.lock
 	echo kfp | $(LOCK) - --no-deps -o containers/kfp.lock
+	echo deepspeed | $(LOCK) --no-binary deepspeed - --no-deps -o containers/deepspeed.lock
 	printf 'hatchling\nsetuptools\n' | $(LOCK) - -o containers/build.lock
 
 sbom: install  ## what images hold beside their base, as CycloneDX: build/rekindle.cdx.json
 	mkdir -p build
-	cat containers/requirements.lock containers/kfp.lock >build/all.lock
+	cat containers/requirements.lock containers/kfp.lock containers/deepspeed.lock >build/all.lock
 	$(BIN)/cyclonedx-py requirements build/all.lock --pyproject pyproject.toml \
 		--output-reproducible -o build/rekindle.cdx.json
 

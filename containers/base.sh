@@ -8,6 +8,6 @@ if ! command -v mmdebstrap >/dev/null; then
     apt-get install -y -qq mmdebstrap debian-archive-keyring >/dev/null
 fi
 mkdir -p "$(dirname "$archive")"
-mmdebstrap --quiet --variant=apt --include=python3-venv,ca-certificates \
+mmdebstrap --quiet --variant=apt --include=python3-venv,ca-certificates,openmpi-bin \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$archive"

@@ -53,6 +53,7 @@ fill_wheelhouse() {
     # another build than PyPI's, where this machine's pip has one
     .venv/bin/python -m pip download -q --only-binary :all: --no-deps -d "$wheels" -c constraints.txt torch
     .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt kfp
+    .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt deepspeed
     rm "$pinned" "$pinned.held"
     echo "$mark" >"$wheels/.filled"
 }

@@ -76,7 +76,27 @@ packages() {
     locked /tmp/held /containers/requirements.lock >/tmp/locked
     take /tmp/locked
     take /containers/kfp.lock # its executor needs none of its dependencies
+    deepspeed
     rm -f /tmp/held /tmp/locked /tmp/names
+}
+
+# Sources alone are published; nothing of them is compiled, which needs no torch.
+deepspeed() {
+    if [ -n "$from" ]; then
+        take /containers/deepspeed.lock
+        return
+    fi
+    tools /containers/build.lock
+    DS_BUILD_OPS=0 /tmp/build/bin/python3 -m pip --disable-pip-version-check wheel --no-cache-dir --require-hashes \
+        --no-deps --no-build-isolation --wheel-dir /tmp/deepspeed -r /containers/deepspeed.lock
+    pip install --no-compile --no-index --no-deps /tmp/deepspeed/*.whl
+    rm -r /tmp/deepspeed /tmp/build
+}
+
+# What builds packages, apart from what steps import.
+tools() {
+    python3 -m venv /tmp/build
+    (python=/tmp/build/bin/python3 && take "$1")
 }
 
 # No user may write it later. Of transformers' models a step imports one or two,
@@ -87,8 +107,7 @@ bytecode() {
 
 # The tools that build rekindle come by the lock, too, and go again.
 rekindle() {
-    python3 -m venv /tmp/build
-    (python=/tmp/build/bin/python3 && take /source/containers/build.lock)
+    tools /source/containers/build.lock
     /tmp/build/bin/python3 -m pip wheel --no-index --no-deps --no-build-isolation \
         --wheel-dir /tmp/rekindle /source
     pip install --no-index --no-deps /tmp/rekindle/*.whl

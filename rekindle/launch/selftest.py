@@ -90,6 +90,8 @@ def checks(image: Image) -> Iterable[Check]:
     yield check_kfp()
     yield from check_torch()
     yield check_worker()
+    if image:
+        yield check_engine()
     yield check_ranks()
 
 
@@ -212,6 +214,14 @@ def check_worker() -> Check:
         fix = f"use a torch that rekindle supports ({_torch_range()}), or {_BUILD}"
         return Check("worker", reason, fix)
     return Check("worker", f"{WORKER} imports")
+
+
+def check_engine() -> Check:
+    """DeepSpeed imports, as `train.engine: deepspeed` needs it; Open MPI's mpirun, where it is."""
+    mpirun = f", {found}" if (found := shutil.which("mpirun")) else ", no mpirun"
+    if reason := _failure([sys.executable, "-W", "ignore", "-c", "import deepspeed"], {}):
+        return Check("engines", reason, f"pip install deepspeed, or {_BUILD}")
+    return Check("engines", f"deepspeed {_version('deepspeed')}{mpirun}")
 
 
 def _torch_range() -> str:

@@ -163,6 +163,20 @@ def test_docker_stop_has_the_ranks_save_and_the_same_command_resumes(
         time.sleep(0.1)
 
 
+def test_deepspeed_and_mpirun_train_two_ranks_in_it(containers: Containers) -> None:
+    place = Rendezvous(ranks_per_node=2).environment()
+    run = (*NETWORKLESS, *(f"--env={name}={value}" for name, value in place.items()))
+    zero = {"engine": "deepspeed", "engine_config": {"zero_optimization": {"stage": 2}}}
+    container = containers.train("job", run, launcher="mpirun", **zero)
+    assert containers.wait(container) == 0, containers.log(container)
+    summary = TrainingSummary.read(containers.folder / "job" / "training" / "training.json")
+    assert (summary.world_size, summary.engine, summary.in_effect["ZeRO stage"]) == (
+        2,
+        "deepspeed",
+        "2",
+    )
+
+
 def test_two_containers_on_a_network_train_together(containers: Containers) -> None:
     network = f"rekindle-{uuid.uuid4().hex[:8]}"
     containers.words("network", "create", "--internal", network)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "containers"
-LOCKS = ("requirements.lock", "kfp.lock", "build.lock")
+LOCKS = ("requirements.lock", "kfp.lock", "deepspeed.lock", "build.lock")
 HASH = r"--hash=sha256:[0-9a-f]{64}"
 
 
@@ -47,7 +47,8 @@ def test_the_locks_hold_all_that_steps_import_in_the_versions_that_are_tested():
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().split()
     )
-    for name, line in {**found, **entries((CONTAINERS / "kfp.lock").read_text())}.items():
+    more = [entries((CONTAINERS / f"{name}.lock").read_text()) for name in ("kfp", "deepspeed")]
+    for name, line in {**found, **more[0], **more[1]}.items():
         if name in pins:
             assert line.split()[0] == f"{name}=={pins[name]}", "make lock"
 
