@@ -24,7 +24,8 @@ is_here() {
 }
 
 made_base() {
-    local name=rekindle-base:bookworm
+    local name
+    name=rekindle-base:bookworm-$(sha256sum containers/base.sh | cut -c1-12)
     if ! "$docker" image inspect "$name" >/dev/null 2>&1; then
         bash containers/base.sh build/base.tar 1>&2
         "$docker" import build/base.tar "$name" >/dev/null
