@@ -123,4 +123,5 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
         teacher=asked.teacher, software=Software(tf32=not train.deterministic),
+        optimizer=train.optimizer,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def choose(
         fleet = offered[0]
         found = search(asked, fleet.cluster)
         if not found.options:
-            raise _nothing_fits(fleet, found)
+            raise _nothing_fits(asked, fleet, found)
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
@@ -67,7 +67,7 @@ def choose(
     if not results:
         raise RequestError(
             "the model fits on none of the machines that may be chosen", where="resources.machine",
-            fix="allow larger ones, or train adapters (model.lora)",
+            fix=f"allow larger ones, or train adapters (model.lora){_divisible(asked)}",
         )  # fmt: skip
     ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
     return [choice for choice, _ in ranked], ranked[0][1]
@@ -179,7 +179,12 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
     return late + over, per_step
 
 
-def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
+def _divisible(asked: Asked) -> str:
+    """What to say where the optimizer forbids layouts that would take less memory."""
+    return "" if asked.train.optimizer == "adamw" else "; or train.optimizer: adamw in any layout"
+
+
+def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
     nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
     if nearest is not None and nearest.needed_bytes is None:
@@ -189,5 +194,6 @@ def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
         )  # fmt: skip
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",
-        fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",
+        fix="more or larger machines, resources.machine: auto, or adapters (model.lora)"
+        + _divisible(asked),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rekindle.catalog.tables import rows
+from rekindle.plan import updates
 from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.temporaries import Temporaries
 from rekindle.plan.work import Work
@@ -79,7 +80,8 @@ def least_bytes(work: Work) -> int:
 
 def snapshot_bytes(work: Work) -> int:
     """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
-    the pipeline: 12 bytes a trained parameter in fp32, divided by the ranks that share them."""
+    the pipeline: with AdamW 12 bytes a trained parameter in fp32, divided by ranks that share them.
+    """
     return max(_Moments(work, place).snapshot for place in range(work.layout.pp))
 
 
@@ -115,7 +117,10 @@ class _Moments(Temporaries):
 
     def optimizing(self) -> dict[str, int]:
         """What there is besides while the optimizer works."""
-        return {"gradients": self.gradients((True,) * len(self.stages), ending=True)}
+        return {
+            "gradients": self.gradients((True,) * len(self.stages), ending=True),
+            "temporaries": updates.temporary_bytes(self.work, self.stored),
+        }  # fmt: skip
 
     def _passes(self) -> Iterable[Moment]:
         micro = self.work.accumulation

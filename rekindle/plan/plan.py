@@ -26,6 +26,7 @@ from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
 from rekindle.plan.trace import AT_MOST, Finalist, trace
+from rekindle.plan.updates import MOVED, UNMEASURED, moments_bytes
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
@@ -168,8 +169,11 @@ def traced(plan: Plan, spec: Spec) -> Plan:
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option
-    per_weight = 3 * option.work.weights_bytes  # a weight and two moments
-    saved = per_weight * option.work.shape.parameters
+    saved = option.work.weights_bytes * option.work.shape.parameters
+    saved += moments_bytes(
+        option.work, option.work.shape.parameters, option.work.shape.layers,
+        option.work.weights_bytes,
+    )  # fmt: skip
     ranks = option.cluster.gpus
     stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
     return risk.Work(
@@ -222,6 +226,8 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     fleet, profile = choice.fleet, choice.option.profile
     measure = "; after a run, rekindle plan --calibrate RUN measures it"
     yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
+    if choice.option.work.optimizer in MOVED:
+        yield UNMEASURED
     hours = choice.hours(steps)
     if hours is not None and 3_600 * hours[1] < _SHORT_SECONDS:
         yield "training is its steps alone; start of the ranks, validation and saves come on top"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from rekindle.plan import updates
 from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
@@ -131,7 +132,6 @@ class _Model:
         hidden += self._exposed(max(0.0, self._once() - last), backward, contention)
         share = 1 / (work.turns * (3 if layout.schedule == "zero_bubble" else 1))
         bubble = spread * (layout.pp - 1) * share
-        optimizer = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
         terms = {
             "matrix products": (one.products + one.head) * turns,
             "attention": one.attention * turns,
@@ -143,12 +143,20 @@ class _Model:
             "pipeline bubble": bubble,
             "between stages": self._between_stages() * turns,
             "teacher": self._teacher() * turns,
-            "optimizer": optimizer / self.bandwidth,
+            "optimizer": self._update(),
         }
         terms["waiting for the host"] = idle * turns + self.c.step_seconds
         prepared = layout.micro_batch_size * work.sequence * turns * self.c.data_seconds
         terms["waiting for data"] = max(0.0, prepared - sum(terms.values()))
         return StepTime({name: seconds for name, seconds in terms.items() if seconds > 0})
+
+    def _update(self) -> float:
+        """Of the optimizer, whose products are in bf16 where the GPU has it."""
+        peak = self.cluster.gpu.tflops.get("bf16", self.peak / 1e12) * 1e12
+        return updates.seconds(
+            self.work, self._trained(), self.work.blocks, peak * self.c.matrix_efficiency,
+            self.bandwidth, self.c.optimizer_bytes,
+        )  # fmt: skip
 
     def _launched(self) -> float:
         """Seconds of the host for a micro-batch: its kernels, of which those that compute again

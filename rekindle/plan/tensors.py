@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from rekindle.plan import updates
 from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
@@ -101,8 +102,15 @@ class Rank:
         return sum(self.each)
 
     def static(self) -> dict[str, int]:
-        trained = self.stored * self.trained // self.group
-        return {"parameters": self.weights, "optimizer": 2 * trained, "teacher": self.taught[0]}
+        return {
+            "parameters": self.weights, "optimizer": self.moments, "teacher": self.taught[0],
+        }  # fmt: skip
+
+    @cached_property
+    def moments(self) -> int:
+        """What the optimizer keeps of the trained weights."""
+        whole = updates.moments_bytes(self.work, self.trained, self.count, self.stored)
+        return whole // self.group
 
     @cached_property
     def taught(self) -> tuple[int, int]:
@@ -128,8 +136,9 @@ class Rank:
 
     @property
     def snapshot(self) -> int:
-        """Host memory for the copies that a save makes: trained weights and both moments."""
-        return 3 * self.stored * self.trained // self.group
+        """Host memory for the copies that a save makes: trained weights and what the optimizer
+        keeps of them."""
+        return self.stored * self.trained // self.group + self.moments
 
     # What a block keeps for its backward pass
 

@@ -11,6 +11,7 @@ from rekindle.families import DIVISIBLE
 from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
+from rekindle.spec.model import Optimizer
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
@@ -89,6 +90,7 @@ class Work:
     lora_targets: tuple[str, ...] = ()
     teacher: ModelShape | None = None
     software: Software = Software()
+    optimizer: Optimizer = "adamw"
 
     @property
     def tokens(self) -> int:

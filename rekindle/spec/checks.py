@@ -12,9 +12,9 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.spec import rates, schedule
+from rekindle.spec import layout, rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, Spec, TrainSpec
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, LayoutSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -138,6 +138,17 @@ def _engine(spec: Spec) -> Iterator[Finding]:
         yield ("train", "engine"), what, "remove it, or train.entrypoint"
     else:
         yield from engine.refuse(spec)
+
+
+def _optimizer(spec: Spec) -> Iterator[Finding]:
+    """What of the layout and of the network the optimizer cannot update."""
+    train = spec.train
+    if spec.task == "image_classification" and train.optimizer != "adamw":
+        what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
+        yield ("train", "optimizer"), what, "remove it"
+    if isinstance(train.layout, LayoutSpec):
+        for problem in layout.whole(train.layout, train.optimizer):
+            yield tuple(problem.where.split(".")), problem.what, problem.fix
 
 
 def _entrypoint(spec: Spec) -> Iterator[Finding]:
@@ -298,6 +309,7 @@ _RULES = (
     _documents,
     _train,
     _engine,
+    _optimizer,
     _entrypoint,
     _gate,
     _schedule,

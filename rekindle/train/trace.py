@@ -127,7 +127,7 @@ class _Run:
             buckets = self._buckets(parts)
             live.call(GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(MOMENTS, (t for s in optimizer.adam.state.values() for t in s.values()))
+            live.call(MOMENTS, (t for s in optimizer.update.state.values() for t in s.values()))
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0

@@ -292,7 +292,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
         run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
-        in_effect=dict(trainer.parts.stepper.facts()) if trainer.parts.stepper else {},
+        in_effect=trainer.optimizer.facts(),
         world_size=trainer.world,
         epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
         seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,

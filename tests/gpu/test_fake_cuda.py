@@ -269,7 +269,7 @@ def test_the_optimizer_steps_on_one_device_without_a_read(precision, clip, monke
             numbers = optimizer.step(1e-3, count[0], squares)
             optimizer.clear()
         assert numbers.device == CUDA
-        state = [t for s in optimizer.adam.state.values() for t in s.values()]
+        state = [t for s in optimizer.update.state.values() for t in s.values()]
         assert {t.device for t in [*state, optimizer.shares]} == {CUDA}
 
 
