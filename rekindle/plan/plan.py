@@ -15,7 +15,7 @@ from pathlib import Path
 from rekindle.catalog.prices import PriceBook
 from rekindle.catalog.tables import rows
 from rekindle.errors import Problem, RequestError
-from rekindle.plan import risk
+from rekindle.plan import quantised, risk, updates
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
@@ -26,7 +26,6 @@ from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
 from rekindle.plan.trace import AT_MOST, Finalist, trace
-from rekindle.plan.updates import MOVED, UNMEASURED, moments_bytes
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
@@ -170,7 +169,7 @@ def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option
     saved = option.work.weights_bytes * option.work.shape.parameters
-    saved += moments_bytes(
+    saved += updates.moments_bytes(
         option.work, option.work.shape.parameters, option.work.shape.layers,
         option.work.weights_bytes,
     )  # fmt: skip
@@ -226,8 +225,10 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     fleet, profile = choice.fleet, choice.option.profile
     measure = "; after a run, rekindle plan --calibrate RUN measures it"
     yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
-    if choice.option.work.optimizer in MOVED:
-        yield UNMEASURED
+    if choice.option.work.optimizer in updates.MOVED:
+        yield updates.UNMEASURED
+    if choice.option.work.quantised:
+        yield quantised.UNMEASURED
     hours = choice.hours(steps)
     if hours is not None and 3_600 * hours[1] < _SHORT_SECONDS:
         yield "training is its steps alone; start of the ranks, validation and saves come on top"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from rekindle.plan import updates
+from rekindle.plan import quantised, updates
 from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
@@ -269,7 +269,9 @@ class _Model:
 
     def _casts(self) -> float:
         """Of a block: what goes into a product in 8 bits, and the gradient of what comes out, is
-        read once and written twice, as it is and transposed."""
+        read once and written twice, as it is and transposed; 4 bits are brought back."""
+        if self.work.quantised:
+            return quantised.seconds(self.work, self.bandwidth * self.c.memory_efficiency)
         if self.work.precision != "fp8":
             return 0.0
         wide = sum(inputs + outputs for inputs, outputs in self.work.factors)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from rekindle.plan import updates
+from rekindle.plan import quantised, updates
 from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
@@ -94,6 +94,10 @@ class Rank:
     @cached_property
     def weights(self) -> int:
         block = self.block + self.adapters
+        if self.work.quantised:
+            block -= sum(m.inputs * m.outputs for m in self.shape.matrices)
+            codes = self.count * quantised.block_bytes(self.work)
+            return self.stored * (self.count * block + self.ends) + codes
         return self.stored * (self.count * block + self.ends) // self.group
 
     @cached_property
@@ -321,6 +325,8 @@ class Rank:
             root = self.gathered * self.root
             # forward: the buffer of the last block's gathering; backward: a block and the next one
             return root + self.gathered * block, root + 2 * self.gathered * block
+        if self.work.quantised:
+            return 2 * (quantised.largest_bytes(self.work),)
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms

@@ -7,7 +7,6 @@ counted operation by operation, and no GPU has measured them: `UNMEASURED` says 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from rekindle.plan.work import Work
@@ -61,20 +60,17 @@ def temporary_bytes(work: Work, stored: int) -> int:
     if work.optimizer == "muon":
         return max(4 * r * c + 2 * min(r, c) ** 2 for r, c in matrices(work))
     if work.optimizer == "adamw8bit":
-        return max(_piece_bytes(work, *one, stored) for one in matrices(work))
+        group = work.layout.shard * work.layout.cp
+        return max(
+            min(-(-rows // group), rows_of_piece(columns)) * (2 * stored + 4) * columns
+            for rows, columns in matrices(work)
+        )
     return 0
 
 
-def _piece_bytes(work: Work, rows: int, columns: int, stored: int) -> int:
-    count, size = scale_blocks(columns)
-    width, here = count * size, -(-rows // (work.layout.shard * work.layout.cp))
-    at_once = min(here, rows_of_piece(width))
-    return at_once * (2 * stored * columns + 4 * width)
-
-
-def rows_of_piece(width: int) -> int:
+def rows_of_piece(columns: int) -> int:
     """Rows of a matrix whose moments are in full precision at a time. 4,096 columns: 4,096."""
-    return max(1, PIECE // width)
+    return max(1, PIECE // max(1, columns))
 
 
 def seconds(
@@ -89,10 +85,7 @@ def seconds(
     shared = moved_bytes / (work.layout.shard * work.layout.cp) / bandwidth
     if work.optimizer != "muon":
         return shared
-    return shared + blocks * sum(map(_newton_schulz_flops, matrices(work))) / peak
-
-
-def _newton_schulz_flops(shape: tuple[int, int]) -> float:
-    """Of a matrix: X X', its square, and that times X, in each step."""
-    short, long = sorted(shape)
-    return NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * math.pow(short, 3))
+    # in each iteration X X', its square, and that times X
+    sides = (sorted(one) for one in matrices(work))
+    products = sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
+    return shared + blocks * NEWTON_SCHULZ_STEPS * products / peak

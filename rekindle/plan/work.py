@@ -73,8 +73,9 @@ class Work:
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
     are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
     `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
-    and freezes the others; 0: everything is trained. `teacher` is the shape of the network that the
-    model learns from, too. `software` is ours where it is not said."""
+    and freezes the others; 0: everything is trained. `quantised`: frozen matrices have 4 bits.
+    `teacher` is the shape of the network that the model learns from, too. `software` is ours where
+    it is not said."""
 
     shape: ModelShape
     layout: Layout
@@ -91,6 +92,7 @@ class Work:
     teacher: ModelShape | None = None
     software: Software = Software()
     optimizer: Optimizer = "adamw"
+    quantised: bool = False
 
     @property
     def tokens(self) -> int:

@@ -151,6 +151,26 @@ def _optimizer(spec: Spec) -> Iterator[Finding]:
             yield tuple(problem.where.split(".")), problem.what, problem.fix
 
 
+def _quantised(spec: Spec) -> Iterator[Finding]:
+    """What does not train on a base in 4 bits."""
+    train, lora = spec.train, spec.model.lora
+    if lora is None or lora.base == "full":
+        return
+    if isinstance(train.layout, LayoutSpec):
+        for problem in layout.undivided(train.layout, lora):
+            yield tuple(problem.where.split(".")), problem.what, problem.fix
+    if ":" in spec.task or train.entrypoint or train.engine != "rekindle":
+        what = "a base in 4 bits is for rekindle's own tasks and engine"
+        yield ("model", "lora", "base"), what, "remove it"
+    for field, refused, fix in (
+        ("weights", train.weights != "fp32", "fp32: adapters are trained in full precision"),
+        ("precision", train.precision in ("fp16", "fp64"), "bf16 or fp32"),
+        ("compile", train.compile, "remove it"),
+    ):
+        if refused:
+            yield ("train", field), f"no test has trained it on a base in 4 bits ({field})", fix
+
+
 def _entrypoint(spec: Spec) -> Iterator[Finding]:
     """Words of the user's own script that cannot be filled in."""
     path, given = ("train", "entrypoint"), spec.train.entrypoint
@@ -310,6 +330,7 @@ _RULES = (
     _train,
     _engine,
     _optimizer,
+    _quantised,
     _entrypoint,
     _gate,
     _schedule,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rekindle.errors import Problem, RequestError
 from rekindle.families import config_of
-from rekindle.spec.model import LayoutSpec, TrainSpec
+from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 AXES = ("dp", "shard", "tp", "pp", "cp")
@@ -122,6 +122,14 @@ def whole(layout: Layout | LayoutSpec, optimizer: str) -> Iterator[Problem]:
             kept = " and ".join(a for a in AXES if a not in axes)
             fix = f"use {kept} only, or train.optimizer: adamw"
             yield Problem(what, f"train.layout.{axis}", fix)
+
+
+def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Problem]:
+    """Axes that divide a base in 4 bits."""
+    for axis in AXES[1:] if lora is not None and lora.base == "4bit" else ():
+        if (degree := getattr(layout, axis)) > 1:
+            what = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
+            yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
 
 
 def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:

@@ -168,6 +168,9 @@ class LoraSpec(Section):
     """Dropout before the adapters."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get adapters, such as `q_proj`; empty: all of a block."""
+    base: Literal["full", "4bit"] = Field("full", exclude_if=lambda base: base == "full")
+    """How the frozen matrices of blocks are kept: as `train.weights` says, or in 4 bits (QLoRA);
+    needs the extra `qlora`, and ranks that are replicas."""
 
 
 class TeacherSpec(Section):

@@ -127,9 +127,9 @@ class AdamW8bit:
     ) -> None:
         self.matrices, self.spec = matrices, spec
         self.others = AdamW((), others, spec)
-        first = matrices[0]
-        kind = torch.float64 if first.dtype == torch.float64 else torch.float32
-        self.codes = {name: Codes(name == "exp_avg", kind, first.device) for name in MOMENTS}
+        kind = torch.promote_types(matrices[0].dtype, torch.float32)
+        device = matrices[0].device
+        self.codes = {name: Codes(name == "exp_avg", kind, device) for name in MOMENTS}
         own = {m: {"step": _counter(m), **self._zero(m)} for m in matrices}
         self.state = {**self.others.state, **own}
 
@@ -150,28 +150,24 @@ class AdamW8bit:
         self.others.step(rate, factor, finite)
         scale, skipped = (1 / factor).float(), (~finite).float()
         for matrix in self.matrices:
-            state, rows = self.state[matrix], len(matrix)
-            at_once, counted = rows_of_piece(max(1, matrix.shape[1])), state["step"]
-            for start in range(0, rows, at_once):
-                counted = state["step"].clone()
-                piece = slice(start, start + at_once)
-                self._update(matrix, piece, counted, rate, scale, skipped)
-            state["step"].copy_(counted)
+            before, at_once = self.state[matrix]["step"].clone(), rows_of_piece(matrix.shape[1])
+            # a rank that holds no row counts the step, too
+            for start in range(0, max(1, len(matrix)), at_once):
+                self.state[matrix]["step"].copy_(before)
+                self._update(matrix, slice(start, start + at_once), rate, scale, skipped)
 
     def _update(
-        self, matrix: torch.Tensor, piece: slice, counted: torch.Tensor, rate: float,
-        scale: torch.Tensor, skipped: torch.Tensor,
+        self, matrix: torch.Tensor, piece: slice, rate: float, scale: torch.Tensor,
+        skipped: torch.Tensor,
     ) -> None:  # fmt: skip
         spec, state, weights = self.spec, self.state[matrix], matrix[piece]
         assert matrix.grad is not None
         held = {n: (state[f"{n}_codes"][piece], state[f"{n}_scales"][piece]) for n in MOMENTS}
-        moments = [
-            self.codes[name].read(*held[name], weights.shape[1]).to(weights.dtype)
-            for name in MOMENTS
-        ]
+        read = (self.codes[n].read(*held[n], weights.shape[1]) for n in MOMENTS)
+        moments = [numbers.to(weights.dtype) for numbers in read]
         adamw(
-            [weights], [matrix.grad[piece]], [moments[0]], [moments[1]], [], [counted], fused=True,
-            grad_scale=scale, found_inf=skipped, amsgrad=False, beta1=spec.betas[0],
+            [weights], [matrix.grad[piece]], [moments[0]], [moments[1]], [], [state["step"]],
+            fused=True, grad_scale=scale, found_inf=skipped, amsgrad=False, beta1=spec.betas[0],
             beta2=spec.betas[1], lr=rate, weight_decay=spec.weight_decay, eps=spec.eps,
             maximize=False,
         )  # fmt: skip
@@ -206,7 +202,7 @@ class Codes:
     def read(self, codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
         """Numbers [rows, columns] of codes [rows, blocks x size] and scales [rows, blocks]."""
         numbers = self.values.index_select(0, codes.flatten().int()).view_as(codes)
-        blocks = numbers.view(*scales.shape, -1)
+        blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         blocks.mul_(scales.to(self.kind).unsqueeze(-1))
         return numbers[:, :columns].contiguous()
 
@@ -215,7 +211,7 @@ class Codes:
         numbers = numbers.to(self.kind)
         if padding := codes.shape[1] - numbers.shape[1]:
             numbers = functional.pad(numbers, (0, padding))
-        blocks = numbers.view(*scales.shape, -1)
+        blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         largest = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
         scales.copy_(largest.masked_fill(largest < self.TINY, 0.0))
         divisors = scales.to(self.kind).masked_fill(scales == 0, math.inf)

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.plan import updates
+from rekindle.plan import quantised, updates
 from rekindle.plan.memory import memory, snapshot_bytes
 from rekindle.plan.shape import shape_of
+from rekindle.plan.steptime import step_time
 from rekindle.plan.tensors import Rank
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
@@ -81,3 +82,29 @@ def test_time_of_adamw_is_the_time_of_its_bytes():
     assert updates.seconds(work, 8e9, 32, 1.0, 2e12, 28.0) == pytest.approx(28 * 8e9 / 2 / 2e12)
     other = dataclasses.replace(work, optimizer="adamw8bit")
     assert updates.seconds(other, 8e9, 32, 1.0, 2e12, 28.0) > 3 * 28 * 8e9 / 2 / 2e12
+
+
+def test_a_base_in_4_bits_takes_less_memory_not_less_time_and_replicas_only():
+    adapters = ("model.lora.rank=16", "train.layout=auto")
+    full, four = (
+        planned("7b-spot", *adapters),
+        planned("7b-spot", *adapters, "model.lora.base=4bit"),
+    )
+    for choice in (four.chosen, *four.others):
+        assert choice.option.work.layout.only_replicates
+    assert any("a base in 4 bits is whole" in one.reason for one in four.rejected)
+    assert quantised.UNMEASURED in four.notes
+    assert quantised.UNMEASURED not in full.notes
+    work = four.chosen.option.work
+    plain = dataclasses.replace(work, quantised=False)
+    assert memory(work).terms["parameters"] < 0.25 * memory(plain).terms["parameters"]
+    cluster, constants = four.chosen.option.cluster, four.chosen.option.profile.constants
+    assert (
+        step_time(work, cluster, constants).seconds > step_time(plain, cluster, constants).seconds
+    )
+
+
+def test_a_billion_weights_in_4_bits_take_half_a_billion_bytes_and_their_scales():
+    work = dataclasses.replace(eight("adamw"), lora_rank=8, quantised=True)
+    count = sum(m.inputs * m.outputs for m in work.shape.matrices)
+    assert quantised.block_bytes(work) == pytest.approx(count * 4.5 / 8)

@@ -5,7 +5,7 @@ import pytest
 from rekindle.data.fingerprint import _identifying
 from rekindle.errors import SpecError
 from rekindle.spec.load import load_target
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import LoraSpec, TrainSpec
 
 BASE = """name: x
 task: {task}
@@ -60,3 +60,44 @@ def test_the_key_of_a_training_with_adamw_is_what_it_was_and_another_optimizer_h
     assert len(found) == 3
     kept = TrainSpec.model_validate_json(TrainSpec(optimizer="muon").model_dump_json())
     assert kept.optimizer == "muon"
+
+
+QLORA = """name: x
+task: {task}
+data: {{source: x.jsonl}}
+model: {{source: tiny, lora: {{base: 4bit}}}}
+train:
+  lr: 1e-4
+  {more}
+"""
+NOT_ON_4_BITS = {
+    "shards": ("causal_lm", "layout: {shard: 2}", "train.layout.shard", "use dp only"),
+    "pipeline stages": ("causal_lm", "layout: {dp: 2, pp: 2}", "train.layout.pp", "pp 2 divides it"),
+    "tensor parallel ranks": ("text_classification", "layout: {tp: 2}", "train.layout.tp", "full"),
+    "context parallel ranks": ("causal_lm", "layout: {cp: 2}", "train.layout.cp", "full"),
+    "adapters in bf16": ("causal_lm", "weights: bf16", "train.weights", "full precision"),
+    "fp16": ("causal_lm", "precision: fp16", "train.precision", "bf16 or fp32"),
+    "compiled blocks": ("causal_lm", "compile: true", "train.compile", "remove it"),
+    "DeepSpeed": ("causal_lm", "engine: deepspeed", "model.lora.base", "own tasks and engine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "where", "fix"), NOT_ON_4_BITS.values(), ids=NOT_ON_4_BITS
+)
+def test_what_does_not_train_on_a_base_in_4_bits_is_refused_at_its_line(
+    tmp_path, task, more, where, fix
+):
+    path = tmp_path / "c.yaml"
+    path.write_text(QLORA.format(task=task, more=more))
+    with pytest.raises(SpecError) as caught:
+        load_target(path)
+    (problem,) = caught.value.problems
+    assert where in str(problem)
+    assert f"c.yaml:{4 if 'lora' in where else 7}" in problem.where
+    assert fix in f"{problem.what} {problem.fix}"
+
+
+def test_a_base_in_full_is_not_in_what_identifies_a_training_and_one_in_4_bits_is():
+    assert "base" not in LoraSpec().model_dump()
+    assert LoraSpec(base="4bit").model_dump()["base"] == "4bit"

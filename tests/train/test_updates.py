@@ -24,7 +24,7 @@ from rekindle.plan.updates import scale_blocks
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import CheckpointSpec, TrainSpec
-from rekindle.train import modules
+from rekindle.train import modules, updates
 from rekindle.train.checkpoint import newest
 from rekindle.train.loop import StopFlag
 from rekindle.train.updates import MOMENTS, UPDATES, AdamW, Codes, Muon, orthogonal
@@ -125,6 +125,28 @@ def test_rare_small_gradients_beside_large_ones_do_not_take_steps_of_mean_over_e
         update.step(1e-3, ONE, YES)
         assert float((weight - before).abs().max()) < 1.1e-3
         before = weight.clone()
+
+
+def test_a_rank_that_holds_no_row_counts_the_step_all_the_same():
+    """Any rank may write the count of a parameter into a checkpoint."""
+    none = torch.zeros(0, 300)
+    update = UPDATES["adamw8bit"]([none], [], TrainSpec())
+    none.grad = torch.zeros(0, 300)
+    for _ in range(2):
+        update.step(1e-3, ONE, YES)
+    assert float(update.state[none]["step"]) == 2.0
+
+
+def test_a_matrix_in_pieces_is_updated_as_one_is(monkeypatch):
+    found = []
+    for rows in (5, 1 << 20):
+        monkeypatch.setattr(updates, "rows_of_piece", lambda columns, rows=rows: rows)
+        weights = matrices([(13, 40), (3, 300)])
+        update = UPDATES["adamw8bit"](weights, [], TrainSpec())
+        stepped(update, weights, 4)
+        assert {float(s["step"]) for s in update.state.values()} == {4.0}
+        found.append(weights)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @functools.cache
