@@ -3,9 +3,12 @@ was trained."""
 
 import dataclasses
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,6 +32,7 @@ from tests.train.differential import trainer_of
 
 pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
 
+ROOT = Path(__file__).parents[2]
 LORA = LoraSpec(rank=4, base="4bit")
 SOURCE = {**LLAMA, "hidden_size": 32, "intermediate_size": 64}
 MODEL = ModelSpec(source=SOURCE, tokenizer={"vocab_size": 320}, lora=LORA)
@@ -170,6 +174,46 @@ def test_what_is_exported_is_adapters_merged_into_what_codes_stand_for(whole):
     assert torch.allclose(layer.whole(), base, rtol=0, atol=1e-6)
     layer.load(exported[f"{name}.weight"])
     assert not torch.allclose(layer.whole(), exported[f"{name}.weight"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_gate_judges_the_scores_of_the_exported_model(tmp_path):
+    """A whole run on the reviews; what it scored is what transformers' own network makes of the folder, row by row."""
+    import pyarrow.parquet as pq
+    import transformers
+
+    wanted = {"model.lora.base": "4bit", "model.lora.rank": "8", "train.steps": "40", "train.epochs": "null", "train.lr": "1e-2",
+              "platforms.local.ranks": "1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "rekindle.cli.main", "run", "configs/reviews.yaml", "--home", str(tmp_path)]
+        + [word for name, value in wanted.items() for word in ("--set", f"{name}={value}")],
+        cwd=ROOT, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def found(pattern):
+        (path,) = tmp_path.glob(f"artifacts/continuous-training.{pattern}")
+        return path
+
+    summary = TrainingSummary.read(found("finetune/*/training/training.json"))
+    assert summary.in_effect["base"].startswith("nf4, 6 matrices")
+    scored = {
+        row["id"]: row["candidate"]["logits"]
+        for row in pq.read_table(found("score/*/scores/scores.parquet")).to_pylist()
+    }
+    folder = found("finetune/*/network")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with pa.memory_map(str(found("ingest/*/examples/test.arrow"))) as source:
+        rows = pa.ipc.open_file(source).read_all().select(["id", "text"]).to_pylist()
+    assert len(scored) == len(rows) > 200
+    for row in rows[:50]:
+        inputs = tokenizer(row["text"], truncation=True, max_length=64, return_tensors="pt")
+        with torch.no_grad():
+            (logits,) = network(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+            ).logits
+        assert logits.tolist() == pytest.approx(scored[row["id"]], abs=1e-5)
 
 
 CASES = {
