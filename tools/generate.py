@@ -65,8 +65,9 @@ model, and on what else is asked for:
 
 Three signs in the row of a pipeline are the schedules `1f1b`, `interleaved` and `zero_bubble`;
 rows that would be refused throughout are left out. All columns behind `fp16` are in bf16; in fp32
-and in combinations beyond the table the same rule holds. float8 and 4-bit base weights (QLoRA) are
-refused: there is no setting for them.
+and in combinations beyond the table the same rule holds. float8 is refused: there is no setting
+for it. A base in 4 bits (`model.lora.base`, QLoRA) trains on `dp` alone, and what optimizers other
+than AdamW leave of the axes is in [optimizers.md](optimizers.md).
 
 Dropout is the same in every layout, but for three cases: pipelines pad all micro-batches of a step
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;

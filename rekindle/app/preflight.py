@@ -62,7 +62,12 @@ def _packages(spec: Spec) -> Iterator[Problem]:
 
 
 def _engine(spec: Spec) -> Iterator[Problem]:
-    """Whether another engine than rekindle's own, and another launcher, is installed."""
+    """Whether another engine than rekindle's own, and another launcher, is installed, and what
+    quantises a base."""
+    lora = spec.model.lora
+    if lora is not None and lora.base == "4bit" and not importlib.util.find_spec("bitsandbytes"):
+        what = "a base in 4 bits needs the package bitsandbytes"
+        yield Problem(what, "model.lora.base", "pip install 'rekindle[qlora]'")
     if spec.train.launcher == "mpirun":
         fix, found = "install Open MPI (apt-get install openmpi-bin), or use torchrun", ""
         if (mpirun := shutil.which("mpirun")) is None:

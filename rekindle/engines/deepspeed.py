@@ -115,7 +115,10 @@ class DeepSpeed:
         if train.precision in ("fp16", "fp64"):
             what = f"the engine deepspeed does not train in {train.precision}"
             yield ("train", "precision"), what, "bf16 or fp32"
-        for field, value in (("weights", train.weights == "bf16"), ("compile", train.compile)):
+        for field, value in (
+            ("weights", train.weights == "bf16"), ("compile", train.compile),
+            ("optimizer", train.optimizer != "adamw"),
+        ):  # fmt: skip
             if value:
                 what = f"the engine deepspeed does not take train.{field}"
                 yield ("train", field), what, "remove it, or use rekindle's engine"

@@ -20,8 +20,8 @@ TASKS = ("text_classification", "causal_lm")
 LARGEST_MICRO_BATCH = 32
 # fields that the loop of the Trainer does not have, or that its arguments say otherwise
 _DEFAULTS = {
-    "layout": AUTO, "weights": "fp32", "compile": False, "ledger": False, "profile": 0,
-    "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
+    "layout": AUTO, "optimizer": "adamw", "weights": "fp32", "compile": False, "ledger": False,
+    "profile": 0, "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
     "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False, "max_bad_steps": 3,
     "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None,
 }  # fmt: skip

@@ -67,7 +67,9 @@ def instead(asked: Asked, best: Option | None, cluster: Cluster | None = None) -
     on = best.cluster if best else cluster
     assert on is not None
     train = asked.train
-    if train.compile or train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8"):
+    half = train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8")
+    quantised = asked.lora is not None and asked.lora.base == "4bit"
+    if train.compile or half or quantised or train.optimizer != "adamw":
         return
     free = train.model_copy(update={"layout": AUTO, "engine": "deepspeed"})
     for section in _STAGES:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.request import Asked
 from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
-from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
+from rekindle.spec.layout import Layout, Schedule, Shape, problems_of, undivided
 from rekindle.spec.layout_support import cell_of, level, refusal
 from rekindle.spec.model import LayoutSpec
 
@@ -79,6 +79,7 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
         return f"{layout.data} data ranks share {asked.train.global_batch_size} examples"
     arithmetic = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
     problem = next(problems_of(layout, cluster.gpus, arithmetic, asked.train), None)
+    problem = problem or next(undivided(layout, asked.lora), None)
     if problem is not None:
         return problem.what
     if not any(True for _ in _ways(asked, layout)):
@@ -126,4 +127,5 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
         teacher=asked.teacher, software=Software(tf32=not train.deterministic), zero=asked.zero,
+        optimizer=train.optimizer, quantised=lora is not None and lora.base == "4bit",
     )  # fmt: skip

@@ -68,7 +68,7 @@ def choose(
     if not results:
         raise RequestError(
             "the model fits on none of the machines that may be chosen", where="resources.machine",
-            fix="allow larger ones, or train adapters (model.lora)",
+            fix=f"allow larger ones, or train adapters (model.lora){_divisible(asked)}",
         )  # fmt: skip
     ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
     return [choice for choice, _ in ranked], ranked[0][1]
@@ -183,6 +183,11 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
     return late + over, per_step
 
 
+def _divisible(asked: Asked) -> str:
+    """What to say where the optimizer forbids layouts that would take less memory."""
+    return "" if asked.train.optimizer == "adamw" else "; or train.optimizer: adamw in any layout"
+
+
 def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
     nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
@@ -192,6 +197,7 @@ def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
             fix="leave train.layout and train.micro_batch_size to the plan: `auto`",
         )  # fmt: skip
     more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
+    more += _divisible(asked)
     other = "" if asked.zero else "; ".join(instead(asked, None, fleet.cluster))
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",

@@ -56,7 +56,8 @@ def least_bytes(work: Work) -> int:
 
 def snapshot_bytes(work: Work) -> int:
     """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
-    the pipeline: 12 bytes a trained parameter in fp32, divided by the ranks that share them."""
+    the pipeline: with AdamW 12 bytes a trained parameter in fp32, divided by ranks that share them.
+    """
     return max(_rank(work, place).snapshot for place in range(work.layout.pp))
 
 

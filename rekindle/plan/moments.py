@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
+from rekindle.plan import updates
 from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.temporaries import Temporaries
 from rekindle.spec.layout import Layout
@@ -67,7 +68,10 @@ class Moments(Temporaries):
 
     def optimizing(self) -> dict[str, int]:
         """What there is besides while the optimizer works."""
-        return {"gradients": self.gradients((True,) * len(self.stages), ending=True)}
+        return {
+            "gradients": self.gradients((True,) * len(self.stages), ending=True),
+            "temporaries": updates.temporary_bytes(self.work, self.stored),
+        }  # fmt: skip
 
     def _passes(self) -> Iterable[Moment]:
         micro = self.work.accumulation

@@ -15,7 +15,7 @@ from pathlib import Path
 from rekindle.catalog.prices import PriceBook
 from rekindle.catalog.tables import rows
 from rekindle.errors import Problem, RequestError
-from rekindle.plan import risk
+from rekindle.plan import quantised, risk, updates
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
@@ -173,8 +173,11 @@ def traced(plan: Plan, spec: Spec) -> Plan:
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option
-    per_weight = 3 * option.work.weights_bytes  # a weight and two moments
-    saved = per_weight * option.work.shape.parameters
+    saved = option.work.weights_bytes * option.work.shape.parameters
+    saved += updates.moments_bytes(
+        option.work, option.work.shape.parameters, option.work.shape.layers,
+        option.work.weights_bytes,
+    )  # fmt: skip
     ranks = option.cluster.gpus
     stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
     return risk.Work(
@@ -227,6 +230,10 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     fleet, profile, work = choice.fleet, choice.option.profile, choice.option.work
     measure = "; after a run, rekindle plan --calibrate RUN measures it"
     yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
+    if choice.option.work.optimizer in updates.MOVED:
+        yield updates.UNMEASURED
+    if choice.option.work.quantised:
+        yield quantised.UNMEASURED
     hours = choice.hours(steps)
     if hours is not None and 3_600 * hours[1] < _SHORT_SECONDS:
         yield "training is its steps alone; start of the ranks, validation and saves come on top"

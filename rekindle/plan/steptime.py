@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from rekindle.plan import quantised, updates
 from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
@@ -161,9 +162,12 @@ class _Model:
         return self.c.overlapped if self.work.software.prefetched else self.c.contention
 
     def _optimizer(self) -> dict[str, float]:
-        layout = self.work.layout
-        moved = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
-        return {"optimizer": moved / self.bandwidth}
+        """Of the optimizer, whose products are in bf16 where the GPU has it."""
+        peak = self.cluster.gpu.tflops.get("bf16", self.peak / 1e12) * 1e12
+        return {"optimizer": updates.seconds(
+            self.work, self._trained(), self.work.blocks, peak * self.c.matrix_efficiency,
+            self.bandwidth, self.c.optimizer_bytes,
+        )}  # fmt: skip
 
     def _launched(self) -> float:
         """Seconds of the host for a micro-batch: its kernels, of which those that compute again
@@ -276,7 +280,9 @@ class _Model:
 
     def _casts(self) -> float:
         """Of a block: what goes into a product in 8 bits, and the gradient of what comes out, is
-        read once and written twice, as it is and transposed."""
+        read once and written twice, as it is and transposed; 4 bits are brought back."""
+        if self.work.quantised:
+            return quantised.seconds(self.work, self.bandwidth * self.c.memory_efficiency)
         if self.work.precision != "fp8":
             return 0.0
         wide = sum(inputs + outputs for inputs, outputs in self.work.factors)

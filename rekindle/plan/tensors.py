@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from rekindle.plan import quantised, updates
 from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
@@ -93,6 +94,10 @@ class Rank:
     @cached_property
     def weights(self) -> int:
         block = self.block + self.adapters
+        if self.work.quantised:
+            block -= sum(m.inputs * m.outputs for m in self.shape.matrices)
+            codes = self.count * quantised.block_bytes(self.work)
+            return self.stored * (self.count * block + self.ends) + codes
         return self.stored * (self.count * block + self.ends) // self.group
 
     @cached_property
@@ -101,8 +106,15 @@ class Rank:
         return sum(self.each)
 
     def static(self) -> dict[str, int]:
-        trained = self.stored * self.trained // self.group
-        return {"parameters": self.weights, "optimizer": 2 * trained, "teacher": self.taught[0]}
+        return {
+            "parameters": self.weights, "optimizer": self.moments, "teacher": self.taught[0],
+        }  # fmt: skip
+
+    @cached_property
+    def moments(self) -> int:
+        """What the optimizer keeps of the trained weights."""
+        whole = updates.moments_bytes(self.work, self.trained, self.count, self.stored)
+        return whole // self.group
 
     @cached_property
     def taught(self) -> tuple[int, int]:
@@ -128,8 +140,9 @@ class Rank:
 
     @property
     def snapshot(self) -> int:
-        """Host memory for the copies that a save makes: trained weights and both moments."""
-        return 3 * self.stored * self.trained // self.group
+        """Host memory for the copies that a save makes: trained weights and what the optimizer
+        keeps of them."""
+        return self.stored * self.trained // self.group + self.moments
 
     # What a block keeps for its backward pass
 
@@ -312,6 +325,8 @@ class Rank:
             root = self.gathered * self.root
             # forward: the buffer of the last block's gathering; backward: a block and the next one
             return root + self.gathered * block, root + 2 * self.gathered * block
+        if self.work.quantised:
+            return 2 * (quantised.largest_bytes(self.work),)
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms

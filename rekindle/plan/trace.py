@@ -147,7 +147,7 @@ def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
     weights = "bf16" if work.weights_bytes == 2 else "fp32"
     train = {
         "precision": work.precision, "weights": weights, "compile": work.compile,
-        "activation_checkpointing": work.checkpointing,
+        "activation_checkpointing": work.checkpointing, "optimizer": work.optimizer,
     }  # fmt: skip
     return {
         "config": config, "task": one.task, "layout": dataclasses.asdict(work.layout),

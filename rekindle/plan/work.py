@@ -11,6 +11,7 @@ from rekindle.families import DIVISIBLE
 from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
+from rekindle.spec.model import Optimizer
 from rekindle.spec.zero import Zero
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -73,9 +74,9 @@ class Work:
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
     are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
     `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
-    and freezes the others; 0: everything is trained. `teacher` is the shape of the network that the
-    model learns from, too. `software` is ours where it is not said. `zero`: DeepSpeed divides
-    states among the replicas of the layout."""
+    and freezes the others; 0: everything is trained. `quantised`: frozen matrices have 4 bits.
+    `teacher` is the shape of the network that the model learns from, too. `software` is ours where
+    it is not said. `zero`: DeepSpeed divides states among the replicas of the layout."""
 
     shape: ModelShape
     layout: Layout
@@ -91,6 +92,8 @@ class Work:
     lora_targets: tuple[str, ...] = ()
     teacher: ModelShape | None = None
     software: Software = Software()
+    optimizer: Optimizer = "adamw"
+    quantised: bool = False
     zero: Zero | None = None
 
     @property

@@ -12,9 +12,9 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.spec import rates, schedule
+from rekindle.spec import layout, rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, Spec, TrainSpec
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, LayoutSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -135,6 +135,37 @@ def _engine(spec: Spec) -> Iterator[Finding]:
         yield ("train", "engine"), what, "remove it, or train.entrypoint"
     else:
         yield from engine.refuse(spec)
+
+
+def _optimizer(spec: Spec) -> Iterator[Finding]:
+    """What of the layout and of the network the optimizer cannot update."""
+    train = spec.train
+    if spec.task == "image_classification" and train.optimizer != "adamw":
+        what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
+        yield ("train", "optimizer"), what, "remove it"
+    if isinstance(train.layout, LayoutSpec):
+        for problem in layout.whole(train.layout, train.optimizer):
+            yield tuple(problem.where.split(".")), problem.what, problem.fix
+
+
+def _quantised(spec: Spec) -> Iterator[Finding]:
+    """What does not train on a base in 4 bits."""
+    train, lora = spec.train, spec.model.lora
+    if lora is None or lora.base == "full":
+        return
+    if isinstance(train.layout, LayoutSpec):
+        for problem in layout.undivided(train.layout, lora):
+            yield tuple(problem.where.split(".")), problem.what, problem.fix
+    if ":" in spec.task or train.entrypoint or train.engine != "rekindle":
+        what = "a base in 4 bits is for rekindle's own tasks and engine"
+        yield ("model", "lora", "base"), what, "remove it"
+    for field, refused, fix in (
+        ("weights", train.weights != "fp32", "fp32: adapters are trained in full precision"),
+        ("precision", train.precision in ("fp16", "fp64"), "bf16 or fp32"),
+        ("compile", train.compile, "remove it"),
+    ):
+        if refused:
+            yield ("train", field), f"no test has trained it on a base in 4 bits ({field})", fix
 
 
 def _entrypoint(spec: Spec) -> Iterator[Finding]:
@@ -295,6 +326,8 @@ _RULES = (
     _documents,
     _train,
     _engine,
+    _optimizer,
+    _quantised,
     _entrypoint,
     _gate,
     _schedule,

@@ -14,10 +14,17 @@ from typing import Any, Literal
 
 from rekindle.errors import Problem, RequestError
 from rekindle.families import config_of
-from rekindle.spec.model import LayoutSpec, TrainSpec
+from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 AXES = ("dp", "shard", "tp", "pp", "cp")
+# axes that divide what an optimizer needs whole; cp ranks share shards of the weights
+DIVIDED: Mapping[str, tuple[str, ...]] = {
+    "adamw": (), "muon": ("shard", "tp", "cp"), "adamw8bit": ("tp",),
+}  # fmt: skip
+_NEEDS = {
+    "muon": "whole matrices", "adamw8bit": "whole rows of matrices, in which numbers share a scale",
+}  # fmt: skip
 LARGEST_AUTO_MICRO_BATCH = 32
 
 
@@ -99,10 +106,30 @@ def problems_of(
     if layout.world != world:
         what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
         yield Problem(what, "train.layout")
+    yield from whole(layout, train.optimizer)
     if shape is not None:
         yield from _divisibility(layout, shape)
     if layout.pp > 1:
         yield from _pipeline(layout, train)
+
+
+def whole(layout: Layout | LayoutSpec, optimizer: str) -> Iterator[Problem]:
+    """Axes that divide what the optimizer needs in one piece."""
+    axes = DIVIDED[optimizer]
+    for axis in axes:
+        if (degree := getattr(layout, axis)) > 1:
+            what = f"{optimizer} needs {_NEEDS[optimizer]}, and {axis} {degree} divides them"
+            kept = " and ".join(a for a in AXES if a not in axes)
+            fix = f"use {kept} only, or train.optimizer: adamw"
+            yield Problem(what, f"train.layout.{axis}", fix)
+
+
+def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Problem]:
+    """Axes that divide a base in 4 bits."""
+    for axis in AXES[1:] if lora is not None and lora.base == "4bit" else ():
+        if (degree := getattr(layout, axis)) > 1:
+            what = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
+            yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
 
 
 def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:

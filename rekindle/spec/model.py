@@ -168,6 +168,9 @@ class LoraSpec(Section):
     """Dropout before the adapters."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get adapters, such as `q_proj`; empty: all of a block."""
+    base: Literal["full", "4bit"] = Field("full", exclude_if=lambda base: base == "full")
+    """How the frozen matrices of blocks are kept: as `train.weights` says, or in 4 bits (QLoRA);
+    needs the extra `qlora`, and ranks that are replicas."""
 
 
 class TeacherSpec(Section):
@@ -219,6 +222,9 @@ class CheckpointSpec(Section):
     """Keep one for each such span of training time, too; null: none."""
 
 
+Optimizer = Literal["adamw", "muon", "adamw8bit"]
+
+
 class LayoutSpec(Section):
     """Degrees of parallelism; their product is the number of ranks."""
 
@@ -254,6 +260,10 @@ class TrainSpec(Section):
     micro_batch_size: int | Literal["auto"] = "auto"
     """Examples in one forward pass of one rank; `auto` takes the largest divisor of the global
     batch up to 32. The result does not depend on how many ranks share the micro-batches."""
+    optimizer: Optimizer = Field("adamw", exclude_if=lambda name: name == "adamw")
+    """What makes an update of gradients: `adamw`; `muon`, for matrices of blocks, with the rate and
+    the weight decay that AdamW would have; `adamw8bit`, AdamW that keeps the moments of matrices of
+    blocks in 8 bits (docs/optimizers.md)."""
     lr: float | None = Field(None, gt=0, le=100)
     """Peak learning rate of AdamW; default 1e-3 from scratch. Pretrained weights (`model.source` as
     a name, or `model.init_from`) have no default, because a rate for one model destroys another:

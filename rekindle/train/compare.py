@@ -187,7 +187,8 @@ class _Small:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)
         origins, lora = modules.unfused(network), self.job.model.lora
-        quiet = lora.model_copy(update={"dropout": 0.0}) if lora is not None else None
+        plain = {"dropout": 0.0, "base": "full"}
+        quiet = lora.model_copy(update=plain) if lora is not None else None
         scaling = prepared(network, source, origins, train, quiet)
         goal = Goal(train.label_smoothing)
         parts = build(self.task, network, origins, train, goal, mesh, scaling)

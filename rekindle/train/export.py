@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rekindle.train.mesh import of_all
 from rekindle.train.modules import Origin
 from rekindle.train.parallel import Parts
+from rekindle.train.quantised import FourBit, layers
 from rekindle.train.weights import INDEX, whole_of
 
 FILE_BYTES = 2 << 30
@@ -51,7 +52,7 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
     held = _held(parts)
     place = parts.mesh.place("pp")
-    wholly = parts.stepper.whole if parts.stepper else whole_of
+    wholly: Any = parts.stepper.whole if parts.stepper else whole_of
     for owner, rank, names in _listed(parts, held):
         for name, dtype, shape in names:
             whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
@@ -60,12 +61,13 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, whole
 
 
-def _held(parts: Parts) -> dict[str, torch.Tensor]:
+def _held(parts: Parts) -> dict[str, torch.Tensor | FourBit]:
     held = {name: p for name, p in parts.parameters() if name not in parts.tied}
-    return {**held, **dict(parts.buffers())}
+    found = (one for stage in parts.stages for one in layers(stage.part.network))
+    return {**held, **dict(parts.buffers()), **{f"{name}.weight": x for name, x in found}}
 
 
-def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
+def _listed(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_Listed]:
     """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
     # one rank speaks for its pipeline rank
     lead = dist.get_rank() if parts.mesh.leads("dp", "shard", "cp", "tp") else -1

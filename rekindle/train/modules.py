@@ -109,6 +109,17 @@ def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
     return []
 
 
+def matrices(network: nn.Module) -> set[str]:
+    """Names of the weights of linear layers in the blocks of a transformer: not its tables, nor its
+    head."""
+    return {
+        f"{name}.{inner}.weight"
+        for name, block in (blocks(network) if hasattr(network, "config") else [])
+        for inner, module in block.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+
+
 def replace(network: nn.Module, name: str, module: nn.Module) -> None:
     """Put `module` where the submodule `name` is."""
     parent, _, child = name.rpartition(".")

@@ -1,12 +1,12 @@
-"""AdamW on the shards that this rank holds, the learning rate of a step, the global gradient norm,
-loss scaling.
+"""Updates of the shards that this rank holds, as updates.py makes them, the learning rate of a
+step, the global gradient norm, loss scaling.
 
-The optimizer sees plain local tensors that share memory with the parameters: fused kernels work,
+An update sees plain local tensors that share memory with the parameters: fused kernels work,
 meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
 of the whole. The norm counts every element of every parameter once, however it is sharded or
 repeated, so that clipping, the check for numbers that are not finite, and the scale of fp16 are
-decided alike on all ranks: on the device, from which nothing is read, because the fused kernel
-takes the factor of the gradients, and whether there is an update at all, as tensors."""
+decided alike on all ranks: on the device, from which nothing is read, because an update takes the
+factor of the gradients, and whether there is one at all, as tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
+from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import SCRATCH_LR, TrainSpec
+from rekindle.train import modules
 from rekindle.train.attention import HALVES
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
+from rekindle.train.updates import UPDATES, Update
 from rekindle.train.weights import divides, local_of
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _Held:
 
 
 class Optimizer:
-    """AdamW over `parts`; matrices decay, one-dimensional parameters (biases, norms) do not."""
+    """What `spec.optimizer` names, over `parts`."""
 
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts, self.spec = parts, spec
@@ -54,25 +55,33 @@ class Optimizer:
         ]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
-        groups: list[dict[str, Any]] = [
-            {"params": [h.local for h in self.held if h.parameter.ndim > 1]},
-            {"params": [h.local for h in self.held if h.parameter.ndim <= 1], "weight_decay": 0.0},
-        ]
-        self.adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=peak_rate(spec), betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay,
-            fused=True,
-        )  # fmt: skip
-        for held in self.held:
-            self.adam.state[held.local] = {
-                # where the parameter is: CUDA's fused kernel compares the devices
-                "step": torch.zeros((), dtype=torch.float32, device=held.local.device),
-                **{name: torch.zeros_like(held.local) for name in MOMENTS},
-            }
+        self.update: Update = self._update()
         self.counted = [h for h in self.held if h.repeated and h.local.numel()]
         self.shares = torch.tensor(
             [1 / h.repeated for h in self.counted], dtype=torch.float64, device=parts.mesh.device
         )
+
+    def _update(self) -> Update:
+        """Raises UnsupportedError where the optimizer has no matrix to work on."""
+        name, matrices = self.spec.optimizer, set[str]()
+        if name != "adamw":
+            for stage in self.parts.stages:
+                matrices |= modules.matrices(stage.part.network)
+        chosen = [h.local for h in self.held if h.name in matrices]
+        if name != "adamw" and not chosen:
+            raise UnsupportedError(
+                f"{name} updates matrices of transformer blocks, and "
+                f"{modules.model_type(self.parts.network)} has none to train",
+                where="train.optimizer", fix="remove it: AdamW updates any network",
+            )  # fmt: skip
+        return UPDATES[name](
+            chosen, [h.local for h in self.held if h.name not in matrices], self.spec
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What is in effect besides AdamW, in words for the record."""
+        name = self.spec.optimizer
+        return {} if name == "adamw" else {"optimizer": f"{name}, AdamW outside of matrices"}
 
     @property
     def loss_scale(self) -> float:
@@ -122,12 +131,7 @@ class Optimizer:
             factor = (self.spec.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.scale is not None:
             factor = factor / self.scale.value
-        adam: Any = self.adam
-        # the fused kernel divides by it on the way, which saves a pass over all gradients
-        adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
-        for group in self.adam.param_groups:
-            group["lr"] = rate
-        self.adam.step()
+        self.update.step(rate, factor, finite)
         if self.scale is not None:
             self.scale.update(finite)
         return torch.stack([loss, norm])
@@ -146,8 +150,8 @@ class Optimizer:
         for source, copy in self.copies.pairs:
             if source is not None and copy is not None:
                 source.local.copy_(copy.local)
-                for key, value in self.adam.state[copy.local].items():
-                    self.adam.state[source.local][key].copy_(value)
+                for key, value in self.update.state[copy.local].items():
+                    self.update.state[source.local][key].copy_(value)
 
     @property
     def replicas(self) -> dist.ProcessGroup | None:
@@ -169,7 +173,7 @@ class Optimizer:
         found: dict[str, torch.Tensor] = {}
         for held in self.held:
             name = self.parts.tied.get(held.name, held.name)
-            for key, value in self.adam.state[held.local].items():
+            for key, value in self.update.state[held.local].items():
                 whole = value if key == "step" else _like(held.parameter, value)
                 found[f"{name}.{key}"] = whole
         return found
@@ -279,10 +283,13 @@ def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """`local` as a DTensor with the parameter's mesh and placements, or as it is."""
+    """`local` as a DTensor with the parameter's mesh and placements, or as it is; of rows that are
+    another number of columns long, which only rows are divided of."""
     if not isinstance(parameter, DTensor):
         return local
     more: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+    if local.shape != parameter._local_tensor.shape:
+        more = {"shape": (len(parameter), *local.shape[1:]), "stride": local.stride()}
     return DTensor.from_local(
         local, parameter.device_mesh, parameter.placements, run_check=False, **more
     )

@@ -24,7 +24,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, kernels, modules, tensor, weights
+from rekindle.train import attention, dropout, kernels, modules, quantised, tensor, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
@@ -98,6 +98,8 @@ def prepared(
             scaling = modules.inject(network, lora, origins)
         if source:
             source.include(network)
+        if lora.base == "4bit":
+            quantised.replace(network)
     dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
     if dtype is not None:
         weights.convert(network, dtype)

@@ -81,6 +81,10 @@ class Stepped:
         """The engine's state beside them."""
         return {n: p for n, p in self._pieces().items() if n not in self.names}
 
+    def facts(self) -> dict[str, str]:
+        """What the engine has in effect."""
+        return dict(self.stepper.facts())
+
     @property
     def names(self) -> set[str]:
         """Of the trained parameters."""

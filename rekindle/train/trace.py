@@ -30,7 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import modules, teacher, weights
+from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu, engine_without_values
@@ -118,8 +118,10 @@ class _Run:
         self._divide_backward(parts)
         with live.counting():
             taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
-            for tensor in [*(local_of(p) for _, p in parts.parameters()), *taught]:
+            codes = quantised.held(parts)
+            for tensor in [*(local_of(p) for _, p in parts.parameters()), *codes, *taught]:
                 live.note(tensor)
+            live.call(PARAMETERS, codes)
             live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             live.call(TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
@@ -127,7 +129,7 @@ class _Run:
             buckets = self._buckets(parts)
             live.call(GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(MOMENTS, (t for s in optimizer.adam.state.values() for t in s.values()))
+            live.call(MOMENTS, (t for s in optimizer.update.state.values() for t in s.values()))
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0
@@ -161,6 +163,8 @@ class _Run:
         if trace.lora is not None:
             with unset_fake_temporarily(), weights.deferred(recorder):
                 lora = modules.inject(network, trace.lora, origins)
+            if trace.lora.base == "4bit":
+                quantised.replace(network)
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)

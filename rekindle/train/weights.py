@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
+from rekindle.train import quantised
 from rekindle.train.modules import Origin
 
 Interval = tuple[int, int]
@@ -270,6 +271,10 @@ def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origi
                 beat()
                 if local.numel():
                     local.copy_(_value(source, origins.get(name, Origin(name)), parameter))
+            for name, layer in quantised.layers(part):
+                stored, like = f"{name}.weight", torch.empty(layer.shape, device="meta")
+                layer.load(_value(source, origins.get(stored, Origin(stored)), like))
+                beat()
 
 
 def _value(source: Source, origin: Origin, parameter: torch.Tensor) -> torch.Tensor:
@@ -286,9 +291,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+def whole_of(tensor: torch.Tensor | quantised.FourBit) -> torch.Tensor:
     """The whole tensor, on every rank that holds a shard of it (a collective)."""
-    tensor = tensor.detach()
+    tensor = tensor.whole() if isinstance(tensor, quantised.FourBit) else tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -23,11 +23,20 @@ from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
-from rekindle.spec.layout import Layout, resolve, uneven
+from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import checkpoint, compat, export, modelfolder, modules, numerics, weights
+from rekindle.train import (
+    checkpoint,
+    compat,
+    export,
+    modelfolder,
+    modules,
+    numerics,
+    quantised,
+    weights,
+)
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.compare import compared, probe_packing
@@ -159,6 +168,7 @@ def _begin(
 def _held(trainer: Trainer) -> dict[str, int]:
     """Bytes of what this rank holds from the first step to the last, by the plan's terms."""
     parameters = sum(weights.local_of(p).nbytes for _, p in trainer.parts.parameters())
+    parameters += sum(tensor.nbytes for tensor in quantised.held(trainer.parts))
     moments = pieces_of(trainer.tensors()["optimizer"]).values()
     return {"parameters": parameters, "optimizer": sum(piece.local.nbytes for piece in moments)}
 
@@ -217,6 +227,8 @@ class Start:
                 network = task.build(*given)
             source = Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
+        if problems := list(undivided(layout, model.lora)):
+            raise RequestError(problems)
         cell = _cell(job, layout)
         composed = cell is not None and require(cell, job.train.untested) == "composed"
         compat.check_schedule(layout)
@@ -292,7 +304,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
         run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
-        in_effect=dict(trainer.parts.stepper.facts()) if trainer.parts.stepper else {},
+        in_effect={**trainer.optimizer.facts(), **quantised.facts(trainer.parts)},
         world_size=trainer.world,
         epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
         seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,

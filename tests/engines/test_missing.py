@@ -1,5 +1,7 @@
 """What an engine or a launcher needs on this machine, said before anything starts."""
 
+import sys
+
 import pytest
 
 from rekindle.app.preflight import looks
@@ -47,3 +49,11 @@ def test_offload_needs_a_compiler(tmp_path, path):
     assert said(tmp_path, engine="deepspeed") == []
     (what,) = said(tmp_path, engine="deepspeed", engine_config=OFFLOADED)
     assert what == "the engine deepspeed needs g++ for these settings"
+
+
+def test_a_base_in_4_bits_needs_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    given = {"name": "x", "task": "causal_lm", "model": {"lora": {"base": "4bit"}}}
+    (problem,) = looks(Spec.model_validate(given), tmp_path)["engine"]
+    assert problem.what == "a base in 4 bits needs the package bitsandbytes"
+    assert problem.fix == "pip install 'rekindle[qlora]'"

@@ -66,7 +66,7 @@ def check_optimizer(here: Here) -> Iterator[Row]:
         )
         state = {
             name: max(
-                gap(ours.adam.state[a.local][name], theirs.adam.state[b.local][name])
+                gap(ours.update.state[a.local][name], theirs.update.state[b.local][name])
                 for a, b in pairs
             )
             for name in ("exp_avg", "exp_avg_sq")
@@ -78,8 +78,8 @@ def check_optimizer(here: Here) -> Iterator[Row]:
         text = ", ".join(f"{name} {size:.1e}" for name, size in state.items())
         yield here.judged("both moments", text, max(state.values()) <= 3 * OF_NORMS)
         yield here.judged("gradient norm", f"differs by {norm:.1e}", norm <= OF_NORMS)
-        counts = {float(s["step"]) for s in ours.adam.state.values()}
-        places = {t.device.type for s in ours.adam.state.values() for t in s.values()}
+        counts = {float(s["step"]) for s in ours.update.state.values()}
+        places = {t.device.type for s in ours.update.state.values() for t in s.values()}
         right = counts == {3.0} and places == {here.device.type}
         yield here.judged("step counters, and where the state lies", f"{counts} on {places}", right)
 
@@ -131,7 +131,7 @@ def check_fp16(here: Here) -> Iterator[Row]:
         scale_found = math.log2(optimizer.loss_scale)
         curve, more = zip(*(step(trainer, 3 + searching + n) for n in range(20)), strict=True)
         done = 1 + sum(map(math.isfinite, more))  # a step that overflows does not count
-        steps = {float(s["step"]) for s in optimizer.adam.state.values()}
+        steps = {float(s["step"]) for s in optimizer.update.state.values()}
         falls = statistics.mean(curve[-5:]) < statistics.mean(curve[:5])
         yield here.judged(
             "20 steps more",

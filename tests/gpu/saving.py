@@ -71,10 +71,10 @@ def check_saving(here: Here) -> Iterator[Row]:
             f"step {first}, {len(kept)} tensors, {len(differ)} differ from those at the save",
             right,
         )
-        counters = {float(s["step"]) for s in other.optimizer.adam.state.values()}
-        places = {t.device.type for s in other.optimizer.adam.state.values() for t in s.values()}
+        counters = {float(s["step"]) for s in other.optimizer.update.state.values()}
+        places = {t.device.type for s in other.optimizer.update.state.values() for t in s.values()}
         again = losses(other, 6, 3)
-        moved = {float(s["step"]) for s in other.optimizer.adam.state.values()}
+        moved = {float(s["step"]) for s in other.optimizer.update.state.values()}
         text = f"{counters} before and {moved} after 6 steps, on {places}"
         yield here.judged(
             "step counters",

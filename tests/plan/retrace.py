@@ -90,6 +90,11 @@ CASES = {
     "small taught by 7b": ({**SMALL, "hidden_size": 512, "intermediate_size": 1024}, {"shard": 8, "micro_batch_size": 4}, 2048, 1, {"teacher": SEVEN, "checkpointing": "full"}),
     "gpt2 taught one": (GPT2, {"micro_batch_size": 2}, 1024, 2, {"teacher": {**GPT2_XL, "n_layer": 6}}),
     "distilbert taught ddp": (DISTILBERT, {"dp": 4, "micro_batch_size": 16}, 256, 1, {"teacher": BERT}),
+    "1b muon full": (SMALL, {"micro_batch_size": 1}, 512, 1, {"optimizer": "muon", "checkpointing": "full"}),
+    "1b muon pp": (SMALL, {"pp": 2, "dp": 2, "micro_batch_size": 1}, 2048, 4, {"optimizer": "muon"}),
+    "1b lora muon": (SMALL, {"micro_batch_size": 1}, 2048, 1, {"optimizer": "muon", "lora": 16}),
+    "7b 8 bit fsdp": (SEVEN, {"shard": 8, "micro_batch_size": 1}, 2048, 1, {"optimizer": "adamw8bit"}),
+    "gpt2 8 bit one": (GPT2, {"micro_batch_size": 1}, 256, 1, {"optimizer": "adamw8bit"}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 

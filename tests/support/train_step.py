@@ -2,12 +2,16 @@
 
 import contextlib
 import sys
+import types
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -78,4 +82,18 @@ class Reads(TorchFunctionMode):
             self.found.append(
                 f"{name} in {Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"
             )
+        return function(*args, **(kwargs or {}))
+
+
+class Collectives(TorchDispatchMode):
+    """Types and sizes of what was added up between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "allreduce" in str(function) or "all_reduce" in str(function):
+            tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+            self.found += [(t.dtype, t.numel()) for t in tensors]
         return function(*args, **(kwargs or {}))

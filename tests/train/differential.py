@@ -115,6 +115,7 @@ def trainer_of(case: dict) -> Trainer:
         steps=STEPS, global_batch_size=GLOBAL, micro_batch_size=case["micro"], lr=1e-2, warmup=0, lr_schedule="constant", clip_norm=None,
         precision=precision, layout=degrees or "auto", compile=cell["compile"],
         activation_checkpointing=cell["checkpointing"], max_bad_steps=100,
+        optimizer=case.get("optimizer", "adamw"),
     )  # fmt: skip
     task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
     with weights.deferred() as recorder:

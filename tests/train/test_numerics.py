@@ -14,7 +14,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import image_classification, load_task
 from rekindle.train import numerics, weights
 from rekindle.train.mesh import Mesh
-from rekindle.train.optimizer import Optimizer
+from rekindle.train.optimizer import Optimizer, peak_rate
 from rekindle.train.parallel import Parts, Stage
 from rekindle.train.part import Goal, Part
 from rekindle.train.score import settings_of
@@ -168,11 +168,11 @@ def test_scores_on_gpus_are_kept_under_the_precision_that_auto_became(
 def test_adamw_takes_its_settings_from_the_spec():
     network = nn.Linear(4, 4)
     spec = TrainSpec(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
-    adam = Optimizer(parts_of(network), spec).adam
+    adam = Optimizer(parts_of(network), spec).update.adam
     assert [(g["betas"], g["eps"], g["weight_decay"]) for g in adam.param_groups] == [
         ((0.8, 0.95), 1e-6, 0.3), ((0.8, 0.95), 1e-6, 0.0),
     ]  # fmt: skip
-    assert Optimizer(parts_of(nn.Linear(4, 4)), TrainSpec()).adam.param_groups[0]["lr"] == 1e-3
+    assert peak_rate(TrainSpec()) == 1e-3
 
 
 # What torch refuses on CUDA tensors with deterministic algorithms (the second list in the docstring of

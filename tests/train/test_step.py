@@ -31,25 +31,10 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
-from tests.support.train_step import BERT, Reads, case, ranks
+from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
-UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
-
-
-class Collectives(TorchDispatchMode):
-    """Types and sizes of what was added up between ranks."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if "allreduce" in str(function) or "all_reduce" in str(function):
-            tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-            self.found += [(t.dtype, t.numel()) for t in tensors]
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +185,7 @@ def test_all_state_of_the_optimizer_lies_where_its_parameter_does():
     """CUDA's fused kernel refuses a step counter on the host; `meta` stands for the device."""
     parts, spec = parts_of(case(), "meta", precision="fp16")
     optimizer = Optimizer(parts, spec)
-    state = [t for held in optimizer.held for t in optimizer.adam.state[held.local].values()]
+    state = [t for held in optimizer.held for t in optimizer.update.state[held.local].values()]
     assert len(state) == 3 * len(optimizer.held)
     assert {
         t.device.type
@@ -222,7 +207,9 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_without_asking():
         assert all(
             torch.equal(held.local, old) for held, old in zip(optimizer.held, before, strict=True)
         )
-        assert {float(optimizer.adam.state[held.local]["step"]) for held in optimizer.held} == {0.0}
+        assert {float(optimizer.update.state[held.local]["step"]) for held in optimizer.held} == {
+            0.0
+        }
         assert optimizer.loss_scale == 2.0**38, "halved twice"
 
 

@@ -1,0 +1,91 @@
+"""What an optimizer keeps of each weight, and what its update costs, by `train.optimizer`.
+
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) and AdamW in 8 bits (Dettmers et al.
+2022, arXiv 2110.02861) work on matrices of blocks; everything else has AdamW's two moments in the
+type that weights are stored in. train/updates.py is what runs. The bytes that an update moves are
+counted operation by operation, and no GPU has measured them: `UNMEASURED` says so in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rekindle.plan.work import Work
+
+BLOCK = 256  # numbers that share a scale, at most
+PIECE = 1 << 24  # numbers whose moments are in full precision at a time
+NEWTON_SCHULZ_STEPS = 5
+# Bytes that an update moves for an element of a matrix. Muon: the scaling, two interpolations, the
+# cast, the norm, weight decay and the step. 8 bits: both moments to fp32 (21 each), the fused step
+# (28) and back (25 each). The products of Newton and Schulz are counted as operations.
+MOVED = {"muon": 62.0, "adamw8bit": 120.0}
+UNMEASURED = "the time of the optimizer's update is counted from its operations, not measured"
+
+
+def scale_blocks(columns: int) -> tuple[int, int]:
+    """How many blocks a row of a matrix has, and how many numbers each: as few as 256 at most
+    allow, of equal length. 1,000 columns: 4 blocks of 250; 257: 2 of 129, the last one padded."""
+    count = max(1, -(-columns // BLOCK))
+    return count, -(-columns // count)
+
+
+def matrices(work: Work) -> Iterator[tuple[int, int]]:
+    """Rows and columns of the trained matrices of a block; no layout that takes another optimizer
+    than AdamW divides their columns."""
+    if not work.lora_rank:
+        yield from ((m.outputs, m.inputs) for m in work.shape.matrices)
+    for m in work.adapted:
+        yield from ((work.lora_rank, m.inputs), (m.outputs, work.lora_rank))
+
+
+def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
+    """Bytes of an optimizer's state for so many trained elements, in so many blocks, whose weights
+    take `stored` bytes each, before anything is sharded. Llama-3-8B: 64 GB with AdamW, 36 GB with
+    Muon, 22 GB in 8 bits."""
+    inside = blocks * sum(rows * columns for rows, columns in matrices(work))
+    if work.optimizer == "muon":
+        return stored * (2 * trained - inside)
+    if work.optimizer == "adamw8bit":
+        eight = 0
+        for rows, columns in matrices(work):
+            count, size = scale_blocks(columns)
+            eight += 2 * rows * count * (size + stored)
+        return 2 * stored * (trained - inside) + blocks * eight
+    return 2 * stored * trained
+
+
+def temporary_bytes(work: Work, stored: int) -> int:
+    """Bytes that an update makes and forgets, at its largest matrix: of Muon two of it in bf16 and
+    the product of the matrix with itself; in 8 bits, of a piece, both moments and the places of
+    numbers among the codes."""
+    if work.optimizer == "muon":
+        return max(4 * r * c + 2 * min(r, c) ** 2 for r, c in matrices(work))
+    if work.optimizer == "adamw8bit":
+        group = work.layout.shard * work.layout.cp
+        return max(
+            min(-(-rows // group), rows_of_piece(columns)) * (2 * stored + 4) * columns
+            for rows, columns in matrices(work)
+        )
+    return 0
+
+
+def rows_of_piece(columns: int) -> int:
+    """Rows of a matrix whose moments are in full precision at a time. 4,096 columns: 4,096."""
+    return max(1, PIECE // max(1, columns))
+
+
+def seconds(
+    work: Work, trained: float, blocks: float, peak: float, bandwidth: float, moved: float
+) -> float:  # fmt: skip
+    """Of an update of so many trained elements, in so many blocks, on one rank: at a `peak` of
+    operations a second that products reach, and a `bandwidth` in bytes a second, of which an
+    element that AdamW updates takes `moved` bytes. Every replica does all of it."""
+    inside = blocks * sum(rows * columns for rows, columns in matrices(work))
+    inside = inside if work.optimizer in MOVED else 0
+    moved_bytes = moved * (trained - inside) + MOVED.get(work.optimizer, 0.0) * inside
+    shared = moved_bytes / (work.layout.shard * work.layout.cp) / bandwidth
+    if work.optimizer != "muon":
+        return shared
+    # in each iteration X X', its square, and that times X
+    sides = (sorted(one) for one in matrices(work))
+    products = sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
+    return shared + blocks * NEWTON_SCHULZ_STEPS * products / peak

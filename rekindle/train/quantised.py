@@ -1,0 +1,123 @@
+"""The frozen base of adapters in 4 bits: QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
+
+Linear layers of blocks keep their weight as nf4, in blocks of 64 that share a scale in fp32, as
+bitsandbytes makes it; scales are not quantised once more. A layer quantises its weight when it is
+filled, so no rank has more than one matrix in full, and brings it back for each product and each
+gradient of its input. Nothing of it is saved: a checkpoint holds adapters, and the same weights
+have the same codes. Export merges adapters into what the codes stand for, which is what was
+trained."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rekindle.errors import StepError
+from rekindle.plan.quantised import BLOCK
+from rekindle.train import modules
+
+if TYPE_CHECKING:
+    from rekindle.train.parallel import Parts
+
+_WHERE = "model.lora.base"
+
+
+class FourBit(nn.Module):
+    """A linear layer whose frozen weight, `shape` [outputs, inputs], has 4 bits a number."""
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    dtype = torch.float32  # of the whole weight
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.shape, self.bias = like.weight.shape, like.bias
+        count = self.shape.numel()
+        packed = torch.empty(-(-count // 2), 1, dtype=torch.uint8, device="meta")
+        scales = torch.empty(-(-count // BLOCK), device="meta")
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+
+    def load(self, weight: torch.Tensor) -> None:
+        """Quantise a whole weight. StepError where bitsandbytes has nothing for the device."""
+        device = self.packed.device
+        quantise = torch.ops.bitsandbytes.quantize_4bit
+        try:
+            codes = quantise(weight.float().contiguous().to(device), BLOCK, "nf4", torch.uint8)
+        except (NotImplementedError, RuntimeError) as error:
+            raise StepError(
+                f"bitsandbytes cannot quantise on {device}: {error}", where=_WHERE,
+                fix="use a GPU that it supports, or remove `base: 4bit`",
+            ) from error  # fmt: skip
+        self.packed.copy_(codes[0])
+        self.scales.copy_(codes[1])
+
+    def whole(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The weight that the codes stand for."""
+        restore = torch.ops.bitsandbytes.dequantize_4bit
+        found: torch.Tensor = restore(self.packed, self.scales, BLOCK, "nf4", self.shape, dtype)
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind, device = x.dtype, x.device.type
+        if torch.is_autocast_enabled(device):
+            kind = torch.get_autocast_dtype(device)
+        out: torch.Tensor = _Product.apply(x.to(kind), self)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(kind)
+
+
+class _Product(torch.autograd.Function):
+    """x W' of a frozen W: the backward pass brings W back once more, and nothing is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: FourBit) -> torch.Tensor:
+        ctx.layer = layer
+        return functional.linear(x, layer.whole(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient @ ctx.layer.whole(gradient.dtype), None
+
+
+def replace(network: nn.Module) -> None:
+    """Give the linear layers of a network's blocks, but not their adapters, weights in 4 bits that
+    `load` has to fill. StepError without bitsandbytes."""
+    version()
+    for name in modules.matrices(network):
+        if ".lora_" not in name:
+            layer = network.get_submodule(name.removesuffix(".weight"))
+            assert isinstance(layer, nn.Linear)
+            modules.replace(network, name.removesuffix(".weight"), FourBit(layer))
+
+
+def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
+    """Name and layer of each that has 4 bits."""
+    return ((n, m) for n, m in network.named_modules() if isinstance(m, FourBit))
+
+
+def held(parts: Parts) -> list[torch.Tensor]:
+    """Codes and scales on this rank."""
+    found = (layer for stage in parts.stages for _, layer in layers(stage.part.network))
+    return [buffer for layer in found for buffer in layer.buffers()]
+
+
+def facts(parts: Parts) -> dict[str, str]:
+    """What is in effect, in words for the record; nothing without 4 bits."""
+    count = len(held(parts)) // 2
+    return {"base": f"nf4, {count} matrices, bitsandbytes {version()}"} if count else {}
+
+
+def version() -> str:
+    """Of bitsandbytes, whose operations it registers."""
+    try:
+        return str(importlib.import_module("bitsandbytes").__version__)
+    except ImportError as error:
+        raise StepError(
+            f"a base in 4 bits needs bitsandbytes, which is not installed: {error}", where=_WHERE,
+            fix="pip install 'rekindle[qlora]', in the image of the step where it has one",
+        ) from None  # fmt: skip

@@ -1,0 +1,229 @@
+"""What an update makes of gradients, by `train.optimizer`: AdamW, Muon, or AdamW whose moments have
+8 bits.
+
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon is the reference of
+the tests) and 8 bits (Dettmers et al. 2022, arXiv 2110.02861) are for the weights of linear layers
+in blocks; tables, heads, norms and biases have AdamW beside them. An `Update` owns its state and
+changes weights in place, on the device: it reads nothing there, and where a step is not `finite`
+neither weights nor state change. To add one, write a class here and name it in `UPDATES`, in
+TrainSpec.optimizer, in plan/updates.py, and in spec/layout.py if it needs whole matrices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+from torch.optim.adamw import adamw
+
+from rekindle.plan.updates import NEWTON_SCHULZ_STEPS, rows_of_piece, scale_blocks
+from rekindle.spec.model import TrainSpec
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Update(Protocol):
+    """An optimizer of local tensors. `state` holds its tensors by the weight and by name."""
+
+    state: dict[torch.Tensor, dict[str, torch.Tensor]]
+
+    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+        """Update all weights with their gradients times `factor` (float64 []), unless the step is
+        not `finite` (bool []). Gradients are of no use afterwards."""
+
+
+class AdamW:
+    """Of all weights: matrices decay, one-dimensional parameters (biases, norms) do not."""
+
+    def __init__(
+        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
+    ) -> None:
+        weights = [*matrices, *others]
+        groups: list[dict[str, Any]] = [
+            {"params": [w for w in weights if w.ndim > 1]},
+            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(
+            groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay,
+            fused=True,
+        )  # fmt: skip
+        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = self.adam.state
+        for weight in weights:
+            moments = {name: torch.zeros_like(weight) for name in MOMENTS}
+            self.state[weight] = {"step": _counter(weight), **moments}
+
+    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+        """One fused step."""
+        adam: Any = self.adam
+        # the fused kernel divides by it on the way, which saves a pass over all gradients
+        adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+
+
+class Muon:
+    """A matrix moves along its Nesterov momentum with all singular values near 1.
+
+    The step is 0.2 sqrt(max(rows, columns)) times the rate, which gives it the root mean square of
+    AdamW's steps (Liu et al. 2025, arXiv 2502.16982): `train.lr` and weight decay keep their
+    meaning. A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
+
+    MOMENTUM = 0.95
+    RMS = 0.2
+
+    def __init__(
+        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
+    ) -> None:
+        self.matrices, self.decay = matrices, spec.weight_decay
+        self.others = AdamW((), others, spec)
+        own = {m: {"momentum_buffer": torch.zeros_like(m)} for m in matrices}
+        self.state = {**self.others.state, **own}
+
+    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+        """AdamW's step of the others, then each matrix by itself."""
+        self.others.step(rate, factor, finite)
+        skipped, taken = ~finite, finite.double()
+        keep, share = 1 - taken * (rate * self.decay), taken * (1 - self.MOMENTUM)
+        for matrix in self.matrices:
+            gradient, momentum = matrix.grad, self.state[matrix]["momentum_buffer"]
+            assert gradient is not None
+            gradient.mul_(factor).masked_fill_(skipped, 0.0)
+            momentum.lerp_(gradient, share.to(momentum.dtype))
+            gradient.lerp_(momentum, self.MOMENTUM)
+            size = rate * self.RMS * math.sqrt(max(matrix.shape))
+            # not kept under a name, which the next matrix's would lie beside
+            matrix.mul_(keep).add_(orthogonal(gradient).masked_fill_(skipped, 0.0), alpha=-size)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix with singular values between about 0.7 and 1.2, in bf16; one in fp64, which is for
+    comparing layouts, stays in it and is overwritten.
+
+    Five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer rows."""
+    work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
+    tall = work.shape[0] > work.shape[1]
+    work = work.T if tall else work
+    work.div_(work.norm().clamp(min=1e-7))
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = work @ work.T
+        square = torch.addmm(square, square, square, beta=-4.7750, alpha=2.0315)
+        work = torch.addmm(work, square, work, beta=3.4445)
+    return work.T if tall else work
+
+
+class AdamW8bit:
+    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row.
+
+    Blocks do not cross rows, so ranks that divide rows hold the same codes as one rank. Moments are
+    in full precision for a piece of a matrix at a time, while torch's fused AdamW updates it. Codes
+    of what codes stand for are the same codes: a step that is not finite changes none."""
+
+    def __init__(
+        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
+    ) -> None:
+        self.matrices, self.spec = matrices, spec
+        self.others = AdamW((), others, spec)
+        kind = torch.promote_types(matrices[0].dtype, torch.float32)
+        device = matrices[0].device
+        self.codes = {name: Codes(name == "exp_avg", kind, device) for name in MOMENTS}
+        own = {m: {"step": _counter(m), **self._zero(m)} for m in matrices}
+        self.state = {**self.others.state, **own}
+
+    def _zero(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Codes and scales of moments that are all zero."""
+        rows, columns = matrix.shape
+        count, size = scale_blocks(columns)
+        made: dict[str, torch.Tensor] = {}
+        for name, codes in self.codes.items():
+            made[f"{name}_codes"] = torch.full(
+                (rows, count * size), codes.zero, dtype=torch.uint8, device=matrix.device
+            )
+            made[f"{name}_scales"] = matrix.new_zeros((rows, count))
+        return made
+
+    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+        """AdamW's step of the others, then of each matrix, piece by piece."""
+        self.others.step(rate, factor, finite)
+        scale, skipped = (1 / factor).float(), (~finite).float()
+        for matrix in self.matrices:
+            before, at_once = self.state[matrix]["step"].clone(), rows_of_piece(matrix.shape[1])
+            # a rank that holds no row counts the step, too
+            for start in range(0, max(1, len(matrix)), at_once):
+                self.state[matrix]["step"].copy_(before)
+                self._update(matrix, slice(start, start + at_once), rate, scale, skipped)
+
+    def _update(
+        self, matrix: torch.Tensor, piece: slice, rate: float, scale: torch.Tensor,
+        skipped: torch.Tensor,
+    ) -> None:  # fmt: skip
+        spec, state, weights = self.spec, self.state[matrix], matrix[piece]
+        assert matrix.grad is not None
+        held = {n: (state[f"{n}_codes"][piece], state[f"{n}_scales"][piece]) for n in MOMENTS}
+        read = (self.codes[n].read(*held[n], weights.shape[1]) for n in MOMENTS)
+        moments = [numbers.to(weights.dtype) for numbers in read]
+        adamw(
+            [weights], [matrix.grad[piece]], [moments[0]], [moments[1]], [], [state["step"]],
+            fused=True, grad_scale=scale, found_inf=skipped, amsgrad=False, beta1=spec.betas[0],
+            beta2=spec.betas[1], lr=rate, weight_decay=spec.weight_decay, eps=spec.eps,
+            maximize=False,
+        )  # fmt: skip
+        for name in MOMENTS:
+            self.codes[name].write(moments.pop(0), *held[name])
+
+
+class Codes:
+    """256 numbers or fewer between -1 and 1, or 0 and 1, as dynamic tree quantisation has them: 7
+    powers of ten, and within each half as many steps as within the next larger one. Both ends are
+    among them, so that the largest number of a block, its scale, is exact."""
+
+    DECADES = 7
+    TINY = 2.0**-100  # scales below count as zero: their smallest codes would not be normal floats
+
+    def __init__(self, signed: bool, kind: torch.dtype, device: torch.device) -> None:
+        positive = sorted(
+            10.0**-decade * (0.1 + 0.9 * (step + 1) / steps)
+            for decade in range(self.DECADES)
+            for steps in [2 ** (self.DECADES - decade - signed)]
+            for step in range(steps)
+        )
+        values = [*(-v for v in reversed(positive)), 0.0, *positive] if signed else [0.0, *positive]
+        middles = [(low + high) / 2 for low, high in itertools.pairwise(values)]
+        if not signed:
+            # a mean square above zero stays above zero, or the step would be as long as mean / eps
+            middles[0] = 0.0
+        self.kind, self.zero = kind, values.index(0.0)
+        self.values = torch.tensor(values, dtype=kind, device=device)
+        self.middles = torch.tensor(middles, dtype=kind, device=device)
+
+    def read(self, codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
+        """Numbers [rows, columns] of codes [rows, blocks x size] and scales [rows, blocks]."""
+        numbers = self.values.index_select(0, codes.flatten().int()).view_as(codes)
+        blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
+        blocks.mul_(scales.to(self.kind).unsqueeze(-1))
+        return numbers[:, :columns].contiguous()
+
+    def write(self, numbers: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Replace codes and scales by those of `numbers` [rows, columns], which are used up."""
+        numbers = numbers.to(self.kind)
+        if padding := codes.shape[1] - numbers.shape[1]:
+            numbers = functional.pad(numbers, (0, padding))
+        blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
+        largest = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
+        scales.copy_(largest.masked_fill(largest < self.TINY, 0.0))
+        divisors = scales.to(self.kind).masked_fill(scales == 0, math.inf)
+        blocks.div_(divisors.unsqueeze(-1))
+        codes.copy_(torch.bucketize(numbers, self.middles, out_int32=True))
+
+
+def _counter(weight: torch.Tensor) -> torch.Tensor:
+    # where the parameter is: CUDA's fused kernel compares the devices
+    return torch.zeros((), dtype=torch.float32, device=weight.device)
+
+
+UPDATES: Mapping[str, type[AdamW] | type[Muon] | type[AdamW8bit]] = {
+    "adamw": AdamW, "muon": Muon, "adamw8bit": AdamW8bit,
+}  # fmt: skip
