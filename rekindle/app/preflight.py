@@ -78,6 +78,9 @@ def _engine(spec: Spec) -> Iterator[Problem]:
                 found = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout
             if "Open MPI" not in found:
                 yield Problem(f"{mpirun} is not Open MPI's", "train.launcher", fix)
+    if spec.train.precision == "fp8" and not importlib.util.find_spec("torchao"):
+        what, fix = "fp8 needs the package torchao", "pip install 'rekindle[fp8]'"
+        yield Problem(what, "train.precision", fix)
     engine = engine_of(spec.train.engine)
     if engine is not None and importlib.util.find_spec(engine.package) is None:
         what = f"the engine {spec.train.engine} needs the package {engine.package}"

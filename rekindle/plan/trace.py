@@ -145,8 +145,10 @@ def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
     key = names.get("num_hidden_layers", "num_hidden_layers")
     config = {k: v for k, v in one.config.items() if k != "num_hidden_layers"} | {key: layers}
     weights = "bf16" if work.weights_bytes == 2 else "fp32"
+    # fp8 keeps for the backward pass what bf16 does
+    precision = "bf16" if work.precision == "fp8" else work.precision
     train = {
-        "precision": work.precision, "weights": weights, "compile": work.compile,
+        "precision": precision, "weights": weights, "compile": work.compile,
         "activation_checkpointing": work.checkpointing, "optimizer": work.optimizer,
     }  # fmt: skip
     return {

@@ -161,7 +161,7 @@ def _quantised(spec: Spec) -> Iterator[Finding]:
         yield ("model", "lora", "base"), what, "remove it"
     for field, refused, fix in (
         ("weights", train.weights != "fp32", "fp32: adapters are trained in full precision"),
-        ("precision", train.precision in ("fp16", "fp64"), "bf16 or fp32"),
+        ("precision", train.precision in ("fp16", "fp8", "fp64"), "bf16 or fp32"),
         ("compile", train.compile, "remove it"),
     ):
         if refused:

@@ -109,6 +109,11 @@ GROUPS = (
     Group((("shard", "tp", "cp"),), kinds=("tokens",), precision=("bf16",),
           checkpointing=("none", "full")),
     Group(_up_to(1)[:3], precision=("fp16",)),
+    Group(
+        _up_to(1)[:3], kinds=("tokens",), precision=("fp8",),
+        checkpointing=("none", "selective", "full"),
+    ),
+    Group(_up_to(1)[:3], kinds=("tokens",), precision=("fp8",), compile=(True,)),
     Group(_up_to(1)[:3], compile=(True,), kinds=("text", "tokens")),
     Group(
         _up_to(1)[:3], compile=(True,), precision=("bf16",), kinds=("text", "tokens"),

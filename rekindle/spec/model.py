@@ -299,10 +299,11 @@ class TrainSpec(Section):
     and those of frequent ones take turns from epoch to epoch."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Decides initial weights, data order and dropout."""
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp64"] = "auto"
     """Arithmetic of the forward and backward pass. `auto` is bf16 on GPUs that have it and fp32
     elsewhere; a training that resumes keeps what it began with. fp32 on a GPU multiplies matrices
-    in TF32 unless `deterministic`; fp16 scales the loss; fp64 is for comparing layouts."""
+    in TF32 unless `deterministic`; fp16 scales the loss; fp8 multiplies the matrices of blocks in 8
+    bits on GPUs that do that (torchao), all else in bf16; fp64 is for comparing layouts."""
     weights: Literal["fp32", "bf16"] = "fp32"
     """Storage of weights and moments. bf16 halves them, but loses updates below 2^-8 of a weight:
     full fine-tuning with it needs an `lr` of at least 7.8e-5."""

@@ -27,7 +27,7 @@ def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainS
     precision: Any = train.precision
     if precision == "auto":
         precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
-    if "bf16" in (precision, train.weights) and not available:
+    if {"bf16", "fp8"} & {precision, train.weights} and not available:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
         raise UnsupportedError(
             f"{gpu}, or another GPU of this job, does not have bf16"

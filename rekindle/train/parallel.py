@@ -24,12 +24,12 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, kernels, modules, quantised, tensor, weights
+from rekindle.train import attention, dropout, float8, kernels, modules, quantised, tensor, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 DTYPES = {**HALVES, "fp64": torch.float64}
 
 
@@ -114,6 +114,8 @@ def build(
     cut up and must not be used any more. `kind` is what is made of the network's output."""
     layout = mesh.layout
     network.train()
+    if train.precision == "fp8":
+        float8.convert(network, mesh.device)
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
     kernel: attention.Kernel = "sdpa"
@@ -154,7 +156,7 @@ def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
           "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu",
-          "_scaled_dot_product_cudnn_attention", "convolution")  # fmt: skip
+          "_scaled_dot_product_cudnn_attention", "convolution", "_scaled_mm")  # fmt: skip
 _VARLEN = "_varlen_attn"  # of torch_attn, once torch.nn.attention.varlen is imported
 
 

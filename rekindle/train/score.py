@@ -85,12 +85,15 @@ def job_of(
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
     """How both models are scored: as the candidate was `trained` on a GPU, in full precision on a
     CPU. `auto` is decided here, because the scores are kept under the precision that they have: as
-    the training decided it, or like one where that is not known; fp32 on GPUs without bf16."""
+    the training decided it, or like one where that is not known; fp32 on GPUs without bf16. What
+    was trained in fp8 is scored in bf16: its weights are ordinary ones, and serve without fp8."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":
         wanted = trained or "bf16"
         numbers = {"precision": wanted if wanted != "bf16" or gpus_have_bf16() else "fp32"}
+    if gpu and train.precision == "fp8":
+        numbers = {"precision": "bf16"}
     return train.model_copy(update=plain | numbers)
 
 

@@ -31,6 +31,7 @@ from rekindle.train import (
     checkpoint,
     compat,
     export,
+    float8,
     modelfolder,
     modules,
     numerics,
@@ -304,7 +305,10 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
         run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
-        in_effect={**trainer.optimizer.facts(), **quantised.facts(trainer.parts)},
+        in_effect={
+            **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
+            **float8.facts(trainer.parts),
+        },
         world_size=trainer.world,
         epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
         seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,

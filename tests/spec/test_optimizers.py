@@ -67,7 +67,9 @@ def test_ranks_refuse_it_too_and_name_layouts_of_their_number():
     train = TrainSpec(optimizer="muon", layout={"shard": 2, "pp": 2})
     with pytest.raises(RequestError, match="muon needs whole matrices, and shard 2") as caught:
         resolve(train, 4)
-    assert caught.value.problems[0].fix.endswith("on 4 ranks, use {dp: 2, pp: 2} or {pp: 4} or {dp: 4}")
+    assert caught.value.problems[0].fix.endswith(
+        "on 4 ranks, use {dp: 2, pp: 2} or {pp: 4} or {dp: 4}"
+    )
     assert resolve(TrainSpec(optimizer="muon"), 4).only_replicates
     (problem,) = undivided(Layout(dp=2, shard=2), LoraSpec(base="4bit"))
     assert problem.where == "train.layout.shard"
