@@ -23,7 +23,17 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, compat, kernels, linear_loss, modules, parallel, part, weights
+from rekindle.train import (
+    attention,
+    compat,
+    kernels,
+    linear_loss,
+    modules,
+    parallel,
+    part,
+    quantised,
+    weights,
+)
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
@@ -254,10 +264,12 @@ def test_a_forward_pass_reads_nothing_and_hands_kernels_what_they_take(name, mon
         assert {call["dropout_p"] for call in seen.calls} == {0.1}
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "adamw8bit"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_the_optimizer_steps_on_one_device_without_a_read(precision, clip, monkeypatch):
-    case = Case(plain("llama", TINY), train={"precision": precision, "clip_norm": clip})
+def test_the_optimizer_steps_on_one_device_without_a_read(name, precision, clip, monkeypatch):
+    given = {"precision": precision, "clip_norm": clip, "optimizer": name}
+    case = Case(plain("llama", TINY), train=given)
     with traced(monkeypatch) as (mode, _):
         parts, train, _ = parts_of(case, mode)
         optimizer = Optimizer(parts, train)
@@ -289,6 +301,20 @@ def test_the_loss_makes_its_gradients_on_the_device_without_a_read():
         )
         assert {t.device for t in (loss, right, *kept)} == {CUDA}
         assert [t.dtype for t in kept] == [torch.bfloat16, torch.bfloat16]
+
+
+def test_a_layer_in_4_bits_brings_its_weight_back_on_the_device_without_a_read():
+    pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
+    with FakeTensorMode():
+        layer = quantised.FourBit(torch.nn.Linear(128, 64, device="meta").requires_grad_(False))
+        weights.transform(layer, lambda t: torch.empty_like(t, device=CUDA))
+        layer.load(torch.empty(64, 128))
+        x, context = torch.empty(3, 128, dtype=torch.bfloat16, device=CUDA), types.SimpleNamespace()
+        out = quantised._Product.forward(context, x, layer)
+        gradient, _ = quantised._Product.backward(context, torch.empty_like(out))
+        assert (out.shape, gradient.shape) == ((3, 64), x.shape)
+        made = (out, gradient, layer.packed, layer.scales, layer.whole())
+        assert {t.device for t in made} == {CUDA}
 
 
 @pytest.mark.parametrize("kernel", ["varlen", "sdpa"])

@@ -3,7 +3,8 @@
 import pytest
 
 from rekindle.data.fingerprint import _identifying
-from rekindle.errors import SpecError
+from rekindle.errors import RequestError, SpecError
+from rekindle.spec.layout import Layout, resolve, undivided
 from rekindle.spec.load import load_target
 from rekindle.spec.model import LoraSpec, TrainSpec
 
@@ -60,6 +61,19 @@ def test_the_key_of_a_training_with_adamw_is_what_it_was_and_another_optimizer_h
     assert len(found) == 3
     kept = TrainSpec.model_validate_json(TrainSpec(optimizer="muon").model_dump_json())
     assert kept.optimizer == "muon"
+
+
+def test_ranks_refuse_it_too_and_name_layouts_of_their_number():
+    train = TrainSpec(optimizer="muon", layout={"shard": 2, "pp": 2})
+    with pytest.raises(RequestError, match="muon needs whole matrices, and shard 2") as caught:
+        resolve(train, 4)
+    assert caught.value.problems[0].fix.endswith(
+        "on 4 ranks, use {dp: 2, pp: 2} or {pp: 4} or {dp: 4}"
+    )
+    assert resolve(TrainSpec(optimizer="muon"), 4).only_replicates
+    (problem,) = undivided(Layout(dp=2, shard=2), LoraSpec(base="4bit"))
+    assert problem.where == "train.layout.shard"
+    assert list(undivided(Layout(dp=4), LoraSpec(base="4bit"))) == []
 
 
 QLORA = """name: x

@@ -113,6 +113,19 @@ def test_the_first_step_in_8_bits_is_adamws_and_later_ones_differ_by_the_codes_r
     assert max(gaps[4:]) < 0.05, "of the way that the weights went"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_first_step_in_8_bits_is_adamws_in_whatever_weights_are_stored(dtype):
+    ours, theirs = matrices(dtype=dtype), matrices(dtype=dtype)
+    update = UPDATES["adamw8bit"](ours, [], TrainSpec())
+    stepped(update, ours, 1)
+    stepped(AdamW(theirs, [], TrainSpec()), theirs, 1)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    before = [m.clone() for m in ours]
+    stepped(update, ours, 3)
+    assert not any(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
+    assert all(m.dtype == dtype and bool(m.isfinite().all()) for m in ours)
+
+
 def test_rare_small_gradients_beside_large_ones_do_not_take_steps_of_mean_over_eps():
     """Their mean square is below the smallest code of the block; were it zero, the step would be 1e3 times the rate."""
     weight = torch.zeros(1, 256)
