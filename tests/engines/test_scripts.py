@@ -1,11 +1,13 @@
 """Loops of other libraries as scripts of users, from configs/engines: real torchrun, two ranks on gloo."""
 
+import importlib.util
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from tests.support.train_resume import DISTILBERT, Gang, written
 
 SCRIPTS = Path(__file__).parents[2] / "configs" / "engines"
@@ -29,4 +31,36 @@ def test_accelerate_stops_when_asked_and_goes_on_to_the_same_bits(tmp_path):
     resumed = stopped.start().finish()
     assert '"step": 25,' not in resumed.said, "nothing was trained again"
     assert '"step": 40, "steps": 40' in resumed.said
+    assert resumed.weights == whole.weights
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+def test_keras_under_mirrored_strategy_is_killed_and_stopped_and_ends_with_the_same_bits(
+    tmp_path, shards
+):
+    """Two replicas in one process; the script itself holds the exported network's scores against those of Keras."""
+    model = ModelSpec(source={"channels": [8, 16], "hidden": 32, "dropout": 0.0})
+
+    def gang(name):
+        train = TrainSpec(entrypoint=str(SCRIPTS / "own_keras.py"), lr=2e-3)
+        return Gang(
+            tmp_path / name, shards, ranks=1, train=train, task="image_classification", model=model
+        )
+
+    whole = gang("whole").start().finish()
+    assert "MirroredStrategy on 2 devices" in whole.said
+    stopped = gang("stopped").start()
+    stopped.until(lambda: '"step": 3,' in stopped.said, "the third epoch")
+    family = psutil.Process(stopped.process.pid).children(recursive=True)
+    (rank,) = (p for p in family if p.cmdline()[2:] == [str(SCRIPTS / "own_keras.py")])
+    rank.kill()
+    stopped.until(lambda: '"step": 5,' in stopped.said, "the fifth epoch")
+    assert "restarting all ranks (1 of 3)" in stopped.said
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    resumed = stopped.start().finish()
+    assert '"step": 3,' not in resumed.said, "nothing was trained again"
     assert resumed.weights == whole.weights
