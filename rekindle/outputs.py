@@ -447,8 +447,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
     "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned,
-    "predicted": Predicted, "prices": Prices,
-    "prices-refreshed": PricesRefreshed, "readiness": Readiness, "runs": Runs, "schedule-deleted": ScheduleDeleted,
-    "schedules": Schedules, "submitted": Submitted,
+    "planned": Planned, "predicted": Predicted, "prices": Prices,
+    "prices-refreshed": PricesRefreshed, "readiness": Readiness, "runs": Runs,
+    "schedule-deleted": ScheduleDeleted, "schedules": Schedules, "submitted": Submitted,
 }  # fmt: skip

@@ -40,7 +40,7 @@ class Classifier(Model):
         events: list[Event] = []
         for batch in _batches(row_tokens(rows)):
             try:
-                table = rows.take(pa.array(batch))
+                table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)
                 found = self._predicted(table, [new[i] for i in batch])
             except Exception as error:  # noqa: BLE001 - these fail, the server goes on
                 found = [failure_of(error)] * len(batch)

@@ -62,7 +62,6 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
     if asked.stream:
         work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
         server.waiting.put([work])
-        server.accepted += 1
         return StreamingResponse(_events(server, work, head), media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
     counts = found["prompt_tokens"], found["tokens"]
@@ -93,6 +92,7 @@ async def _events(server: Server, work: Work, head: dict[str, Any]) -> AsyncIter
         one = {"delta": {"content": text}} if chat else {"text": text}
         return b"data: " + dumped(_choice(head, one, reason)) + b"\n\n"
 
+    server.accepted += 1
     try:
         async for text in _texts(server, work):
             yield event(text)

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rekindle.errors import RekindleError, RequestError
+from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
 from rekindle.serve.inputs import Inputs
@@ -74,12 +74,13 @@ class Server:
 
     def __init__(self, job: ServeJob, listening: socket.socket) -> None:
         self.job, self.model, self.listening = job, job.model, listening
-        self.port = listening.getsockname()[1]
+        host, self.port = listening.getsockname()[:2]
+        self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - none is bound
         self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
         self.state, self.accepted, self.token = "loading", 0, secrets.token_hex(16)
         self.waiting = Waiting()
         self.figures = Figures(self.waiting)
-        self.failed: RekindleError | None = None
+        self.kept = self._kept() if job.smoke else None
         self.inputs: Inputs
         self.decode: Callable[[list[int]], str]
         self.uvicorn = _Uvicorn(
@@ -125,14 +126,13 @@ class Server:
         threading.Thread(target=self._infer, args=(loop, done), daemon=True).start()
         try:
             await done
-            kept = self._kept() if self.job.smoke else None
-            if kept:
+            if self.kept:
                 self.state = "proving" if self.state == "loading" else self.state
-                headers = {_PROOF: self.token}
-                await asyncio.to_thread(smoke, self.port, headers, kept, self.inputs)
+                asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
+                await asyncio.to_thread(smoke, *asked)
             if self.state != "draining":
                 self.state = "ready"
-                self._say(kept)
+                self._say()
         finally:
             self.uvicorn.should_exit |= self.state != "ready"
 
@@ -145,8 +145,9 @@ class Server:
             raise RequestError(what, where=self.model.name, fix=fix)
         return kept
 
-    def _say(self, kept: Smoke | None) -> None:
-        address = f"http://{self.job.host}:{self.port}"
+    def _say(self) -> None:
+        kept, host = self.kept, f"[{self.host}]" if ":" in self.host else self.host
+        address = f"http://{host}:{self.port}"
         proof = f"{len(kept.rows)} rows of its test split" if kept else "nothing, as you asked"
         lines = f"{self.model.name} version {self.model.version} at {address}, proven by {proof}\n"
         if kept:

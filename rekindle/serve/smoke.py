@@ -24,12 +24,14 @@ def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
     return {inputs.column: inputs.encoded(row.content, row.id)}
 
 
-def smoke(port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
+def smoke(
+    host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs
+) -> None:  # fmt: skip
     """Ask the server on this machine. Raises StepError with the first difference."""
     body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
     if kept.tokens:
         body["parameters"] = {"max_new_tokens": kept.tokens}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    connection = http.client.HTTPConnection(host, port, timeout=600)
     connection.request("POST", "/predict", json.dumps(body), headers)
     response = connection.getresponse()
     text = response.read().decode()

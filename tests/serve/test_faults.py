@@ -42,6 +42,16 @@ def test_it_lives_before_the_model_is_there_and_is_ready_with_it(model):
         server.stop()
 
 
+def test_sigterm_ends_it_before_the_model_is_there(model):
+    (Path(model.path).parent / "hold").touch()
+    server = Running.of(model)
+    try:
+        server.live().process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0, server.log.read_text()
+    finally:
+        server.stop()
+
+
 def test_a_batch_that_does_not_fit_is_halved_once_and_scores_that_are_nan_are_an_error(model):
     with running(model) as server:
         ask = lambda *texts: server.predict(*texts, column="text")  # noqa: E731
