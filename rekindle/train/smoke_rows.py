@@ -40,7 +40,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
         rows = (
             SmokeRow(id=str(i), content=json.dumps(turns), answer={"text": sample.generated[:sure]})
             for i, ((turns, _), sample) in enumerate(zip(openings, samples, strict=True))
-            if turns and turns[-1][0] != "assistant" and sample.generated
+            if turns and turns[-1][0] != "assistant" and turns[-1][1].strip() and sample.generated
         )
     else:
         rows = _classified(job, model, keep_N, 2 * tolerance)
@@ -59,10 +59,10 @@ def _classified(
     job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float
 ) -> Iterator[SmokeRow]:
     examples = open_examples(Path(job.examples), TEST)
-    if not len(examples):
+    shape = model.settings.get("image_shape")
+    if not len(examples) or (model.task.modality == "image" and shape is None):
         return
     rows, scored = pieces.read_piece(examples, 0), next(job.candidate.pieces.read(1, "logits"))
-    shape = model.settings.get("image_shape")
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
         logits = np.asarray(scored.column(0)[row].values, np.float64)
         answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)

@@ -12,6 +12,8 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
+from rekindle.cli.serve import wanted
+from rekindle.errors import RequestError
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.conftest import environment
 from tests.ports import free_port
@@ -36,6 +38,7 @@ def test_a_model_is_trained_served_asked_and_predicts(page, tmp_path, sh):
             file = tmp_path / name
             file.write_text(file.read_text().replace(before, now, 1))
     assert "promoted: first model" in sh(tmp_path, "rekindle run tickets.yaml")
+    _check_names(tmp_path / ".rekindle")
     port = free_port()
     serve, *rest = lines
     with (tmp_path / "server.txt").open("w") as log:
@@ -64,3 +67,13 @@ def test_a_model_is_trained_served_asked_and_predicts(page, tmp_path, sh):
     finally:
         os.kill(server.pid, signal.SIGTERM)
         assert server.wait(60) == 0
+
+
+def _check_names(home):
+    """What may be named is found: a model, a run, a config, nothing."""
+    (run,) = (path.name for path in (home / "runs").iterdir() if path.is_dir())
+    found = {name: wanted(name, home) for name in (None, "tickets", run, run[:12], "latest")}
+    assert {spec.model_name for spec, _ in found.values()} == {"tickets"}
+    assert [version for _, version in found.values()] == ["", "", "1", "1", "1"]
+    with pytest.raises(RequestError, match="there is no run `nothing`"):
+        wanted("nothing", home)

@@ -1,5 +1,6 @@
 """`rekindle predict`: a file in, predictions with ids out, in parts that survive a kill -9."""
 
+import base64
 import json
 import os
 import signal
@@ -123,6 +124,21 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(place):
     assert {name: (begun / name).stat().st_mtime_ns for name in left} == left
     assert [(begun / n).read_bytes() for n in parts] == [(whole / n).read_bytes() for n in parts]
     assert pq.read_table(begun).num_rows == 20_500
+
+
+def test_a_folder_of_images_needs_no_classes(tmp_path):
+    champion(tmp_path / "home", "image")
+    config = CONFIG.replace("text_classification", "image_classification").replace(", key: id", "")
+    lines = [line for line in config.splitlines() if not line.startswith("model")]
+    (tmp_path / "tickets.yaml").write_text("\n".join(lines) + "\n")
+    (tmp_path / "new").mkdir()
+    for i, (content, _) in enumerate(models.contents("image")):
+        (tmp_path / "new" / f"{i}.png").write_bytes(base64.b64decode(content))
+    predict(tmp_path, "new", "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet")
+    rows = Evidence.read(tmp_path / "made" / "evidence.json").smoke.rows
+    assert found.column("id").to_pylist() == [f"{i}.png" for i in range(6)]
+    assert found.column("label").to_pylist() == [row.answer["label"] for row in rows]
 
 
 def test_an_output_of_something_else_is_left_alone(place):
