@@ -52,19 +52,13 @@ class Figures:
 
     def __init__(self, waiting: Waiting) -> None:
         self.known = known = prometheus.CollectorRegistry()
-        self.seconds = prometheus.Histogram(
-            "rekindle_request_seconds", "of answers, whole", ("route", "status"), registry=known
-        )
+        spread = functools.partial(prometheus.Histogram, registry=known)
+        count = functools.partial(prometheus.Counter, registry=known)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batch = prometheus.Histogram(
-            "rekindle_batch_instances", "taken at once", buckets=sizes, registry=known
-        )
-        self.refused = prometheus.Counter(
-            "rekindle_refused", "requests without an answer", ("reason",), registry=known
-        )
-        self.dropped = prometheus.Counter(
-            "rekindle_dropped", "instances whose client went away", registry=known
-        )
+        self.seconds = spread("rekindle_request_seconds", "whole answers", ("route", "status"))
+        self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
+        self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
+        self.dropped = count("rekindle_dropped", "instances whose client went away")
         queue = prometheus.Gauge("rekindle_waiting_instances", "in the queue", registry=known)
         queue.set_function(lambda: len(waiting))
 
@@ -195,7 +189,7 @@ class Server:
                 response = Response(status_code=499)
             except RefusedError as error:
                 self.figures.refused.labels(error.reason).inc()
-                body = openai.error_of(error) if route.startswith("/v1/") else {"error": str(error)}
+                body = openai.error_of(error) if "completions" in route else {"error": str(error)}
                 again = {"retry-after": "1"} if error.status in (429, 503) else None
                 response = JSONResponse(body, error.status, again)
             finally:

@@ -184,23 +184,17 @@ def dumped(value: Any) -> bytes:
 
 def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
     """`POST /predict` as an OpenAPI document."""
-    known: dict[str, Any] = {"type": "string"}
-    if inputs.modality == "words":
-        known = {"type": "array", "items": {"type": "string"}}
-    elif inputs.form == "chat":
-        known = {"type": "array", "items": {"type": "object"}}
+    kind = "array" if inputs.modality == "words" or inputs.form == "chat" else "string"
+    column = {inputs.column: {"type": kind}}
     body = Predict.model_json_schema(ref_template="#/components/schemas/{model}")
-    one = {"type": "object", "properties": {inputs.column: known}, "required": [inputs.column]}
-    body["properties"]["instances"]["items"] = one
-    answer = {"type": "object", "properties": {"predictions": {"type": "array"}}}
+    schemas = body.pop("$defs", {})
+    instance = {"type": "object", "properties": column, "required": [inputs.column]}
+    body["properties"]["instances"]["items"] = instance
     operation = {
         "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
-        "responses": {
-            "200": {"description": "the predictions", "content": {JSON: {"schema": answer}}},
-            "4XX": {"description": "the request is wrong: `error` says where"},
-        },
+        "responses": {"200": {"description": "`predictions`, one an instance, and the `model`"},
+                      "4XX": {"description": "the request is wrong: `error` says where"}},
     }  # fmt: skip
-    schemas = body.pop("$defs", {})
     return {
         "openapi": "3.1.0", "info": {"title": about["name"], "version": about["version"]},
         "paths": {"/predict": {"post": operation}}, "components": {"schemas": schemas},

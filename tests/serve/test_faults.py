@@ -114,7 +114,9 @@ def test_sigterm_answers_what_was_accepted_and_nothing_new(model):
         server.process.send_signal(signal.SIGTERM)
         server.until(lambda: server.client.get("/health/ready").json()["state"] == "draining")
         assert server.client.get("/health/live").status_code == 200
-        assert server.predict("1", column="text").status_code == 503
+        body = {"instances": [{"text": "1"}]}
+        for _ in range(50):  # also on connections that are new
+            assert httpx.post(f"{server.url}/predict", json=body).status_code == 503
         release(model)
         assert waits.result().json()["predictions"][0]["label"] == "high"
         assert server.ended() == 0
