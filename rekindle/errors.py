@@ -8,6 +8,7 @@
     ├── StepError                 a step of the pipeline failed
     ├── CheckpointError           no usable checkpoint where one was promised
     ├── RegistryError             the model registry refused, or holds something else than expected
+    │   └── ChangedModelError     the files of a version are not those that were registered
     ├── PlatformError             a platform refused what was sent
     │   └── UnreachableError      it did not answer, and may do so later
     ├── PreemptedError            exit 75: stopped from outside after a save; the same command
@@ -137,6 +138,10 @@ class CheckpointError(RekindleError):
 
 class RegistryError(RekindleError):
     code = "E-REGISTRY"
+
+
+class ChangedModelError(RegistryError):
+    pass
 
 
 class PlatformError(RekindleError):

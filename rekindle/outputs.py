@@ -437,11 +437,22 @@ class PricesRefreshed(Answer):
     errors: tuple[ErrorRow, ...] = ()
 
 
+class Predicted(Answer):
+    """`predict`: what lies in `output`; `parts_before` of its parts were there already."""
+
+    output: str
+    rows: int
+    parts: int
+    parts_before: int
+    model: str
+    version: str
+
+
 ANSWERS: Mapping[str, type[Answer]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
     "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned, "prices": Prices, "prices-refreshed": PricesRefreshed,
-    "readiness": Readiness, "runs": Runs, "schedule-deleted": ScheduleDeleted,
-    "schedules": Schedules, "submitted": Submitted,
+    "planned": Planned, "predicted": Predicted, "prices": Prices,
+    "prices-refreshed": PricesRefreshed, "readiness": Readiness, "runs": Runs,
+    "schedule-deleted": ScheduleDeleted, "schedules": Schedules, "submitted": Submitted,
 }  # fmt: skip

@@ -433,6 +433,28 @@ class Sample(Record):
     expected: str
 
 
+class SmokeRow(Record):
+    """An example that decided, and the candidate's answer to it.
+
+    `content` is the text, JSON of the words or of the turns before an answer, or base64 of a PNG.
+    `answer` is what `POST /predict` of a server gives: `label` and `probability`, `tags` and
+    `probabilities`, or `text`."""
+
+    id: str
+    content: str
+    answer: Mapping[str, Any]
+
+
+class Smoke(Record):
+    """What a server of the model has to answer before it is ready. `tolerance` is how much
+    probabilities may differ: that of the precision which the model was scored in. `tokens` is the
+    length of texts that a language model wrote."""
+
+    tolerance: float
+    tokens: int = 0
+    rows: tuple[SmokeRow, ...]
+
+
 class Contender(Record):
     """How a model was scored. `run_key` identifies its training, `digest` hashes the files of its
     folder; `scores` is the key of its scores (files, examples, settings, code); `labels` as in
@@ -458,7 +480,7 @@ class Scores(Record):
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
     `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples` and `excluded` as in
-    `Evidence`; `samples` are the candidate's."""
+    `Evidence`; `samples` and `smoke` are the candidate's."""
 
     schema_version: int = SCHEMA_VERSION
     objective: Objective
@@ -472,6 +494,7 @@ class Scores(Record):
     excluded: int
     examples: str
     samples: tuple[Sample, ...] = ()
+    smoke: Smoke | None = None
 
 
 _MOST_NAMED = 5  # classes in a warning
@@ -486,7 +509,8 @@ class Evidence(Record):
     labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
-    model that was judged, `champion_digest` those of the champion."""
+    model that was judged, `champion_digest` those of the champion. `smoke` is null where no row is
+    fit for it, and in evidence of before it was kept."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
@@ -505,6 +529,7 @@ class Evidence(Record):
     calibration: tuple[CalibrationBin, ...] = ()
     slices: tuple[Slice, ...] = ()
     samples: tuple[Sample, ...] = ()
+    smoke: Smoke | None = None
     rows: int
     excluded: int = 0
     examples: str

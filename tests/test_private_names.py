@@ -98,7 +98,7 @@ def own() -> set[str]:
     for tree in trees():
         for node in ast.walk(tree):
             match node:
-                case ast.FunctionDef() | ast.ClassDef():
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     found.add(node.name)
                 case ast.Name(ctx=ast.Store()):
                     found.add(node.id)

@@ -71,11 +71,16 @@ def agree(yes: bool, question: str) -> None:
 
 def shared(function: Decorated) -> Decorated:
     """`--home`, `--json` and `-v`."""
+    as_json = click.option("--json", "as_json", is_flag=True,
+                           help="One JSON object on stdout, all else on stderr.")  # fmt: skip
+    return at_home(as_json(function))
+
+
+def at_home(function: Decorated) -> Decorated:
+    """`--home` and `-v`."""
     for option in (
         click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
                      help="Log decisions, and show tracebacks."),
-        click.option("--json", "as_json", is_flag=True,
-                     help="One JSON object on stdout, all else on stderr."),
         click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
                      envvar="REKINDLE_HOME", show_envvar=True,
                      help="Folder of runs, artifacts and the embedded registry."),

@@ -98,7 +98,7 @@ class FileSource(Source):
             return
         chosen = []
         for file in self.files.files:
-            if "/" not in file.name:
+            if names.label in columns and "/" not in file.name:
                 findings.add("no class", file.name)
             elif file.size > MOST_BYTES:
                 findings.add("malformed", file.name, f"it holds more than {MOST_BYTES >> 20} MiB")

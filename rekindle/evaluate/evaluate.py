@@ -36,7 +36,8 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         verdict = refused(*refusal)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
-    told = ("champion_version", "champion_digest", "samples", "rows", "excluded", "examples")
+    told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
+            "examples")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key,
         model_digest=record.candidate.digest,

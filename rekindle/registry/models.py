@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.data.fingerprint import ChampionState, content_behind
-from rekindle.errors import DataError, RegistryError
+from rekindle.errors import ChangedModelError, DataError, RegistryError
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+KEPT = "kept_evidence_sha256"
+"""Tag: hash of the evidence that lies beside the model, which later evidence does not replace."""
 PACKAGES = (
     "rekindle", "torch", "transformers", "tokenizers", "numpy", "pyarrow", "mlflow", "kfp",
     "scikit-learn",
@@ -117,7 +119,7 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
-            raise RegistryError(
+            raise ChangedModelError(
                 f"the files of version {version} of {where.name} are not those that were "
                 "registered: some are missing, damaged, replaced or new",
                 where=str(model),
@@ -163,7 +165,8 @@ def register(
         version = _same_work(client, where.name, fingerprint.run_key, digest)
         created = version is None
         if version is None:
-            version = _new_version(client, where, model, code, fingerprint.run_key, tags)
+            tags[f"{PREFIX}{KEPT}"] = file_sha256(evidence_file)
+            version = _new_version(client, where, model, code, evidence_file, tags)
         elif evidence.promote or tags_of(version).get("decision") != "promoted":
             # else it keeps what it once was promoted for: later champions beat that
             _retag(client, where.name, version, tags)
@@ -206,16 +209,17 @@ def _lineage(
 
 
 def _new_version(
-    client: MlflowClient, where: Registry, model: Path, code: str, run_key: str,
+    client: MlflowClient, where: Registry, model: Path, code: str, evidence_file: Path,
     tags: Mapping[str, str],
 ) -> ModelVersion:  # fmt: skip
     import mlflow
 
     from rekindle.registry.signature import log_model
 
-    run = tracking_run(client, where.spec.tracking_uri, where.artifact_root, where.name, run_key)
+    run_key, uri = tags[f"{PREFIX}run_key"], where.spec.tracking_uri
+    run = tracking_run(client, uri, where.artifact_root, where.name, run_key)
     with mlflow.start_run(run_id=run):
-        logged = log_model(model, code)
+        logged = log_model(model, code, evidence_file)
     return client.create_model_version(
         where.name, logged.model_uri, run_id=run, tags=dict(tags), model_id=logged.model_id
     )

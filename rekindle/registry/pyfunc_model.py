@@ -10,10 +10,9 @@ import mlflow
 import pandas as pd
 
 from rekindle.registry.signature import MAX_NEW_TOKENS
+from rekindle.serve.work import Options, RefusedError
 from rekindle.tasks import TokenTask
 from rekindle.train.modelfolder import ANY_CODE, open_model
-
-BATCH = 64
 
 
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
@@ -25,41 +24,28 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     prompt, or the beginning of a text), at most `max_new_tokens` long."""
 
     def load_context(self, context: Any) -> None:
-        self.model = open_model(Path(context.artifacts["model"]), ANY_CODE)
-        self.network = self.model.network()
-
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
         import torch  # registering runs this file, too, and needs no torch
 
+        from rekindle.serve.classifier import Classifier
+
+        self.model = open_model(Path(context.artifacts["model"]), ANY_CODE)
+        if isinstance(self.model.task, TokenTask):
+            self.network = self.model.network()
+        else:
+            self.classifier = Classifier(self.model, torch.device("cpu"))
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
         if isinstance(self.model.task, TokenTask):
             return self._written(self.model.task, list(model_input["text"]), params or {})
         modality = self.model.task.modality
         inputs = list(model_input if modality == "image" else model_input[modality])
-        rows = self.model.task.encode_raw(inputs, self.model.settings, self.model.path)
-        tops: list[Any] = []
-        indices: list[Any] = []
-        with torch.inference_mode():
-            for start in range(0, len(rows), BATCH):
-                tensors = self.model.task.collate(rows.slice(start, BATCH), self.model.settings)
-                logits = self.model.task.logits(self.network, tensors)
-                top, index = torch.softmax(logits.double(), -1).max(-1)
-                tops += top.tolist()
-                indices += index.tolist()
-        if modality == "words":
-            return self._tagged(rows.column("places").to_pylist(), tops, indices)
-        labels = [self.model.labels[index] for index in indices]
-        return pd.DataFrame({"label": labels, "probability": tops})
-
-    def _tagged(self, places: list[Any], tops: list[Any], indices: list[Any]) -> pd.DataFrame:
-        """Of each text the tag of each word and its probability, from those of its tokens."""
-        answers = [
-            (
-                [self.model.labels[index[p]] if p >= 0 else None for p in words],
-                [top[p] if p >= 0 else None for p in words],
-            )
-            for words, top, index in zip(places, tops, indices, strict=True)
-        ]
-        return pd.DataFrame(answers, columns=["tags", "probabilities"])
+        answers = self.classifier.answers(inputs, Options())
+        for refused in answers:
+            if isinstance(refused, RefusedError):
+                raise refused
+        words = modality == "words"
+        names = ["tags", "probabilities"] if words else ["label", "probability"]
+        return pd.DataFrame(answers, columns=names)
 
     def _written(
         self, task: TokenTask, texts: list[str], params: Mapping[str, Any]

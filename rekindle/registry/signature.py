@@ -3,6 +3,8 @@ of inputs and outputs."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +17,22 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
 CODE = Path(__file__).with_name("pyfunc_model.py")
+EVIDENCE = "evidence.json"
 MAX_NEW_TOKENS = 64
 
 
-def log_model(folder: Path, code: str) -> ModelInfo:
-    """Log the model in `folder` into the active MLflow run; `code` as for `open_model`."""
+def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
+    """Log the model in `folder` into the active MLflow run, with its evidence beside it; `code` as
+    for `open_model`."""
     import mlflow
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch:
+        evidence = shutil.copy(evidence_file, Path(scratch, EVIDENCE))
         # advice on type hints and input examples; the signature is explicit
         warnings.simplefilter("ignore")
         return mlflow.pyfunc.log_model(
-            name="model", python_model=str(CODE), artifacts={"model": str(folder)},
-            signature=signature(open_model(folder, code)),
+            name="model", python_model=str(CODE), signature=signature(open_model(folder, code)),
+            artifacts={"model": str(folder), "evidence": str(evidence)},
             pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
         )  # fmt: skip
 

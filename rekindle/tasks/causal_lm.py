@@ -164,13 +164,9 @@ class CausalLM(HubTask, TokenTask):
     ) -> list[str]:  # fmt: skip
         import torch
 
-        tokenizer, end = _tokenizer(assets), settings["eos_token_id"]
-        chat = settings["form"] == "chat"
-        answers = []
+        end, answers = settings["eos_token_id"], []
         for turns in prompts:
-            text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
-            ids = tokenizer.encode(text, add_special_tokens=not chat).ids
-            ids = ids[:-1] if ids[-1:] == [end] and not chat else ids
+            ids = self.prompt_ids(turns, settings, assets)
             room = (_positions(network.config) or 1 << 62) - max_new_tokens
             prompt_BT = torch.tensor([ids[-max(1, room) :] or [end]])
             found_BT = network.generate(  # type: ignore[operator]
@@ -178,8 +174,21 @@ class CausalLM(HubTask, TokenTask):
                 max_new_tokens=max_new_tokens, pad_token_id=settings["pad_token_id"],
                 eos_token_id=end,
             )  # fmt: skip
-            answers.append(tokenizer.decode(found_BT[0, prompt_BT.shape[1] :].tolist()))
+            answers.append(self.decoded(found_BT[0, prompt_BT.shape[1] :].tolist(), assets))
         return answers
+
+    def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
+        """The tokens of a document up to where its answer begins. Raises DataError for a chat that
+        the template refuses."""
+        chat, end = settings["form"] == "chat", settings["eos_token_id"]
+        text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
+        ids: list[int] = _tokenizer(assets).encode(text, add_special_tokens=not chat).ids
+        return ids[:-1] if ids[-1:] == [end] and not chat else ids
+
+    def decoded(self, ids: list[int], assets: Path) -> str:
+        """The text of tokens, without special ones."""
+        text: str = _tokenizer(assets).decode(ids)
+        return text
 
 
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:

@@ -45,7 +45,7 @@ from rekindle.train.storage import storage_of
 TEST = "test"
 BATCHES = 4  # of examples in a piece: up to 8,000 rows or 16 MB
 LIBRARIES = ("torch", "transformers", "tokenizers")
-SAMPLES, SAMPLE_CHARACTERS = 3, 500
+SAMPLES, SAMPLE_CHARACTERS, SAMPLE_TOKENS = 3, 500, 32
 _OPENING_WORDS = 6
 
 Who = Literal["candidate", "champion"]

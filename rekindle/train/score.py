@@ -31,6 +31,7 @@ from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count
+from rekindle.train.smoke_rows import smoke_of
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
@@ -179,13 +180,14 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
             run_key=model.run_key, digest=turn.digest, scores=turn.kept.rpartition("/")[2],
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
+    samples = (_samples(job) or ()) if cuts else ()
     record = Scores(
         objective=_objective(job), candidate=contenders["candidate"],
         champion=contenders.get("champion"), champion_version=job.champion_version,
         champion_digest=job.champion_digest, incomparable=job.incomparable,
         same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
         excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
-        samples=(_samples(job) or ()) if cuts else (),
+        samples=samples, smoke=smoke_of(job, keep_N, samples),
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")

@@ -31,12 +31,19 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.modelfolder import open_model
 from rekindle.train.numerics import arrange, decided, keep_positions
-from rekindle.train.pieces import SAMPLE_CHARACTERS, TEST, Opening, ScoreJob, Turn, piece_count
+from rekindle.train.pieces import (
+    SAMPLE_CHARACTERS,
+    SAMPLE_TOKENS,
+    TEST,
+    Opening,
+    ScoreJob,
+    Turn,
+    piece_count,
+)
 from rekindle.train.rank import connect, live, say
 from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
 
-SAMPLE_TOKENS = 32
 OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
 BEAT_SECONDS = 1.0
 

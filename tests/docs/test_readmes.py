@@ -5,6 +5,7 @@
     make TARGET         the target exists and has a line of help; not run (they install)
     python -m pip ...   the extra exists, and `.` is a project; not run (downloads)
     rekindle run ...    options and config are read; run as a whole by the slow test
+    rekindle serve, predict, curl   options are read; run by test_serving.py
     rekindle others     run, on the two runs of the notebook
     cd                  followed
 
@@ -36,7 +37,8 @@ from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
-NOT_RUN = ("make ", "python -m pip ", "python3 ")  # python3: only where there is a GPU
+SERVED = ("rekindle serve ", "rekindle predict ", "curl ")
+NOT_RUN = ("make ", "python -m pip ", "python3 ", *SERVED)  # python3: only where there is a GPU
 TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long
 STARTER = ROOT / "configs" / "starter"
 PAGES = pages()
@@ -58,7 +60,7 @@ def test_every_block_is_of_a_kind_that_is_tested():
 @pytest.mark.parametrize("block", blocks("bash"), ids=_name)
 def test_every_line_of_a_bash_block_is_understood(block, tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    if block.readme.parent == STARTER:
+    if block.readme.parent == STARTER or "tickets.yaml" in block.text:
         shutil.copytree(STARTER, tmp_path, dirs_exist_ok=True)
     for line in commands(block):
         words = shlex.split(line)
@@ -78,6 +80,8 @@ def test_every_line_of_a_bash_block_is_understood(block, tmp_path):
                 assert (ROOT / path).is_dir()
             case ["python", "-m", "pip", ("wheel" | "install"), *rest]:
                 _check_pip(rest)
+            case ["curl", "-s", url, *_]:
+                assert url.startswith("localhost:8080/")
             case ["rekindle", verb, *rest]:
                 _check_rekindle(verb, rest, tmp_path)
             case _:
@@ -99,7 +103,7 @@ def _check_rekindle(verb, words, folder):
     if verb == "run":
         assert points(folder / values["config"], values["overrides"])
     elif "config" in values:
-        load_target(folder / values["config"], values["overrides"])
+        load_target(folder / values["config"], values.get("overrides", ()))
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=_name)

@@ -315,8 +315,9 @@ def test_a_registered_model_writes(chat, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = mlflow.create_experiment("x", artifact_location=(tmp_path / "a").as_uri())
+    (tmp_path / "judged").write_text("{}")
     with mlflow.start_run(experiment_id=experiment):
-        logged = log_model(chat, "")
+        logged = log_model(chat, "", tmp_path / "judged")
     loaded = mlflow.pyfunc.load_model(logged.model_uri)
     asked = pd.DataFrame({"text": ["Question 3: how large is «3»?", "And 4?"]})
     answers = loaded.predict(asked, params={"max_new_tokens": 4})

@@ -1,0 +1,95 @@
+"""`rekindle serve [MODEL|RUN|CONFIG]`: the champion answers requests on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+from pydantic import TypeAdapter
+
+from rekindle.app.runs import find_run, newest_first
+from rekindle.cli.options import at_home
+from rekindle.errors import RequestError
+from rekindle.report.collect import collect
+from rekindle.serve.model import ServedModel, ServeJob
+from rekindle.spec.load import load_target
+from rekindle.spec.model import Spec
+
+_PACKAGES = {
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "mlflow": "registry",
+    "torch": "train", "transformers": "train",
+}  # fmt: skip
+
+
+@click.command("serve")
+@click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address to listen at; at any other, all who reach it may ask.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
+              envvar="AIP_HTTP_PORT", show_envvar=True, help="0: any free port.")  # fmt: skip
+@click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
+@at_home
+def command(target: str | None, host: str, port: int, no_smoke: bool, home: Path) -> None:
+    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
+    the latest run. Of a RUN the version that it registered.
+
+    The server is ready once the rows of its test split that the evidence keeps are answered as the
+    model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
+    require(*_PACKAGES)
+    spec, version = wanted(target, home)
+    job = ServeJob(
+        model=found_model(spec, home, version), host=host, port=port,
+        health_route=os.environ.get("AIP_HEALTH_ROUTE", "/health/ready"),
+        predict_route=os.environ.get("AIP_PREDICT_ROUTE", "/predict"), smoke=not no_smoke,
+    )  # fmt: skip
+    words = [sys.executable, "-P", "-m", "rekindle.serve"]
+    words.append(TypeAdapter(ServeJob).dump_json(job).decode())
+    os.execve(words[0], words, {**os.environ, **threads()})  # noqa: S606 - no shell
+
+
+def require(*packages: str) -> None:
+    """Raise RequestError unless the packages are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(sorted({_PACKAGES[name] for name in missing}))
+        fix = f"pip install 'rekindle[{extras}]'"
+        raise RequestError(f"{', '.join(missing)} is not installed", fix=fix)
+
+
+def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
+    """The config of what is to be served, and the version where it is not the champion."""
+    if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
+        return load_target(target), ""
+    for record in newest_first(home):
+        spec = Spec.model_validate(record.spec)
+        if target in (None, spec.model_name):
+            return spec, ""
+    record = find_run(home, target or "latest")
+    registered = collect(record, history=False).registration
+    if registered is None:
+        what = f"the run {record.run_id} registered no model"
+        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
+    return Spec.model_validate(record.spec), registered.version
+
+
+def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
+    """The model of a config. Raises RequestError where there is none to serve."""
+    from rekindle.registry.models import Registry
+    from rekindle.registry.served import served_model
+
+    where = Registry(spec.registration, spec.model_name, str(home.resolve()))
+    return served_model(where, spec, version)
+
+
+def threads() -> dict[str, str]:
+    """The environment in which torch computes with the cores that this process may use: more
+    threads than cores wait for each other."""
+    cores = float(len(os.sched_getaffinity(0)))
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.is_file():
+        quota, period = limit.read_text().split()
+        cores = cores if quota == "max" else min(cores, float(quota) / float(period))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(cores))))}

@@ -1,0 +1,45 @@
+"""A version with all that a server of it needs: its files, checked, and the evidence that is kept
+beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rekindle.errors import ChangedModelError, RequestError
+from rekindle.registry.client import tags_of
+from rekindle.registry.embedded import DATABASE
+from rekindle.registry.models import CHAMPION, KEPT, Registry, by_alias, fetch_model
+from rekindle.registry.signature import EVIDENCE
+from rekindle.serve.model import ServedModel
+from rekindle.spec.identity import file_sha256
+from rekindle.spec.model import Spec
+
+
+def served_model(where: Registry, spec: Spec, version: str = "") -> ServedModel:
+    """The champion, or the `version` that is asked for. Raises RequestError where there is none, or
+    where its files are not those that were registered."""
+    if spec.data is None:
+        raise RequestError(f"the config of {where.name} names no data, and so no input columns")
+    if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
+        raise RequestError("there is no registry", where=where.shown_uri, fix="name another --home")
+    with where.open(f"ask for the champion of {where.name}") as client:
+        asked = client.get_model_version(where.name, version) if version else None
+        found = asked or by_alias(client, where, CHAMPION)
+    tags = tags_of(found) if found else {}
+    if found is None or not tags.get("model_digest"):
+        what = f"{where.name} has no champion that rekindle registered"
+        fix = "`rekindle run CONFIG` trains one; `rekindle runs` shows what the gate decided"
+        raise RequestError(what, where=where.shown_uri, fix=fix)
+    try:
+        folder = fetch_model(where, str(found.version), tags["model_digest"])
+        evidence = folder.parent / EVIDENCE
+        if KEPT in tags and not (evidence.is_file() and file_sha256(evidence) == tags[KEPT]):
+            what, fix = "the evidence beside the model is not what was registered", "restore it"
+            raise ChangedModelError(what, where=str(evidence), fix=fix)
+    except ChangedModelError as error:
+        raise RequestError(error.problems) from error
+    return ServedModel(
+        name=where.name, version=str(found.version), digest=tags["model_digest"], path=str(folder),
+        evidence=str(evidence) if KEPT in tags else "", code=where.code(spec.task),
+        columns=spec.data.columns, image_size=spec.data.image_size,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Predictions for a whole source, as files of `PART_ROWS` rows each under one folder or URI.
+
+A part is there whole or not at all, and parts follow from the input and the model alone: the same
+command goes on behind the parts that a killed one left, and ends with the same bytes.
+`_predictions.json`, written last, says that all are there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rekindle.data.columns import RawBatch, as_python, content_of, texts
+from rekindle.data.roles import wanted_columns
+from rekindle.data.source import open_source
+from rekindle.data.validate import Findings
+from rekindle.errors import DataError, Problem, RequestError, StepError
+from rekindle.outputs import Predicted
+from rekindle.serve.inputs import Inputs
+from rekindle.serve.load import loaded
+from rekindle.serve.model import ServedModel
+from rekindle.serve.wire import dumped
+from rekindle.serve.work import Model, Options, RefusedError
+from rekindle.spec.identity import digest
+from rekindle.spec.model import DataSpec
+from rekindle.train.storage import Storage, storage_of
+
+PART_ROWS, SHOWN = 1_000, 5
+WORK, DONE = "_work.json", "_predictions.json"  # readers of Parquet leave out `_` names
+_LISTS = {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64())}
+_COLUMNS = {
+    "id": pa.string(), "label": pa.string(), "probability": pa.float64(), **_LISTS,
+    "text": pa.string(), "prompt_tokens": pa.int64(), "tokens": pa.int64(),
+    "finish_reason": pa.string(), "truncated": pa.bool_(),
+}  # fmt: skip
+Row = tuple[str, str, Any]
+"""Where it stands, its id, and the value that the model reads."""
+
+
+def predict(
+    served: ServedModel, data: DataSpec, output: str, on_part: Callable[[int, int], None]
+) -> Predicted:
+    """Write the predictions for `data.source`, with ids as `ingest` gives them; `on_part` gets the
+    numbers of parts and of rows so far. Raises RequestError where `output` holds others, DataError
+    for rows that cannot be read."""
+    suffix = PurePosixPath(output).suffix
+    if suffix not in (".parquet", ".jsonl"):
+        what = f"the name {output} does not say how predictions are written"
+        raise RequestError(what, where="--output", fix="end it with .parquet or .jsonl")
+    model, inputs, _ = loaded(served)
+    source, findings, storage = open_source(data, inputs.modality), Findings(), storage_of(output)
+    held = source.fingerprint()
+    work = digest([held, served.digest, inputs.column, data.columns.key or "", suffix])
+    _claim(storage, output, work)
+    kinds = wanted_columns(data, inputs.modality)
+    wanted = {n: kinds[n] for n in (inputs.column, data.columns.key) if n in kinds}
+    batches = source.read(wanted, findings)
+    rows = (row for raw in batches for row in _rows(raw, inputs, data.columns.key, findings))
+    total, before = 0, 0
+    for number in itertools.count():
+        part = list(itertools.islice(rows, PART_ROWS))
+        findings.raise_if_any()
+        if not part:
+            break
+        name = f"part-{number:05}{suffix}"
+        if storage.size(name) is None:
+            storage.put_new(name, _written(_predicted(model, inputs, part), suffix))
+        else:
+            before += 1
+        total += len(part)
+        on_part(number + 1, total)
+    if source.seen() != held:
+        what, fix = "the input changed while it was read", "delete the output and run again"
+        raise DataError(what, where=data.source, fix=fix)
+    done = Predicted(
+        output=output, rows=total, parts=number, parts_before=before, model=served.name,
+        version=served.version,
+    )  # fmt: skip
+    if storage.size(DONE) is None:
+        storage.put_new(DONE, done.to_json().encode())
+    return done
+
+
+def _claim(storage: Storage, output: str, work: str) -> None:
+    """Leave word of what this output is. Raises RequestError where it is something else."""
+    if storage.read(WORK) is None:
+        storage.put_new(WORK, work.encode())
+    if storage.read(WORK) != work.encode():
+        what = f"{output} holds predictions of another input, model or config"
+        raise RequestError(what, where="--output", fix="name another output, or delete this one")
+
+
+def _rows(raw: RawBatch, inputs: Inputs, key: str | None, findings: Findings) -> Iterator[Row]:
+    ids = texts(raw, key, "scalar", findings).values if key else raw.ids()
+    values: Any = raw.columns[inputs.column]
+    if inputs.modality == "text" or inputs.form in ("text", "completion"):
+        values = texts(raw, inputs.column, "text", findings).values
+    value_of = functools.partial(content_of, raw) if inputs.modality == "image" else as_python
+    for i, value in enumerate(values):
+        yield raw.place(i), str(ids[i]), value_of(value)
+
+
+def _predicted(model: Model, inputs: Inputs, part: list[Row]) -> list[dict[str, Any]]:
+    """A row of the output for each. Raises DataError with the rows that the model cannot read."""
+    contents, bad = list[Any](), list[Problem]()
+    for place, _, value in part:
+        try:
+            contents.append(inputs.content({inputs.column: value}, place))
+        except RefusedError as error:
+            bad.append(Problem(str(error), fix="correct the row, or leave it out"))
+    if bad:
+        more = [Problem(f"and {len(bad) - SHOWN} more rows like these")] * (len(bad) > SHOWN)
+        raise DataError(bad[:SHOWN] + more)
+    found = []
+    for (place, name, _), answer in zip(part, model.answers(contents, Options()), strict=True):
+        if isinstance(answer, RefusedError):
+            raise StepError(f"no prediction: {answer}", where=place)
+        found.append({"id": name, "truncated": False, **answer})
+    return found
+
+
+def _written(rows: list[dict[str, Any]], suffix: str) -> bytes:
+    names = [name for name in _COLUMNS if name in rows[0]]
+    if suffix == ".jsonl":
+        return b"".join(dumped({name: row[name] for name in names}) + b"\n" for row in rows)
+    sink = pa.BufferOutputStream()
+    schema = pa.schema([(name, _COLUMNS[name]) for name in names])
+    pq.write_table(pa.Table.from_pylist(rows, schema), sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

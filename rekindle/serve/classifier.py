@@ -1,0 +1,94 @@
+"""Classes and tags of instances, in batches of like length. Shapes: B instances, C classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rekindle.data.manifest import row_tokens
+from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
+from rekindle.tasks.pretrained import read_tokenizer
+from rekindle.train.modelfolder import TOKENIZER, ModelFolder
+
+MOST_ROWS, MOST_TOKENS = 32, 1 << 14  # of a batch, padded
+
+
+class Classifier(Model):
+    """Answers everything in the turn that brings it: several batches' worth, so that they can be of
+    like length."""
+
+    room = 4 * MOST_ROWS
+
+    def __init__(self, opened: ModelFolder, device: torch.device) -> None:
+        self.opened, self.device = opened, device
+        self.network = opened.network().to(device)
+        file = opened.path / TOKENIZER
+        self.cutter = read_tokenizer(opened.path) if file.is_file() else None
+
+    @torch.inference_mode()
+    def turn(self, new: list[Work]) -> list[Event]:
+        """The answers to all."""
+        task, settings, path = self.opened.task, self.opened.settings, self.opened.path
+        try:
+            rows = task.encode_raw([work.content for work in new], settings, path)
+        except Exception as error:  # noqa: BLE001 - these fail, the server goes on
+            return [(work, failure_of(error)) for work in new]
+        events: list[Event] = []
+        for batch in _batches(row_tokens(rows)):
+            try:
+                table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)
+                found = self._predicted(table, [new[i] for i in batch])
+            except Exception as error:  # noqa: BLE001 - these fail, the server goes on
+                found = [failure_of(error)] * len(batch)
+            events += [(new[i], answer) for i, answer in zip(batch, found, strict=True)]
+        return events
+
+    def _predicted(self, table: pa.Table, works: list[Work]) -> list[Prediction | RefusedError]:
+        task, labels = self.opened.task, self.opened.labels
+        inputs = task.collate(table, self.opened.settings)
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        odds = torch.softmax(task.logits(self.network, inputs).double(), -1)
+        tops, indices = (values.cpu().tolist() for values in odds.max(-1))
+        if task.objective == "tags":
+            places = table.column("places").to_pylist()
+            return [self._tagged(*each) for each in zip(places, tops, indices, strict=True)]
+        full = self._full(table)
+        found: list[Prediction | RefusedError] = []
+        for work, top, index, is_full in zip(works, tops, indices, full, strict=True):
+            answer = {"label": labels[index], "probability": top}
+            if is_full and self.cutter.encode(work.content).overflowing:  # type: ignore[union-attr]
+                answer["truncated"] = True
+            found.append(answer if math.isfinite(top) else not_finite())
+        return found
+
+    def _full(self, table: pa.Table) -> list[bool]:
+        """Which texts have as many tokens as a text can have."""
+        if self.cutter is None or self.cutter.truncation is None:
+            return [False] * len(table)
+        return (row_tokens(table) >= self.cutter.truncation["max_length"]).tolist()  # type: ignore[no-any-return]
+
+    def _tagged(
+        self, places: list[int], tops: list[float], indices: list[int]
+    ) -> Prediction | RefusedError:
+        """The tag of each word, null where it was cut off."""
+        if not all(math.isfinite(tops[place]) for place in places if place >= 0):
+            return not_finite()
+        tags = [self.opened.labels[indices[p]] if p >= 0 else None for p in places]
+        found = {"tags": tags, "probabilities": [tops[p] if p >= 0 else None for p in places]}
+        return {**found, "truncated": True} if min(places) < 0 else found
+
+
+def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:
+    """Instances of like length, shorter ones first; as many as a batch may have once padded."""
+    batch: list[int] = []
+    for i in np.argsort(lengths_B, kind="stable").tolist():
+        if batch and (len(batch) == MOST_ROWS or (len(batch) + 1) * lengths_B[i] > MOST_TOKENS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,0 +1,107 @@
+"""What an instance holds, in the columns of the config, and how it becomes the content of an
+example: the same for all wire forms and for files. Other columns are left alone, as by `ingest`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rekindle.data.columns import encodable
+from rekindle.data.images import ImageColumn
+from rekindle.data.validate import Findings
+from rekindle.errors import RequestError
+from rekindle.serve.model import ServedModel
+from rekindle.serve.work import RefusedError
+from rekindle.tasks.chat import ROLES
+from rekindle.train.modelfolder import ModelFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """`column` holds what the model reads; `form` is that of a language model, else ""."""
+
+    modality: str
+    column: str
+    form: str
+    image_size: tuple[int, int] | None
+    image_shape: tuple[int, int, int] | None
+
+    @classmethod
+    def of(cls, model: ServedModel, opened: ModelFolder) -> Inputs:
+        """Those of a model. Raises RequestError where the config has documents of another form."""
+        names, modality = model.columns, opened.task.modality
+        form, shape = opened.settings.get("form", ""), opened.settings.get("image_shape")
+        if modality == "document" and names.form != form:
+            what = f"the model was trained on documents of the form {form}, not {names.form}"
+            raise RequestError(what, where="data.columns", fix="name the columns as in training")
+        column = {
+            "words": names.words, "image": names.image, "completion": names.prompt,
+            "chat": names.messages,
+        }.get(form or modality) or names.text  # fmt: skip
+        return cls(modality, column, form, model.image_size, tuple(shape) if shape else None)
+
+    def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
+        """The contents of a request's instances; RefusedError 400 for the first that has none."""
+        return [self.content(instance, f"instance {i}") for i, instance in enumerate(instances)]
+
+    def content(self, instance: Mapping[str, Any], place: str) -> Any:
+        """A text, a list of words, pixels [height, width, channels], or the turns of a document."""
+        if self.column not in instance:
+            listed = ", ".join(f"`{name}`" for name in instance) or "none"
+            raise RefusedError(400, f"{place}: there is no column `{self.column}`; it has {listed}")
+        value, place = instance[self.column], f"{place}, `{self.column}`"
+        if self.modality == "image":
+            return self._pixels(value, place)
+        if self.modality == "words":
+            if not isinstance(value, list) or not value:
+                raise RefusedError(400, f"{place}: a list of words is needed")
+            return [_text(word, place) for word in value]
+        if self.form == "chat":
+            return _turns(value, place)
+        role = {"completion": "prompt", "text": "text"}.get(self.form)
+        return [(role, _text(value, place))] if role else _text(value, place)
+
+    def encoded(self, text: str, place: str) -> Any:
+        """The value of the column where a wire form has text alone: lists and chats are JSON."""
+        if self.modality != "words" and self.form != "chat":
+            return text
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise RefusedError(400, f"{place}: not JSON: {error}") from None
+
+    def _pixels(self, value: Any, place: str) -> np.ndarray:
+        findings, images = Findings(), ImageColumn(self.image_size)
+        images.shape = self.image_shape
+        if isinstance(value, str):
+            try:
+                value = base64.b64decode(value, validate=True)
+            except binascii.Error as error:
+                what = f"{place}: an image is base64 of a file, or lists of numbers: {error}"
+                raise RefusedError(400, what) from None
+        pixels = images.pixels(value, place, findings)
+        if pixels is None:
+            found = findings.problems()[0]
+            raise RefusedError(400, f"{found.where}: {found.what}")
+        return np.frombuffer(pixels, np.uint8).reshape(self.image_shape or (-1,))
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value.strip() or not encodable(value):
+        raise RefusedError(400, f"{place}: a text that is not empty is needed")
+    return value
+
+
+def _turns(value: Any, place: str) -> list[tuple[str, str]]:
+    turns: list[Any] = value if isinstance(value, list) else []
+    fine = all(isinstance(t, dict) and t.get("role") in ROLES and len(t) == 2 for t in turns)
+    if not turns or not fine or turns[-1]["role"] == "assistant":
+        what = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, the user's last"
+        raise RefusedError(400, f"{place}: {what}")
+    return [(t["role"], _text(t.get("content"), f"{place}, turn {i}")) for i, t in enumerate(turns)]

@@ -1,0 +1,35 @@
+"""What a server, or a batch inference, is asked to do: which files are the model, and what columns
+its inputs have. Imports no torch: the command line writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rekindle.spec.model import ColumnsSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A version in the folder `path`, whose files have the hash `digest`. `evidence` is the file
+    that is kept beside it, "" for none; `code` as for `open_model`; the rest as in the config."""
+
+    name: str
+    version: str
+    digest: str
+    path: str
+    evidence: str
+    code: str
+    columns: ColumnsSpec
+    image_size: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeJob:
+    """Where the server listens, on which routes Vertex AI asks, and whether it proves the model."""
+
+    model: ServedModel
+    host: str
+    port: int
+    health_route: str
+    predict_route: str
+    smoke: bool

@@ -1,0 +1,121 @@
+"""The wire form of OpenAI for language models: completions and chats, whole or streamed as
+server-sent events.
+
+Settings that the model honours are taken, others refused. Without `temperature` the most probable
+token is written. Authority: OpenAI's API reference, "Completions" and "Chat"."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from rekindle.serve.wire import JSON, Body, dumped, read, read_body
+from rekindle.serve.work import Options, RefusedError, Work
+
+if TYPE_CHECKING:
+    from rekindle.serve.server import Server
+
+
+class _Asked(Body):
+    model: str
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int | None = None
+    stream: bool = False
+    n: int = Field(1, ge=1, le=1)
+
+
+class Completion(_Asked):
+    """`POST /v1/completions`."""
+
+    prompt: str
+
+
+class Chat(_Asked):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+
+
+async def answered(server: Server, kind: type[Completion | Chat], request: Request) -> Response:
+    """A text goes on, or the assistant answers."""
+    asked, inputs = read(kind, await read_body(request)), server.inputs
+    if asked.model != server.model.name:
+        what = f"there is no model `{asked.model}`: this is {server.model.name}"
+        raise RefusedError(404, what, "unknown_model")
+    if not inputs.form or (inputs.form == "chat") != (kind is Chat):
+        hint = {"": "/predict", "chat": "/v1/chat/completions"}.get(inputs.form, "/v1/completions")
+        raise RefusedError(400, f"this model does not answer here: ask {hint}")
+    content = asked.messages if isinstance(asked, Chat) else asked.prompt
+    (content,) = inputs.contents([{inputs.column: content}])
+    settings = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
+    options = read(Options, dumped({**settings, "seed": asked.seed}))
+    head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": asked.model}
+    head["object"] = "chat.completion" if kind is Chat else "text_completion"
+    if asked.stream:
+        work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
+        server.waiting.put([work])
+        return StreamingResponse(_events(server, work, head), media_type="text/event-stream")
+    (found,) = await server.predictions(request, [content], options)
+    counts = found["prompt_tokens"], found["tokens"]
+    usage = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+    message = {"role": "assistant", "content": found["text"]}
+    one = {"message": message} if kind is Chat else {"text": found["text"]}
+    whole = _choice(head, one, found["finish_reason"])
+    body = dumped({**whole, "usage": {**usage, "total_tokens": sum(counts)}})
+    return Response(body, media_type=JSON)
+
+
+def error_of(error: RefusedError) -> dict[str, Any]:
+    """A refusal as OpenAI's clients read it."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.reason}}
+
+
+def _choice(head: dict[str, Any], one: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {**head, "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **one}]}
+
+
+async def _events(server: Server, work: Work, head: dict[str, Any]) -> AsyncIterator[bytes]:
+    assert work.answer is not None
+    chat = head["object"] == "chat.completion"
+    head |= {"object": "chat.completion.chunk"} if chat else {}
+
+    def event(text: str, reason: str | None = None) -> bytes:
+        one = {"delta": {"content": text}} if chat else {"text": text}
+        return b"data: " + dumped(_choice(head, one, reason)) + b"\n\n"
+
+    server.accepted += 1
+    try:
+        async for text in _texts(server, work):
+            yield event(text)
+        found = await work.answer
+        if isinstance(found, RefusedError):
+            yield b"data: " + dumped(error_of(found)) + b"\n\n"
+        else:
+            yield event("", found["finish_reason"]) + b"data: [DONE]\n\n"
+    finally:
+        server.accepted -= 1
+        if not work.answer.done():
+            server.drop([work])
+
+
+async def _texts(server: Server, work: Work) -> AsyncIterator[str]:
+    """What is written, in pieces of whole characters; together they are the whole text."""
+    assert work.pieces is not None
+    ids, shown = list[int](), 0
+    while (token := await work.pieces.get()) is not None:
+        ids.append(token)
+        text = server.decode(ids)
+        if not text.endswith("�"):  # the bytes of a character may be several tokens
+            yield text[shown:]
+            shown = len(text)
+    if len(text := server.decode(ids)) > shown:
+        yield text[shown:]

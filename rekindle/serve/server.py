@@ -1,0 +1,272 @@
+"""The HTTP server of one model: routes, states, limits, figures.
+
+It listens at once (`/health/live`), loads the model in the inference thread, proves it (smoke.py),
+and is ready then. SIGTERM: not ready, what was accepted is answered, and the server ends. Requests
+before and meanwhile get 503."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import prometheus_client as prometheus
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rekindle.errors import RequestError
+from rekindle.records import Evidence, Smoke
+from rekindle.serve import openai, wire
+from rekindle.serve.inputs import Inputs
+from rekindle.serve.load import loaded
+from rekindle.serve.model import ServeJob
+from rekindle.serve.smoke import instance_of, smoke
+from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
+
+DRAIN_SECONDS = 30.0
+_PROOF = "x-rekindle-proof"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are ours."""
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+class Figures:
+    """What `/metrics` shows."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.known = known = prometheus.CollectorRegistry()
+        spread = functools.partial(prometheus.Histogram, registry=known)
+        count = functools.partial(prometheus.Counter, registry=known)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        self.seconds = spread("rekindle_request_seconds", "whole answers", ("route", "status"))
+        self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
+        self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
+        self.dropped = count("rekindle_dropped", "instances whose client went away")
+        queue = prometheus.Gauge("rekindle_waiting_instances", "in the queue", registry=known)
+        queue.set_function(lambda: len(waiting))
+
+
+class Server:
+    """`state`: loading, proving, ready, draining."""
+
+    def __init__(self, job: ServeJob, listening: socket.socket) -> None:
+        self.job, self.model, self.listening = job, job.model, listening
+        host, self.port = listening.getsockname()[:2]
+        self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - none is bound
+        self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
+        self.state, self.accepted, self.token = "loading", 0, secrets.token_hex(16)
+        self.waiting = Waiting()
+        self.figures = Figures(self.waiting)
+        self.kept = self._kept() if job.smoke else None
+        self.inputs: Inputs
+        self.decode: Callable[[list[int]], str]
+        self.uvicorn = _Uvicorn(
+            uvicorn.Config(
+                Starlette(routes=list(self._routes())), log_level="warning", access_log=False,
+                lifespan="off", timeout_graceful_shutdown=5,
+            )
+        )  # fmt: skip
+
+    def _routes(self) -> Iterable[Route]:
+        models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        posts: dict[str, Endpoint] = {
+            "/predict": self._form(wire.predict), self.job.predict_route: self._form(wire.predict),
+            "/invocations": self._form(wire.invocations),
+            **{f"{path}/infer": self._form(wire.infer) for path in models},
+            "/v1/completions": functools.partial(openai.answered, self, openai.Completion),
+            "/v1/chat/completions": functools.partial(openai.answered, self, openai.Chat),
+        }  # fmt: skip
+        of_model = [f"{path}/ready" for path in models]
+        ready = ("/health/ready", "/ping", "/v2/health/ready", self.job.health_route, *of_model)
+        gets: dict[str, Endpoint] = {
+            **dict.fromkeys(("/health/live", "/v2/health/live", "/metrics"), self._plain),
+            **dict.fromkeys(ready, self._ready),
+            **{path: self._counted(path, self._about) for path in (*models, "/openapi.json")},
+        }
+        for path, one in posts.items():
+            yield Route(path, self._counted(path, one), methods=["POST"])
+        for path, one in gets.items():
+            yield Route(path, one, methods=["GET"])
+
+    async def run(self) -> None:
+        """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
+        starting = loop.create_task(self._start(loop))
+        await self.uvicorn.serve([self.listening])
+        if starting.done():
+            starting.result()
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        done: asyncio.Future[None] = loop.create_future()
+        threading.Thread(target=self._infer, args=(loop, done), daemon=True).start()
+        try:
+            await done
+            if self.kept:
+                self.state = "proving" if self.state == "loading" else self.state
+                asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
+                await asyncio.to_thread(smoke, *asked)
+            if self.state != "draining":
+                self.state = "ready"
+                self._say()
+        finally:
+            self.uvicorn.should_exit |= self.state != "ready"
+
+    def _kept(self) -> Smoke:
+        evidence = self.model.evidence
+        kept = Evidence.read(evidence).smoke if evidence else None
+        if kept is None:
+            what = f"version {self.model.version} was registered without rows to prove it by"
+            fix = "pass --no-smoke to serve it unproven; a version that is trained now keeps rows"
+            raise RequestError(what, where=self.model.name, fix=fix)
+        return kept
+
+    def _say(self) -> None:
+        kept, host = self.kept, f"[{self.host}]" if ":" in self.host else self.host
+        address = f"http://{host}:{self.port}"
+        proof = f"{len(kept.rows)} rows of its test split" if kept else "nothing, as you asked"
+        lines = f"{self.model.name} version {self.model.version} at {address}, proven by {proof}\n"
+        if kept:
+            body = json.dumps({"instances": [instance_of(kept.rows[0], self.inputs)]})
+            quoted = body.replace("'", "'\\''")
+            lines += f"curl -s {address}/predict -d '{quoted}'\n"
+        sys.stdout.write(lines)
+        sys.stdout.flush()
+
+    def _infer(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+        """The inference thread."""
+        try:
+            model, self.inputs, self.decode = loaded(self.model)
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            loop.call_soon_threadsafe(done.set_exception, error)
+            return
+        loop.call_soon_threadsafe(done.set_result, None)
+        while True:
+            new = self.waiting.take(model.room, wait=not model.busy)
+            if new:
+                self.figures.batch.observe(len(new))
+            loop.call_soon_threadsafe(_deliver, model.turned(new))
+
+    async def _drain(self) -> None:
+        self.state = "draining"
+        give_up = time.monotonic() + DRAIN_SECONDS
+        while self.accepted and time.monotonic() < give_up:
+            await asyncio.sleep(0.02)
+        self.uvicorn.should_exit = True
+
+    def _counted(self, route: str, endpoint: Endpoint) -> Endpoint:
+        """What is refused gets its reason; before the server is ready, and when it ends, all is."""
+
+        async def counted(request: Request) -> Response:
+            began = time.perf_counter()
+            self.accepted += 1
+            try:
+                if self.state != "ready" and request.headers.get(_PROOF) != self.token:
+                    raise RefusedError(503, f"the server is {self.state}", "not_ready")
+                if not request.path_params.items() <= self.about.items():
+                    what = f"this is {self.model.name}, version {self.model.version}, and no other"
+                    raise RefusedError(404, what, "unknown_model")
+                response = await endpoint(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except RefusedError as error:
+                self.figures.refused.labels(error.reason).inc()
+                body = openai.error_of(error) if "completions" in route else {"error": str(error)}
+                again = {"retry-after": "1"} if error.status in (429, 503) else None
+                response = JSONResponse(body, error.status, again)
+            finally:
+                self.accepted -= 1
+            taken = time.perf_counter() - began
+            self.figures.seconds.labels(route, response.status_code).observe(taken)
+            return response
+
+        return counted
+
+    def _form(self, form: Callable[..., wire.Asked]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            body = await wire.read_body(request)
+            read = functools.partial(form, body, request.headers, self.inputs, self.about)
+            images = self.inputs.modality == "image"  # which take a while to decode
+            asked = await asyncio.to_thread(read) if images else read()
+            found = await self.predictions(request, asked.contents, asked.options)
+            return Response(asked.render(found), media_type=asked.media)
+
+        return endpoint
+
+    async def predictions(
+        self, request: Request, contents: list[Any], options: Options
+    ) -> list[Prediction]:
+        """What the model makes of the contents. Raises ClientDisconnect where the client went
+        away, and RefusedError where one of them could not be answered."""
+        loop = asyncio.get_running_loop()
+        works = [Work(content, options, loop.create_future()) for content in contents]
+        self.waiting.put(works)
+        gone = loop.create_task(_gone(request))
+        everything = asyncio.gather(*(work.answer for work in works if work.answer))
+        try:
+            await asyncio.wait((everything, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not everything.done():
+                self.drop(works)
+                raise ClientDisconnect
+        finally:
+            gone.cancel()
+        for i, found in enumerate(everything.result()):
+            if isinstance(found, RefusedError):
+                raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
+        return everything.result()
+
+    def drop(self, works: list[Work]) -> None:
+        """Their client went away."""
+        for work in works:
+            work.gone = True
+        self.figures.dropped.inc(len(works))
+
+    async def _plain(self, request: Request) -> Response:
+        if request.url.path == "/metrics":
+            text = prometheus.generate_latest(self.figures.known)
+            return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
+        return JSONResponse({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        ready = self.state == "ready"
+        return JSONResponse({"ready": ready, "state": self.state}, 200 if ready else 503)
+
+    async def _about(self, request: Request) -> Response:
+        if request.url.path == "/openapi.json":
+            return JSONResponse(wire.document(self.about, self.inputs))
+        inputs = [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}]
+        named = {"name": self.model.name, "versions": [self.model.version], "platform": "rekindle"}
+        return JSONResponse({**named, "inputs": inputs, "outputs": []})
+
+
+def _deliver(events: list[Event]) -> None:
+    """On the event loop."""
+    for work, event in events:
+        if work.answer is not None and not isinstance(event, int) and not work.answer.done():
+            work.answer.set_result(event)
+        if work.pieces is not None:
+            work.pieces.put_nowait(event if isinstance(event, int) else None)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client went away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,62 @@
+"""What a server proves before it is ready: the rows that the evidence keeps, sent to its own HTTP
+route, are answered as the model was judged. Other weights, another tokenizer, other processing of
+images do not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+from typing import Any
+
+from rekindle.errors import StepError
+from rekindle.records import Smoke, SmokeRow
+from rekindle.serve.inputs import Inputs
+from rekindle.train.smoke_rows import HALF
+
+
+def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
+    """A row of the evidence as an instance."""
+    if inputs.modality == "document":
+        turns = json.loads(row.content)
+        chat = [{"role": role, "content": text} for role, text in turns]
+        return {inputs.column: chat if inputs.form == "chat" else turns[-1][1]}
+    return {inputs.column: inputs.encoded(row.content, row.id)}
+
+
+def smoke(
+    host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs
+) -> None:  # fmt: skip
+    """Ask the server on this machine. Raises StepError with the first difference."""
+    body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
+    if kept.tokens:
+        body["parameters"] = {"max_new_tokens": kept.tokens}
+    connection = http.client.HTTPConnection(host, port, timeout=600)
+    connection.request("POST", "/predict", json.dumps(body), headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    found = json.loads(text).get("predictions") if response.status == 200 else None
+    if found is None:
+        raise StepError(f"smoke: the server answered {response.status}: {text[:300]}")
+    for row, prediction in zip(kept.rows, found, strict=True):
+        for name, expected in row.answer.items():
+            answer = prediction.get(name)
+            if name == "text":  # what was written in half precision is kept in part
+                answer = answer[: len(expected)] if kept.tolerance >= HALF else answer
+            if not _equal(expected, answer, kept.tolerance):
+                raise StepError(
+                    f"smoke: to row {row.id} of its test split the model answers {name} "
+                    f"{prediction.get(name)!r}, and was judged by {expected!r}",
+                    fix="weights, tokenizer, image processing or library versions are not those "
+                    "that were judged: serve where the model was trained, or train it again here",
+                )  # fmt: skip
+
+
+def _equal(expected: Any, found: Any, tolerance: float) -> bool:
+    if isinstance(expected, list):
+        same = isinstance(found, list) and len(found) == len(expected)
+        return same and all(map(_equal, expected, found, [tolerance] * len(expected)))
+    if isinstance(expected, float):
+        return isinstance(found, float) and math.isclose(expected, found, abs_tol=tolerance)
+    return bool(expected == found)

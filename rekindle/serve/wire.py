@@ -1,0 +1,201 @@
+"""Wire forms of one internal request, a function each: from a body to contents and options, and
+from predictions to a body. docs/serving.md shows all of them.
+
+`predict` is rekindle's own and Vertex AI's; `invocations` is SageMaker's, in JSON, JSON lines, or
+CSV without a header; `infer` is version 2 of the Open Inference Protocol, as JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rekindle.serve.inputs import Inputs
+from rekindle.serve.work import Options, Prediction, RefusedError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+MOST_BYTES = 4 << 20
+JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """What a request may say: a field that would change nothing is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Predict(Body):
+    """`POST /predict`."""
+
+    instances: list[dict[str, Any]] = Field(min_length=1, max_length=256)
+    parameters: Options | None = None
+
+
+class Tensor(Body):
+    """An input of the Open Inference Protocol."""
+
+    name: str
+    shape: list[int] = Field(min_length=1)
+    datatype: Literal["BYTES"]
+    data: list[str | list[str]]
+    parameters: dict[str, Any] = Field({}, max_length=0)
+
+
+class Infer(Body):
+    """`POST /v2/models/NAME/infer`."""
+
+    id: str = ""
+    inputs: list[Tensor] = Field(min_length=1, max_length=1)
+    outputs: list[dict[str, Any]] = []
+    parameters: Options | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a request asks; `render` makes the body of the response, of type `media`."""
+
+    contents: list[Any]
+    options: Options
+    render: Callable[[list[Prediction]], bytes]
+    media: str = JSON
+
+
+def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
+    """{"instances": [{column: value}], "parameters": {...}} -> {"predictions": [...], "model"}."""
+    asked = read(Predict, body)
+    contents, options = inputs.contents(asked.instances), _options(asked.parameters, inputs)
+    return Asked(contents, options, lambda found: dumped({"predictions": found, "model": about}))
+
+
+def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
+    """The same in JSON; or an instance a line, answered by a prediction a line; or a text a row."""
+    media = headers.get("content-type", JSON).partition(";")[0].strip()
+    if headers.get("accept", "*/*").partition(";")[0] not in ("*/*", "", media):
+        raise RefusedError(406, f"the response has the type of the request, {media}")
+    if media == JSON:
+        return predict(body, headers, inputs, about)
+    if media == JSON_LINES:
+        lines = b",".join(line for line in body.split(b"\n") if line.strip())
+        asked = predict(b'{"instances":[' + lines + b"]}", headers, inputs, about)
+        return dataclasses.replace(asked, render=_as_lines, media=media)
+    if media != CSV or inputs.modality in ("words", "image") or inputs.form == "chat":
+        raise RefusedError(415, f"{media} is not read here: send {JSON} or {JSON_LINES}")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(body.decode())) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RefusedError(400, f"the body is not a CSV in UTF-8: {error}") from None
+    if wide := [i for i, row in enumerate(rows, 1) if len(row) != 1]:
+        raise RefusedError(400, f"row {wide[0]}: one value, `{inputs.column}`, is needed")
+    asked = predict(
+        dumped({"instances": [{inputs.column: row[0]} for row in rows]}), headers, inputs, about
+    )
+    return dataclasses.replace(asked, render=_as_csv, media=media)
+
+
+def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
+    """One input, called as the column, BYTES [N]: lists and chats as JSON, images in base64. The
+    outputs are the fields of predictions, lists as JSON."""
+    asked = read(Infer, body)
+    tensor = asked.inputs[0]
+    if tensor.name != inputs.column:
+        raise RefusedError(400, f"inputs: one input, called `{inputs.column}`, is needed")
+    texts = [text for row in tensor.data for text in (row if isinstance(row, list) else [row])]
+    if tensor.shape not in ([len(texts)], [len(texts), 1]):
+        raise RefusedError(
+            400, f"inputs: the shape {tensor.shape} does not hold {len(texts)} values"
+        )
+    values = [inputs.encoded(text, f"data {i}") for i, text in enumerate(texts)]
+    contents = inputs.contents([{inputs.column: value} for value in values])
+    same = {"id": asked.id, "model_name": about["name"], "model_version": about["version"]}
+
+    def render(found: list[Prediction]) -> bytes:
+        names = _names(found)
+        tensors = [_tensor(name, [one.get(name, False) for one in found]) for name in names]
+        wanted = [output.get("name") for output in asked.outputs] or names
+        return dumped({**same, "outputs": [one for one in tensors if one["name"] in wanted]})
+
+    return Asked(contents, _options(asked.parameters, inputs), render)
+
+
+def _tensor(name: str, values: list[Any]) -> dict[str, Any]:
+    kind = {bool: "BOOL", float: "FP64", int: "INT64"}.get(type(values[0]), "BYTES")
+    data = [dumped(value).decode() if isinstance(value, list) else value for value in values]
+    return {"name": name, "datatype": kind, "shape": [len(data)], "data": data}
+
+
+def _names(found: list[Prediction]) -> list[str]:
+    return list(dict.fromkeys(name for one in found for name in one))
+
+
+def _as_lines(found: list[Prediction]) -> bytes:
+    return b"".join(dumped(one) + b"\n" for one in found)
+
+
+def _as_csv(found: list[Prediction]) -> bytes:
+    file = io.StringIO()
+    csv.writer(file).writerows([one.get(name, False) for name in _names(found)] for one in found)
+    return file.getvalue().encode()
+
+
+def _options(given: Options | None, inputs: Inputs) -> Options:
+    if given is not None and not inputs.form:
+        raise RefusedError(400, "parameters: this model is no language model and has none")
+    return given or Options()
+
+
+def read(kind: type[_Read], body: bytes) -> _Read:
+    """The body of a request; RefusedError 400 with its first fault."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise RefusedError(400, f"{place}: {first['msg']}") from None
+
+
+async def read_body(request: Request) -> bytes:
+    """The body; RefusedError 413 where it is too large. It is read to its end all the same, up to a
+    bound, so that the client gets the answer."""
+    pieces, size = list[bytes](), 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size <= MOST_BYTES:
+            pieces.append(piece)
+        elif size > 16 * MOST_BYTES:
+            break
+    if size > MOST_BYTES:
+        what = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
+        raise RefusedError(413, what, "too_large")
+    return b"".join(pieces)
+
+
+def dumped(value: Any) -> bytes:
+    """JSON as it is sent."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
+    """`POST /predict` as an OpenAPI document."""
+    kind = "array" if inputs.modality == "words" or inputs.form == "chat" else "string"
+    column = {inputs.column: {"type": kind}}
+    body = Predict.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas = body.pop("$defs", {})
+    instance = {"type": "object", "properties": column, "required": [inputs.column]}
+    body["properties"]["instances"]["items"] = instance
+    operation = {
+        "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
+        "responses": {"200": {"description": "`predictions`, one an instance, and the `model`"},
+                      "4XX": {"description": "the request is wrong: `error` says where"}},
+    }  # fmt: skip
+    return {
+        "openapi": "3.1.0", "info": {"title": about["name"], "version": about["version"]},
+        "paths": {"/predict": {"post": operation}}, "components": {"schemas": schemas},
+    }  # fmt: skip

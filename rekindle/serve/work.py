@@ -1,0 +1,132 @@
+"""Instances on their way through the one inference thread: what is asked, waits and is answered.
+
+The thread takes what waits, at most as much as the model has room for, and never waits for more:
+under load batches fill by themselves, and a single request is answered at once. The queue is
+bounded: a client that finds it full has to try again (429)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 1_024
+Prediction = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """A request, or an instance, that is not answered; `reason` is its label in /metrics."""
+
+    def __init__(self, status: int, text: str, reason: str = "bad_request") -> None:
+        super().__init__(text)
+        self.status, self.reason = status, reason
+
+
+class Options(BaseModel):
+    """How a language model writes: at most so many tokens; the most probable ones at temperature 0,
+    else drawn by the seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_new_tokens: int = Field(64, ge=1, le=4_096)
+    temperature: float = Field(0.0, ge=0, le=2)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+
+
+@dataclasses.dataclass(eq=False)
+class Work:
+    """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are written,
+    then None, where they are wanted; `gone` drops it."""
+
+    content: Any
+    options: Options
+    answer: asyncio.Future[Any] | None = None
+    pieces: asyncio.Queue[int | None] | None = None
+    gone: bool = False
+
+
+Event = tuple[Work, Prediction | RefusedError | int]
+"""An answer, a refusal, or the next token."""
+
+
+class Model:
+    """What the inference thread turns to: `room` is how many instances the next turn can take, and
+    `busy` whether it goes on with earlier ones."""
+
+    room, busy = 0, False
+
+    def turn(self, new: list[Work]) -> list[Event]:
+        """Answer the new instances, or begin with them. Never raises."""
+        raise NotImplementedError
+
+    def turned(self, new: list[Work]) -> list[Event]:
+        """The same; what memory did not suffice for is tried once more, in two halves."""
+        events = self.turn(new)
+        known = {work for work, event in events if getattr(event, "reason", "") == "out_of_memory"}
+        again = [work for work in new if work in known]
+        if len(again) > 1:
+            events = [(work, event) for work, event in events if work not in known]
+            half = len(again) // 2
+            events += [*self.turn(again[:half]), *self.turn(again[half:])]
+        return events
+
+    def answers(self, contents: Iterable[Any], options: Options) -> list[Any]:
+        """Of each content the prediction, or the RefusedError, in order; without a thread."""
+        works = [Work(content, options) for content in contents]
+        left, found = deque(works), dict[Work, Any]()
+        while left or self.busy:
+            new = [left.popleft() for _ in range(min(self.room, len(left)))]
+            found |= {w: event for w, event in self.turned(new) if not isinstance(event, int)}
+        return [found[work] for work in works]
+
+
+class Waiting:
+    """The bounded queue."""
+
+    def __init__(self) -> None:
+        self._works: deque[Work] = deque()
+        self._change = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def put(self, works: list[Work]) -> None:
+        """Add all; RefusedError 429 where there is no room for them."""
+        with self._change:
+            if len(self._works) + len(works) > MOST_WAITING:
+                raise RefusedError(429, f"{len(self._works)} instances wait already", "queue_full")
+            self._works.extend(works)
+            self._change.notify()
+
+    def take(self, most: int, *, wait: bool) -> list[Work]:
+        """Up to so many whose client is still there; waits for the first one if asked to."""
+        with self._change:
+            while True:
+                taken: list[Work] = []
+                while self._works and len(taken) < most:
+                    work = self._works.popleft()
+                    taken += [] if work.gone else [work]
+                if taken or not wait:
+                    return taken
+                self._change.wait()
+
+
+def failure_of(error: Exception) -> RefusedError:
+    """What a client learns of an error in the model; the log has the rest."""
+    if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+        return RefusedError(500, "the model ran out of memory", "out_of_memory")
+    log.error("the model failed", exc_info=error)
+    return RefusedError(500, "the model failed; the server's log says why", "internal")
+
+
+def not_finite() -> RefusedError:
+    """Why there is no answer where scores are infinite or NaN."""
+    return RefusedError(500, "the model's scores are not finite", "not_finite")

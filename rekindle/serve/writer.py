@@ -1,0 +1,172 @@
+"""What a language model writes, for several instances at once, token by token.
+
+Instances join and leave between two tokens: keys and values of those under way are padded on the
+left to the longest. Each gets the tokens that it would get alone: the most probable ones, as the
+task's own `generate` writes, or drawn by its seed. Shapes: B instances, T tokens, V vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from rekindle.errors import RekindleError
+from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
+from rekindle.tasks.causal_lm import CausalLM
+from rekindle.train.modelfolder import ModelFolder
+
+MOST_ROWS = 16
+
+
+@dataclasses.dataclass(eq=False)
+class Text:
+    """An instance under way: its prompt, and what is written."""
+
+    work: Work
+    prompt: list[int]
+    limit: int
+    cut: bool
+    draw: torch.Generator
+    written: list[int] = dataclasses.field(default_factory=list)
+
+
+class Writer(Model):
+    """Each turn writes one token of each instance."""
+
+    def __init__(self, opened: ModelFolder, task: CausalLM, device: torch.device) -> None:
+        self.opened, self.task, self.device = opened, task, device
+        self.network: Any = opened.network().to(device)
+        self.end, self.pad = opened.settings["eos_token_id"], opened.settings["pad_token_id"]
+        self.mask_BT: Any = None
+        self.cache: Any = None
+        self._keep([])
+
+    @torch.inference_mode()
+    def turn(self, new: list[Work]) -> list[Event]:
+        """The next token of the texts under way, the first of new ones."""
+        events: list[Event] = []
+        try:
+            self._leave([not text.work.gone for text in self.texts])
+            if self.texts:
+                last_B1 = torch.tensor([[text.written[-1]] for text in self.texts])
+                self.mask_BT = F.pad(self.mask_BT, (0, 1), value=1)
+                logits_BV = self._forward(last_B1, self.mask_BT, self.cache)
+                self._leave(self._add(self.texts, logits_BV, events))
+        except Exception as error:  # noqa: BLE001 - these fail, the server goes on
+            events += [(text.work, failure_of(error)) for text in self.texts]
+            self._keep([])
+        texts = list[Text]()
+        for work in new:
+            try:
+                texts.append(self._text(work))
+            except RekindleError as error:
+                events.append((work, RefusedError(400, error.problems[0].what)))
+        try:
+            if texts:
+                self._begin(texts, events)
+        except Exception as error:  # noqa: BLE001 - these fail, the server goes on
+            events += [(text.work, failure_of(error)) for text in texts]
+        return events
+
+    def _begin(self, texts: list[Text], events: list[Event]) -> None:
+        longest = max(len(text.prompt) for text in texts)
+        rows = [[self.pad] * (longest - len(t.prompt)) + t.prompt for t in texts]
+        lengths_B1 = torch.tensor([[len(text.prompt)] for text in texts], device=self.device)
+        mask_BT = (torch.arange(longest, device=self.device) >= longest - lengths_B1).long()
+        cache = DynamicCache()
+        logits_BV = self._forward(torch.tensor(rows), mask_BT, cache)
+        before = [True] * len(self.texts)
+        self._join(texts, mask_BT, cache)
+        self._leave(before + self._add(texts, logits_BV, events))
+
+    def _text(self, work: Work) -> Text:
+        """An instance that begins; what its positions have no room for is cut off in front."""
+        ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
+        length, draw = work.options.max_new_tokens, torch.Generator()
+        positions = getattr(self.network.config, "max_position_embeddings", None) or 1 << 62
+        kept = ids[-max(1, positions - length) :] or [self.end]
+        if work.options.seed is None:
+            draw.seed()
+        else:
+            draw.manual_seed(work.options.seed)
+        return Text(work, kept, min(length, positions - len(kept)), len(kept) < len(ids), draw)
+
+    def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, cache: Any) -> torch.Tensor:
+        """[B, V], float64, on the host: the scores of what follows."""
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
+        result = self.network(
+            input_ids=ids_BT.to(self.device), attention_mask=mask_BT, position_ids=positions_BT,
+            past_key_values=cache, use_cache=True, logits_to_keep=1,
+        )  # fmt: skip
+        logits_BV: torch.Tensor = result.logits[:, -1].double().cpu()
+        return logits_BV
+
+    def _add(self, texts: list[Text], logits_BV: torch.Tensor, events: list[Event]) -> list[bool]:
+        """Write the next token of each; whether it goes on behind it."""
+        stays = []
+        for text, logits_V in zip(texts, logits_BV, strict=True):
+            if not math.isfinite(float(logits_V.max())):
+                events.append((text.work, not_finite()))
+                stays.append(False)
+                continue
+            token, temperature = int(logits_V.argmax()), text.work.options.temperature
+            if temperature > 0:
+                odds_V = torch.softmax(logits_V / temperature, -1)
+                token = int(torch.multinomial(odds_V, 1, generator=text.draw))
+            text.written.append(token)
+            ended = token == self.end
+            if not ended:
+                events.append((text.work, token))
+            stays.append(not ended and len(text.written) < text.limit)
+            if not stays[-1]:
+                events.append((text.work, self._prediction(text, ended)))
+        return stays
+
+    def _prediction(self, text: Text, ended: bool) -> Prediction:
+        found = {
+            "text": self.decoded(text.written[: -1 if ended else None]),
+            "prompt_tokens": len(text.prompt), "tokens": len(text.written),
+            "finish_reason": "stop" if ended else "length",
+        }  # fmt: skip
+        return {**found, "truncated": True} if text.cut else found
+
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens."""
+        return self.task.decoded(ids, self.opened.path)
+
+    def _join(self, texts: list[Text], mask_BT: torch.Tensor, cache: Any) -> None:
+        """Put new texts below those under way."""
+        if self.texts:
+            wide = max(self.mask_BT.shape[1], mask_BT.shape[1])
+            ours, theirs = wide - self.mask_BT.shape[1], wide - mask_BT.shape[1]
+            mask_BT = torch.cat([F.pad(self.mask_BT, (ours, 0)), F.pad(mask_BT, (theirs, 0))])
+            for old, layer in zip(self.cache.layers, cache.layers, strict=True):
+                for name in ("keys", "values"):
+                    pair = (getattr(old, name), ours), (getattr(layer, name), theirs)
+                    padded = [F.pad(tensor, (0, 0, room, 0)) for tensor, room in pair]
+                    setattr(layer, name, torch.cat(padded))
+        self._keep([*self.texts, *texts], mask_BT, cache)
+
+    def _leave(self, stays: list[bool]) -> None:
+        """Drop the others, and the padding that none of the rest needs."""
+        if all(stays):
+            return
+        if not any(stays):
+            self._keep([])
+            return
+        stays_B = torch.tensor(stays, device=self.device)
+        mask_BT = self.mask_BT[stays_B]
+        first = int(mask_BT.any(0).int().argmax())
+        for layer in self.cache.layers:
+            layer.keys = layer.keys[stays_B, :, first:]
+            layer.values = layer.values[stays_B, :, first:]
+        texts = [text for text, stay in zip(self.texts, stays, strict=True) if stay]
+        self._keep(texts, mask_BT[:, first:], self.cache)
+
+    def _keep(self, texts: list[Text], mask_BT: Any = None, cache: Any = None) -> None:
+        self.texts, self.mask_BT, self.cache = texts, mask_BT, cache
+        self.room, self.busy = MOST_ROWS - len(texts), bool(texts)

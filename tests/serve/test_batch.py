@@ -1,0 +1,191 @@
+"""`rekindle predict`: a file in, predictions with ids out, in parts that survive a kill -9."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rekindle.records import Evidence, Fingerprint, TrainingSummary
+from rekindle.registry.models import Registry, register
+from rekindle.registry.promotion import promote
+from rekindle.spec.model import RegisterSpec
+from rekindle.train.modelfolder import weights_sha256
+from tests.registry.versions import registry_in
+from tests.serve import models
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+name: tickets
+task: text_classification
+data: {source: train.jsonl, columns: {text: body, key: id}, max_length: 32}
+model: {source: {model_type: distilbert}, tokenizer: {vocab_size: 200}}
+train: {lr: 1e-3}
+"""
+
+
+def champion(home: Path, kind: str = "text") -> None:
+    """A home whose champion is a small model."""
+    registry_in(home)
+    where = Registry(RegisterSpec(), "tickets", str(home))
+    model = models.made(home.parent / "made", kind)
+    folder, evidence = Path(model.path), Path(model.evidence)
+    known = Fingerprint(
+        data="d",
+        window="",
+        files=1,
+        bytes=1,
+        run_key="k",
+        work_key="k",
+        init_from="base",
+        champion="",
+    )
+    training = TrainingSummary(
+        run_key="k", task="text_classification", engine="native", world_size=1, steps=1, epochs=1,
+        global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
+        weights_sha256=weights_sha256(folder), train_rows=9,
+    )  # fmt: skip
+    promote(where, register(where, folder, evidence, known, training, ""), evidence)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("batch")
+    (folder / "tickets.yaml").write_text(CONFIG)
+    champion(folder / "home")
+    rows = [
+        {"id": f"t{i}", "body": models.TEXTS[i % 8] + " again" * (i % 5)} for i in range(20_500)
+    ]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
+    return folder
+
+
+def words(place, source, output, *more):
+    return [
+        sys.executable, "-m", "rekindle.cli.main", "predict", "tickets.yaml", "--home", "home", "--input", source,
+        "--output", output, *more,
+    ]  # fmt: skip
+
+
+def predict(place, source, output, *more, code=0):
+    done = subprocess.run(
+        words(place, source, output, *more), cwd=place, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_each_row_gets_its_prediction_under_its_id(place):
+    told = json.loads(predict(place, "few.jsonl", "few.parquet", "--json").stdout)
+    assert (told["rows"], told["parts"], told["version"]) == (8, 1, "1")
+    table = pq.read_table(place / "few.parquet")
+    rows = Evidence.read(place / "made" / "evidence.json").smoke.rows
+    assert table.column("id").to_pylist() == [f"t{i}" for i in range(8)]
+    assert table.column("label").to_pylist()[0] == rows[0].answer["label"]
+    assert table.column("probability").to_pylist()[0] == pytest.approx(
+        rows[0].answer["probability"], abs=1e-5
+    )
+    predict(place, "few.jsonl", "few.jsonl.out.jsonl")
+    lines = (place / "few.jsonl.out.jsonl" / "part-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["label"] for line in lines] == table.column("label").to_pylist()
+
+
+def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(place):
+    whole = place / "whole.parquet"
+    predict(place, "in.jsonl", whole.name)
+    parts = sorted(path.name for path in whole.glob("part-*"))
+    assert len(parts) == 21
+    begun = place / "begun.parquet"
+    process = subprocess.Popen(
+        words(place, "in.jsonl", begun.name), cwd=place, stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    give_up = time.monotonic() + 120
+    while len(list(begun.glob("part-*.parquet"))) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    left = {path.name: path.stat().st_mtime_ns for path in begun.glob("part-*.parquet")}
+    assert 3 <= len(left) < 21
+    assert not (begun / "_predictions.json").exists()
+    told = json.loads(predict(place, "in.jsonl", begun.name, "--json").stdout)
+    assert (told["rows"], told["parts"], told["parts_before"]) == (20_500, 21, len(left))
+    assert {name: (begun / name).stat().st_mtime_ns for name in left} == left
+    assert [(begun / n).read_bytes() for n in parts] == [(whole / n).read_bytes() for n in parts]
+    assert pq.read_table(begun).num_rows == 20_500
+
+
+def test_a_folder_of_images_needs_no_classes(tmp_path):
+    champion(tmp_path / "home", "image")
+    config = CONFIG.replace("text_classification", "image_classification").replace(", key: id", "")
+    lines = [line for line in config.splitlines() if not line.startswith("model")]
+    (tmp_path / "tickets.yaml").write_text("\n".join(lines) + "\n")
+    (tmp_path / "new").mkdir()
+    for i, (content, _) in enumerate(models.contents("image")):
+        (tmp_path / "new" / f"{i}.png").write_bytes(base64.b64decode(content))
+    predict(tmp_path, "new", "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet")
+    rows = Evidence.read(tmp_path / "made" / "evidence.json").smoke.rows
+    assert found.column("id").to_pylist() == [f"{i}.png" for i in range(6)]
+    assert found.column("label").to_pylist() == [row.answer["label"] for row in rows]
+
+
+def test_an_output_of_something_else_is_left_alone(place):
+    predict(place, "few.jsonl", "mine.parquet")
+    before = {path.name: path.read_bytes() for path in (place / "mine.parquet").iterdir()}
+    done = predict(place, "in.jsonl", "mine.parquet", code=2)
+    assert "mine.parquet holds predictions of another input, model or config" in done.stderr
+    assert {path.name: path.read_bytes() for path in (place / "mine.parquet").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (['{"id": 1, "text": "a"}'], 1, "there is no column `body`"),
+        (['{"id": 1, "body": "a"}', '{"id": 2, "body": " "}'], 1, "bad.jsonl:2, `body`: a text that is not empty is needed"),
+        (['{"id": 1, "body": "a"}', "{"], 1, "1 row that cannot be parsed"),
+    ],
+    ids=["column", "blank", "half"],
+)  # fmt: skip
+def test_rows_that_cannot_be_read_are_named(place, lines, code, said):
+    (place / "bad.jsonl").write_text("\n".join(lines) + "\n")
+    output = f"bad{abs(hash(said))}.jsonl"
+    done = predict(place, "bad.jsonl", output, code=code)
+    assert said in done.stderr
+    assert not list((place / output).glob("part-*"))
+
+
+def test_what_is_no_output_and_what_is_no_home_are_wrong_requests(place, tmp_path):
+    assert "end it with .parquet or .jsonl" in predict(place, "few.jsonl", "out.csv", code=2).stderr
+    done = predict(place, "few.jsonl", "x.jsonl", "--home", str(tmp_path), code=2)
+    assert "there is no registry" in done.stderr
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_files_that_are_not_those_that_were_registered_are_not_loaded(place, tmp_path):
+    (tmp_path / "tickets.yaml").write_text(CONFIG)
+    champion(tmp_path / "home")
+    (weights,) = (tmp_path / "home" / "mlartifacts").rglob("model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    batch = ["predict", "tickets.yaml", "--input", str(place / "few.jsonl"), "--output", "y.jsonl"]
+    for verb in (["serve", "tickets.yaml", "--port", "0"], batch):
+        done = subprocess.run(
+            [sys.executable, "-m", "rekindle.cli.main", *verb, "--home", "home"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "are not those that were registered" in done.stderr
+    assert not (tmp_path / "y.jsonl").exists()

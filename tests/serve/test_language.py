@@ -1,0 +1,176 @@
+"""Language models: what is written together is what is written alone, over every route."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from rekindle.records import Evidence
+from rekindle.serve.work import Options, Work
+from rekindle.serve.writer import Writer
+from rekindle.train.modelfolder import open_model
+from tests.serve import models
+from tests.serve.servers import running
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    return models.made(tmp_path_factory.mktemp("lm"), "text-lm", seed=3)
+
+
+@pytest.fixture(scope="module")
+def writer(text_model):
+    opened = open_model(Path(text_model.path))
+    return Writer(opened, opened.task, torch.device("cpu"))
+
+
+PROMPTS = [[("text", text[: 2 + 3 * i])] for i, text in enumerate(models.TEXTS * 3)]
+
+
+def test_more_prompts_than_room_are_written_as_the_task_writes_each(writer):
+    opened = writer.opened
+    alone = opened.task.generate(writer.network, PROMPTS, opened.settings, opened.path, 12)
+    assert len(PROMPTS) > writer.room
+    assert [one["text"] for one in writer.answers(PROMPTS, Options(max_new_tokens=12))] == alone
+    assert len(set(alone)) > 8
+
+
+def test_a_seed_draws_the_same_text_alone_and_together(writer):
+    drawn = Options(max_new_tokens=8, temperature=1.0, seed=5)
+    together = writer.answers(PROMPTS, drawn)
+    assert together == [writer.answers([prompt], drawn)[0] for prompt in PROMPTS]
+    other = writer.answers(PROMPTS, drawn.model_copy(update={"seed": 6}))
+    assert sum(a != b for a, b in zip(together, other, strict=True)) > 12
+
+
+def test_texts_of_uneven_length_join_and_leave(writer):
+    lengths = [1, 20, 3, 9, 2, 14, 5, 11]
+    each = [
+        writer.answers([p], Options(max_new_tokens=n))[0]
+        for p, n in zip(PROMPTS, lengths, strict=False)
+    ]
+    works = [Work(p, Options(max_new_tokens=n)) for p, n in zip(PROMPTS, lengths, strict=False)]
+    found, turn = {}, 0
+    while len(found) < len(works):
+        new = works[turn : turn + 1]  # one more joins at each turn
+        found |= {work: e for work, e in writer.turned(new) if isinstance(e, dict)}
+        turn += 1
+    assert [found[work] for work in works] == each
+    assert not writer.busy
+
+
+def test_a_prompt_without_room_for_an_answer_is_cut_in_front_and_marked(writer):
+    (found,) = writer.answers([[("text", "order " * 4_000)]], Options(max_new_tokens=16))
+    assert found["truncated"] is True
+    assert found["prompt_tokens"] == 4_096 - 16
+
+
+@pytest.fixture(scope="module")
+def server(text_model):
+    with running(text_model) as found:
+        yield found
+
+
+def complete(server, **asked):
+    body = {"model": "tickets", "prompt": "the parcel c", "max_tokens": 8, **asked}
+    return server.client.post("/v1/completions", json=body)
+
+
+@pytest.mark.slow
+def test_all_routes_write_the_same_text(server, text_model):
+    row = Evidence.read(text_model.evidence).smoke.rows[0]
+    prompt = json.loads(row.content)[0][1]
+    assert prompt == "the parcel c"
+    expected = row.answer["text"]
+    ours = server.predict(prompt, parameters={"max_new_tokens": 8}).json()["predictions"][0]
+    whole = complete(server).json()
+    assert ours["text"] == whole["choices"][0]["text"] == expected
+    assert whole["usage"]["total_tokens"] == ours["prompt_tokens"] + ours["tokens"]
+    inputs = [{"name": "body", "shape": [1], "datatype": "BYTES", "data": [prompt]}]
+    body = {"inputs": inputs, "parameters": {"max_new_tokens": 8}}
+    outputs = server.client.post("/v2/models/tickets/infer", json=body).json()["outputs"]
+    assert (outputs[0]["name"], outputs[0]["data"]) == ("text", [expected])
+    assert outputs[1]["datatype"] == "INT64"
+
+
+def pieces(response):
+    """The events of a stream, without the last, `[DONE]`."""
+    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.slow
+def test_a_stream_has_the_text_in_pieces_of_whole_characters(server):
+    drawn = {
+        "temperature": 1.5,
+        "seed": 4,
+        "max_tokens": 40,
+    }  # bytes that are no character among them
+    whole = complete(server, **drawn).json()["choices"][0]
+    body = {"model": "tickets", "prompt": "the parcel c", "stream": True, **drawn}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = pieces(response)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+    assert len(events) > 10
+
+
+@pytest.mark.slow
+def test_a_stream_whose_client_went_away_is_dropped(server):
+    before = server.figure("rekindle_dropped_total")
+    body = {"model": "tickets", "prompt": "a", "stream": True, "max_tokens": 4_000}
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        next(response.iter_lines())
+    server.until(lambda: server.figure("rekindle_dropped_total") == before + 1)
+    assert server.predict("a", parameters={"max_new_tokens": 1}).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "status", "said"),
+    [
+        ({"model": "gpt-9"}, 404, "there is no model `gpt-9`"),
+        ({"best_of": 3}, 400, "best_of: Extra inputs are not permitted"),
+        ({"n": 2}, 400, "n: Input should be less than or equal to 1"),
+        ({"max_tokens": 0}, 400, "max_new_tokens: Input should be greater than or equal to 1"),
+        ({"temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
+        ({"prompt": ""}, 400, "instance 0, `body`: a text that is not empty is needed"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(server, asked, status, said):
+    response = complete(server, **asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["message"][: len(said)]) == (status, said)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.slow
+def test_a_chat_answers_whole_and_streamed(tmp_path):
+    model = models.made(tmp_path, "chat", seed=1)
+    row = Evidence.read(model.evidence).smoke.rows[0]
+    messages = [{"role": role, "content": text} for role, text in json.loads(row.content)]
+    body = {"model": "tickets", "messages": messages, "max_tokens": 8}
+    with running(model) as server:
+        whole = server.client.post("/v1/chat/completions", json=body).json()
+        assert whole["object"] == "chat.completion"
+        assert whole["choices"][0]["message"] == {
+            "role": "assistant",
+            "content": row.answer["text"],
+        }
+        with server.client.stream(
+            "POST", "/v1/chat/completions", json={**body, "stream": True}
+        ) as response:
+            events = pieces(response)
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        text = "".join(event["choices"][0]["delta"]["content"] for event in events)
+        assert text == row.answer["text"]
+        assert complete(server).status_code == 400  # a chat is no text that goes on
+        wrong = {**body, "messages": [*messages, {"role": "assistant", "content": "a"}]}
+        assert server.client.post("/v1/chat/completions", json=wrong).status_code == 400
