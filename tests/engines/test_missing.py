@@ -1,10 +1,14 @@
 """What an engine or a launcher needs on this machine, said before anything starts."""
 
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from rekindle.app.preflight import looks
+from rekindle.engines import ENGINES
 from rekindle.errors import StepError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.torchrun import torchrun
@@ -57,3 +61,25 @@ def test_a_base_in_4_bits_needs_its_package(tmp_path, monkeypatch):
     (problem,) = looks(Spec.model_validate(given), tmp_path)["engine"]
     assert problem.what == "a base in 4 bits needs the package bitsandbytes"
     assert problem.fix == "pip install 'rekindle[qlora]'"
+
+
+def test_every_extra_that_an_error_or_a_page_names_can_be_installed():
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    texts = [
+        *root.glob("rekindle/**/*.py"),
+        *root.glob("docs/*.md"),
+        root / "README.md",
+        *root.glob("configs/**/*.yaml"),
+    ]
+    named = {
+        n
+        for p in texts
+        for found in re.findall(r"rekindle\[([a-z0-9,]+)\]", p.read_text())
+        for n in found.split(",")
+    }
+    assert {"deepspeed", "trainer", "qlora", "fp8", "serve"} <= named
+    assert named <= extras.keys()
+    assert set(ENGINES) <= extras.keys()
