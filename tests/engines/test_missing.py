@@ -80,6 +80,6 @@ def test_every_extra_that_an_error_or_a_page_names_can_be_installed():
         for found in re.findall(r"rekindle\[([a-z0-9,]+)\]", p.read_text())
         for n in found.split(",")
     }
-    assert {"deepspeed", "trainer", "qlora", "fp8", "serve"} <= named
+    assert {"deepspeed", "trainer", "qlora", "fp8"} <= named
     assert named <= extras.keys()
     assert set(ENGINES) <= extras.keys()
