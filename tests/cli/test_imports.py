@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
     "words",
     [["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
      ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"], ["doctor", "--platform", "vertex"],
-     ["gc"], ["prices"], ["prices", "refresh", "--help"]],
+     ["gc"], ["prices"], ["prices", "refresh", "--help"], ["serve", "--help"], ["predict", "--help"]],
     ids=lambda words: " ".join(words),
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
