@@ -53,6 +53,6 @@ def _stage(given: work.Work, folder: Path, stage: int, count: int) -> Row:
     found = contest.pairs({"ours": ours, "theirs": theirs}, count)
     seconds = [[one["seconds"] / one["steps"] for one in found[name]] for name in found]
     return compared(
-        f"DeepSpeed ZeRO {stage}, two ranks, GPT-2 on full sequences", "a script under its launcher",
+        f"DeepSpeed ZeRO {stage}, two ranks, full sequences", "a script under its launcher",
         *seconds, ALLOWED, at_least=False, unit="s a step",
     )  # fmt: skip
