@@ -1,7 +1,5 @@
 """What a training that ran tells about the planner's times: `rekindle plan --calibrate RUN`."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Sequence

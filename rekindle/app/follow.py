@@ -4,8 +4,6 @@ what is brought home then: records of their steps, the log of the one that faile
 A platform is asked again and again while a run goes on; that it does not answer for a while does
 not end the waiting."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import logging

@@ -5,8 +5,6 @@ notebooks that are not trusted lose `<svg>` and `<style>`, and two outputs share
 lines take the notebook's own colour; those of the bars have a contrast of 3 or more with white and
 with what Jupyter and VS Code call dark."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

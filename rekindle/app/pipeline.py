@@ -1,7 +1,5 @@
 """The pipeline of a spec: where it is, its Graph, and values for its parameters."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path

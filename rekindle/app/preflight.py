@@ -1,7 +1,5 @@
 """What can be known to be wrong before anything is written or started: all of it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import glob

@@ -1,8 +1,6 @@
 """Whether a config, this machine and a platform have what a run needs: every problem at once, each
 with its fix; nothing is made or changed."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs a spec's pipeline on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

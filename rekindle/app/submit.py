@@ -3,8 +3,6 @@
 The record is written before anything is sent, so that the same command continues an interrupted
 submission."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 from collections.abc import Callable

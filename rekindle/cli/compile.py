@@ -1,8 +1,6 @@
 """`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
 it; sends nothing."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """`rekindle diff CONFIG --platform P`: which steps will run again, and why, against what was
 submitted last or a folder; sends nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

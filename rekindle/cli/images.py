@@ -1,8 +1,6 @@
 """`rekindle images build|push CONFIG`: the user's code in an image, and that image in the registry
 that a platform pulls it from, by digest."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rekindle logs RUN [-f] [--step S] [--node N]`: what a step printed, here or on a platform."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

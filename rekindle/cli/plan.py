@@ -2,8 +2,6 @@
 
 It asks no platform and changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,8 +1,6 @@
 """`rekindle prices`: the book of prices with its ages; `rekindle prices refresh`: what the clouds
 say now."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

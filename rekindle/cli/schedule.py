@@ -1,8 +1,6 @@
 """`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
 starts by itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import sys

@@ -1,8 +1,6 @@
 """`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks, sends it
 once, and says where to look."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -7,8 +7,6 @@ folder of the file, the folder above it (where `components/` lies beside `pipeli
 working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
 IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -4,8 +4,6 @@ IR.
 The names are those of the rows of `catalog/features.yaml`, which says of each platform whether it
 carries the feature natively, whether rekindle emulates it there, or why it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ artifacts that reach it.
 Every input is followed through nested pipelines to where it comes from: a value, a parameter of the
 pipeline, or an output of a step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ inside a LIST or STRUCT, where the IR has no types, a number without a fraction 
 (`[1.0, 2.5]` reads as `[1, 2.5]`), as KFP's own backend shows it to a component. Values that steps
 hand over as JSON at run time keep their JSON type."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

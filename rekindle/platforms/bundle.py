@@ -5,8 +5,6 @@ A bundle is a folder called by its content: code and constants of a KFP executor
 container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it, so that a step
 runs in any image with Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ it reads. Values are compared by content where the platform does that; files by 
 at, which is a new one whenever their maker runs again. A step that a platform never caches runs
 every time."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What all platforms say alike of what failed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle.errors import PlatformError, Problem

@@ -1,8 +1,6 @@
 """May this pipeline go to this platform? The feature table decides: what it refuses is an error
 with its place in the IR before anything is sent or run, what it ignores is said."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any

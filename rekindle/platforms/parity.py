@@ -1,7 +1,5 @@
 """The parity report: how each platform carries what each step of a pipeline uses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run on a platform as it is now, in the words of a run here: what a record becomes by it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ with the file of that kind in it. A run of a user's own pipeline may have none: 
 `Findings` is optional. A record that is missing, unreadable or of another version becomes a
 sentence in `notes`, never an error."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The evidence as the card shows it: gate and interval, metrics against the champion, confusion,
 calibration, slices."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

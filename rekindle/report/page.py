@@ -5,8 +5,6 @@ everything remote, every other script and every inline style is forbidden by it 
 allowed where a page frames a document that a step wrote). Values are escaped by jinja2's
 autoescape."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Only like is compared with like, and what is not is said: other machines or another layout than
 planned, resident memory of a CPU, a model from the cache. Dollars are estimated, never billed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shlex

@@ -1,8 +1,6 @@
 """What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
 its last words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -3,8 +3,6 @@
 The registry's record has the last word, then the gate's evidence, then the run's own status.
 Nothing is claimed that no record says: a run that failed after its gate passed is a failure."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal

@@ -2,8 +2,6 @@
 
 With them a caller shows what a definition runs without reading all of it into a Graph."""
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Iterator, Mapping
 from typing import Any

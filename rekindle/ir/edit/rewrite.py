@@ -1,8 +1,6 @@
 """A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
 that take KFP's own encoding."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType

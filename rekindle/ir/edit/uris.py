@@ -12,8 +12,6 @@ parameter takes the artifact's route through nested pipelines and branches. What
 
 KFP's lineage no longer shows what such a step read; its parameters do."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Container, Iterator, Mapping

@@ -1,8 +1,6 @@
 """What the inputs of a node and the outputs of a Dag are bound to, and whether those names
 exist."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,8 +1,6 @@
 """Executors of the IR -> `Container` (image, command, args, env, resources) or `Import` (an
 artifact from outside); all other kinds of executor are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -7,8 +7,6 @@ kfp-kubernetes' second document. Which platform can do which of it is not decide
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ of a platform.
 in the environment are typed, everything else stays a `Setting` under the name that it has there,
 for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,8 +10,6 @@ for a step is to mount its result.
 Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here; its own
 check lets references to nothing pass, so they are looked at here. No workspace has run it yet."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re

@@ -7,8 +7,6 @@ is sent. A launcher is a small step without GPUs. Its first argument says what i
 is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/edit/uris.py), so
 that their files go to the nodes and not to the launcher."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping

@@ -10,8 +10,6 @@ the run. Argo restarts a launcher that failed for whatever reason, so one that f
 attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo, KFP
 and Trainer have not run this yet."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
 the runtime by chance: there Trainer merges by name, and mounts by their path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

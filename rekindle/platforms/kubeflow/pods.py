@@ -5,8 +5,6 @@ What only the run knows (a secret named by a parameter, tolerations from JSON) w
 the launcher has the values. Two who ask for different things are an error, at compile time as far
 as both are written down, in the launcher otherwise."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping

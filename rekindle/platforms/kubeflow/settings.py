@@ -8,8 +8,6 @@ A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJ
 takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
 input that is empty at run time leaves its entry out, as KFP does."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

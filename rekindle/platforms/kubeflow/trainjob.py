@@ -8,8 +8,6 @@ on, as PET_NPROC_PER_NODE, from which rendezvous.py takes the ranks of a node. A
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import hashlib

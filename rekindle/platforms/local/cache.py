@@ -7,8 +7,6 @@ run ids are not part of it. An entry lists the outputs with every file's size an
 a hash of itself; it is believed only while the files are still as listed. Paths under the home
 count relative to it, so that a home can be moved, and a copy of a home uses its own files."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

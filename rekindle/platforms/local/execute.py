@@ -5,8 +5,6 @@ The calling thread schedules and alone writes the record and calls the callbacks
 step watches its processes and reports through one queue. When a step fails nothing new begins but
 exit handlers, what runs is let finish, the rest is skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -4,8 +4,6 @@ retried, and store it. An importer only looks at what it brings in.
 Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
 through `say` and `event`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

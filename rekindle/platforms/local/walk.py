@@ -7,8 +7,6 @@ the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
 After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

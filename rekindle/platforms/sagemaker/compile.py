@@ -11,8 +11,6 @@ service's shapes and limits, since no SDK does.
 Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
 against a real account."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

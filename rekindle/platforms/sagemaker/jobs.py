@@ -8,8 +8,6 @@ step's own matter: they go to the artifact root and outlive the job, whatever th
 it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
 is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

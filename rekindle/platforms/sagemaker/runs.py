@@ -9,8 +9,6 @@ Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
 account has been asked."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -8,8 +8,6 @@ tries again for a day. Each config has a pipeline of its own there, which no sub
 
 Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, botocore's model."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ what the second one holds is refused by the feature table, but for distributed s
 launchers (lowering.py). Limits are those of catalog/vertex.yaml.
 Authority: the proto of aiplatform_v1.PipelineJob."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

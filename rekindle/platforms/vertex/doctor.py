@@ -7,8 +7,6 @@ none. Google says 403 both for what is not there and for what one may not see. A
 references of serviceusage v1, cloudresourcemanager v1, aiplatform v1, storage v1 and secretmanager
 v1; Artifact Registry is read as any registry. No project has been asked yet."""
 
-from __future__ import annotations
-
 import difflib
 import threading
 from collections.abc import Iterator
