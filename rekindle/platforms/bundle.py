@@ -15,7 +15,7 @@ import rekindle
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import FirstOf, Flat, Given, Guard, Listed, Output, Source, Text, sources
 from rekindle.ir.graph import Constant, Importer, Ports, Step
-from rekindle.ir.placeholders import Template, lower
+from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
 
 RESULT = "rekindle-result"  # an artifact may be called `result`
@@ -146,15 +146,8 @@ def _encoded(
             return {"first": [_encoded(item, given, known) for item in items]}
         case Text(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
-            return {"text": _lowered(value), "values": inner}
-
-
-def _lowered(value: Any) -> Any:
-    if isinstance(value, Template):
-        return {"template": lower(value)}
-    if isinstance(value, list):
-        return [_lowered(item) for item in value]
-    return {k: _lowered(v) for k, v in value.items()} if isinstance(value, dict) else value
+            text = filled(value, lambda template: {"template": lower(template)})
+            return {"text": text, "values": inner}
 
 
 def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
-from rekindle.ir.placeholders import Template, has_templates, lower
+from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
@@ -193,7 +193,7 @@ class Walk:
             items = inputs.parameters.get(items)
             items = parsed(items) if isinstance(items, str) else items
         else:
-            items = [self._format(node, item, inputs.parameters) for item in items]
+            items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
             raise StepError(
                 f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list",
@@ -245,13 +245,7 @@ class Walk:
 
     def _format(self, node: AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
         """A formatted constant with its placeholders filled in from the node's other inputs."""
-        if isinstance(value, Template):
-            return rendered(node, value, parameters, self.run_facts)
-        if isinstance(value, list):
-            return [self._format(node, item, parameters) for item in value]
-        if isinstance(value, dict):
-            return {key: self._format(node, item, parameters) for key, item in value.items()}
-        return integral(value)
+        return integral(filled(value, lambda t: rendered(node, t, parameters, self.run_facts)))
 
 
 def rendered(
