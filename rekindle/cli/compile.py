@@ -3,7 +3,6 @@ it; sends nothing."""
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,25 +23,20 @@ PARITY = ".parity.md"
 BUNDLES = "bundles"
 
 
-class Several(click.ParamType):  # type: ignore[type-arg]
-    """Platforms with commas between them."""
-
-    name = "P[,P]"
-
-    def convert(self, value: Any, param: Any, context: Any) -> tuple[str, ...]:
-        """Their names, each once."""
-        names = tuple(dict.fromkeys(str(value).split(","))) if value else ()
-        for name in names:
-            if name not in PLATFORMS:
-                self.fail(f"`{name}` is not one of {', '.join(PLATFORMS)}", param, context)
-        return names
+def several(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+    """Platforms with commas between them, each once."""
+    names = tuple(dict.fromkeys(value.split(","))) if value else ()
+    for name in names:
+        if name not in PLATFORMS:
+            raise click.BadParameter(f"`{name}` is not one of {', '.join(PLATFORMS)}")
+    return names
 
 
 @click.command("compile")
 @config
 @overrides
 @click.option(
-    "--platform", "platforms", type=Several(), required=True,
+    "--platform", "platforms", callback=several, metavar="P[,P]", required=True,
     help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
 )  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
@@ -74,7 +68,8 @@ def command(
     if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:
         fix = "name another folder"
         raise RequestError(f"the definition would replace {config}", where="--output", fix=fix)
-    replaced = {path for path, text in paths.items() if _differs(Path(path), text)}
+    old = {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
+    replaced = {path for path, content in old.items() if content != paths[path].encode()}
     for path, text in paths.items():
         write_atomically(path, text)
     if as_json:
@@ -85,8 +80,3 @@ def command(
                 click.echo(f"{path} (replaced other content)" if path in replaced else path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
-
-
-def _differs(path: Path, text: str) -> bool:
-    """Whether the file is there and holds something else."""
-    return path.is_file() and path.read_bytes() != text.encode()
