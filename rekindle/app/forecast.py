@@ -136,9 +136,6 @@ def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# The words of the command line, as rows
-
-
 def _by_head(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """What is said under each head, in order."""
     said: dict[str, list[str]] = {}
@@ -179,9 +176,6 @@ def _folded(rows: list[tuple[str, list[str], None]]) -> Markup:
     what, style = "Other layouts, and why not them", "cursor:pointer;padding:.35em 0"
     inside = tag("div", _table(rows), style="margin:.3em 0 0")
     return tag("details", tag("summary", what, style=style), inside, style=f"border-top:{_LINE}")
-
-
-# Bars
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,10 +114,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
-# The child process
-
-
 def _main(path: Path, function: str, answer_file: Path) -> None:
+    """What the child process does."""
     try:
         answer: dict[str, Any] = {"ir": _compile_file(path, function)}
     except RekindleError as error:

@@ -101,8 +101,6 @@ class KubeflowLauncher(Launcher):
         self.known = set[str]()  # names of jobs that were announced
         self.follower: Follower | None = None
 
-    # What launcher.py asks
-
     def ending(self) -> str:
         return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
 
@@ -173,8 +171,6 @@ class KubeflowLauncher(Launcher):
         )
         self.follower = None
 
-    # The jobs
-
     def failure(self, name: str) -> StepError:
         """Why a job failed, with what node rank 0 said last if it was followed."""
         heard = self.follower.finish(_LAST_LOG_SECONDS) if self.follower else ""
@@ -234,8 +230,6 @@ class KubeflowLauncher(Launcher):
             ) from error
         return job
 
-    # What it is to do
-
     def given(self) -> dict[str, Any]:
         """The values of the launcher's own inputs."""
         return dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
@@ -271,8 +265,6 @@ class KubeflowLauncher(Launcher):
             "every_seconds": 12 * self.poll_seconds,
         }  # fmt: skip
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
-
-    # What it gave
 
     def bring_back(self, job: Mapping[str, Any]) -> None:
         """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
