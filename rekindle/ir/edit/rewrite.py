@@ -89,11 +89,6 @@ def _at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return data.get(key) or {}
 
 
-def needs_our_image(graph: Graph) -> bool:
-    """Whether a step runs in an image of rekindle, for which a cloud needs a name it can pull."""
-    return any(step.container.image.startswith(OWN_IMAGES) for step in graph.steps())
-
-
 def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
     """The same, to be written into."""
     if data.get(key) is None:

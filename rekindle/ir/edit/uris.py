@@ -106,7 +106,9 @@ class _Routes:
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:
-            parameters[PREFIX + artifact] = _definition(definitions["artifacts"][artifact])
+            optional = definitions["artifacts"][artifact].get("isOptional")
+            more = {"isOptional": True} if optional else {}
+            parameters[PREFIX + artifact] = {"parameterType": "STRING", **more}
             for dag, name, task in self.callers(component):
                 self.bind(dag, name, task, artifact)
         return {"componentInputParameter": PREFIX + artifact}
@@ -212,11 +214,6 @@ class _Routes:
     def define_output(self, component: str, artifact: str) -> None:
         definitions = self.components[component]["outputDefinitions"]
         definitions.setdefault("parameters", {})[PREFIX + artifact] = {"parameterType": "STRING"}
-
-
-def _definition(artifact: Mapping[str, Any]) -> dict[str, Any]:
-    optional = {"isOptional": True} if artifact.get("isOptional") else {}
-    return {"parameterType": "STRING", **optional}
 
 
 def _path(dag: str) -> str:

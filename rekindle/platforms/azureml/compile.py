@@ -227,7 +227,12 @@ class _Compiler:
         if wanted and wanted.spot:
             found["queue_settings"] = {"job_tier": "spot"}
             if cluster:
-                self.problems.append(_tier(step, cluster))
+                self.problems.append(Problem(
+                    f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier "
+                    "for all", step.where,
+                    "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster "
+                    "of low priority and set spot: false",
+                ))  # fmt: skip
         if step.time_limit_seconds is not None:
             found["limits"] = {"timeout": round(step.time_limit_seconds)}
         return {**found, "resources": resources}
@@ -236,15 +241,6 @@ class _Compiler:
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
     """Whether its image is ours, which has what reads them."""
     return bool(place.secrets) and image_of(step, place.image) == place.image
-
-
-def _tier(step: Step, cluster: str) -> Problem:
-    return Problem(
-        f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier for all",
-        step.where,
-        "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster of low "
-        "priority and set spot: false",
-    )
 
 
 def _shell(

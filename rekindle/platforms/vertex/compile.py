@@ -98,7 +98,7 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "name a folder of a bucket: gs://my-bucket/rekindle",
         )
     distributed = [step for step in graph.steps() if step.distribution is not None]
-    ours = rewrite.needs_our_image(graph)
+    ours = any(step.container.image.startswith(rewrite.OWN_IMAGES) for step in graph.steps())
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
         who = "rekindle's steps" if ours else "the launcher of a distributed step"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
