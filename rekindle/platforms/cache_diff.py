@@ -11,18 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rekindle.ir.graph import (
-    Binding,
-    Constant,
-    Dag,
-    FinalStatus,
-    Formatted,
-    FromInput,
-    FromTask,
-    Graph,
-    Step,
-    SubDag,
-)
+from rekindle.ir import graph as ir
 
 _TASK_PARTS = {
     "source": "its code", "command": "its command", "args": "its arguments", "env": "environment",
@@ -89,7 +78,7 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
             yield part
 
 
-def of_graph(graph: Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
+def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
     """For platforms that run KFP's own encoding: values count by content, artifacts by place.
 
     `values` are those of the pipeline's parameters. Every input is followed through nested
@@ -107,25 +96,25 @@ class _Traced:
     steps: tuple[str, ...] = ()
 
 
-def _walk(dag: Dag, scope: Mapping[str, _Traced], found: list[CacheKey]) -> dict[str, _Traced]:
+def _walk(dag: ir.Dag, scope: Mapping[str, _Traced], found: list[CacheKey]) -> dict[str, _Traced]:
     """The steps of a Dag; what its outputs come from."""
     ended: dict[tuple[str, str], _Traced] = {}
     for node in dag.ordered():
-        bindings: dict[str, Binding] = {**node.parameters, **node.artifacts}
+        bindings: dict[str, ir.Binding] = {**node.parameters, **node.artifacts}
         inputs = {name: _traced(binding, scope, ended) for name, binding in bindings.items()}
-        if isinstance(node, SubDag):
+        if isinstance(node, ir.SubDag):
             made = _walk(node.dag, _inside(node, inputs), found)
         else:
             names = (*node.outputs.parameters, *node.outputs.artifacts)
             made = dict.fromkeys(names, _Traced(steps=(node.path,)))
         ended |= {(node.name, name): output for name, output in made.items()}
-        if isinstance(node, Step):
+        if isinstance(node, ir.Step):
             found.append(_key(node, inputs))
     several = {**dag.parameters, **dag.artifacts}
     return {n: _joined([ended[s.task, s.output] for s in each]) for n, each in several.items()}
 
 
-def _inside(node: SubDag, inputs: Mapping[str, _Traced]) -> dict[str, _Traced]:
+def _inside(node: ir.SubDag, inputs: Mapping[str, _Traced]) -> dict[str, _Traced]:
     """What the inputs of a nested Dag stand for; a loop's item comes from its list."""
     known = {name: _Traced(repr(p.default)) for name, p in node.inputs.parameters.items()}
     scope = {**known, **inputs}
@@ -136,16 +125,18 @@ def _inside(node: SubDag, inputs: Mapping[str, _Traced]) -> dict[str, _Traced]:
 
 
 def _traced(
-    binding: Binding, scope: Mapping[str, _Traced], ended: Mapping[tuple[str, str], _Traced]
+    binding: ir.Binding, scope: Mapping[str, _Traced], ended: Mapping[tuple[str, str], _Traced]
 ) -> _Traced:
     match binding:
-        case Constant(value) | Formatted(value):  # what that reads are inputs of the same node
+        case ir.Constant(value) | ir.Formatted(
+            value
+        ):  # what that reads are inputs of the same node
             return _Traced(repr(value))
-        case FromInput(name):
+        case ir.FromInput(name):
             return scope.get(name, _Traced())
-        case FromTask(task, output):
+        case ir.FromTask(task, output):
             return ended.get((task, output), _Traced())
-        case FinalStatus(task):
+        case ir.FinalStatus(task):
             return _Traced(steps=(task,))
 
 
@@ -154,7 +145,7 @@ def _joined(several: Sequence[_Traced]) -> _Traced:
     return _Traced(" | ".join(part.text for part in several if part.text), tuple(steps))
 
 
-def _key(step: Step, inputs: Mapping[str, _Traced]) -> CacheKey:
+def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
     container = step.container
     code = container.source + repr((container.command, container.args))
     parts = {
