@@ -12,7 +12,7 @@ from rekindle.app.plan import on_any_machine
 from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
-from rekindle.platforms.parity import as_markdown
+from rekindle.platforms.feature_checks import parity_report
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import write_atomically
 from rekindle.spec.load import load_target
@@ -62,7 +62,7 @@ def command(
     if len(platforms) > 1:
         arguments = arguments_of(spec, graph, "")
         # of all platforms, so that it is the same whichever were asked for
-        table = as_markdown(spread(spec, graph), tuple(PLATFORMS), arguments)
+        table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments)
         files[f"{graph.name}{PARITY}"] = table.encode()
     paths = {str(output / name): content.decode() for name, content in files.items()}
     if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:

@@ -2,7 +2,7 @@
 with its place in the IR before anything is sent or run, what it ignores is said."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
@@ -94,3 +94,44 @@ def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
     fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
     what = f"{who} uses {row.what}, which {platform} refuses: {why}"
     return Problem(what, use.where, fix if elsewhere else "take it out")
+
+
+def parity_report(
+    graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any] | None = None
+) -> str:
+    """How each platform carries what each step uses, in Markdown: a table of step x platform, for
+    the `arguments` of a run if there are any, then what is behind each word but `native`."""
+    rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
+    for use in uses(graph, arguments):
+        rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))
+    lines = [
+        f"# {graph.name}: how each platform carries it",
+        "",
+        f"| step | {' | '.join(platforms)} |",
+        "|---" * (len(platforms) + 1) + "|",
+    ]
+    for path, features in rows.items():
+        cells = [_cell(features, platform) for platform in platforms]
+        lines.append(f"| {path} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_reasons(rows, platforms)]) + "\n"
+
+
+def _cell(features: Sequence[Feature], platform: str) -> str:
+    """The features that are not native there, or `native`."""
+    said = [
+        f"{carried.verdict}: {feature.what}"
+        for feature in features
+        if (carried := carried_on(feature, platform)).verdict != "native"
+    ]
+    return "; ".join(said) or "native"
+
+
+def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
+    found = [
+        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+        for features in rows.values()
+        for feature in features
+        for platform in platforms
+        if (carried := carried_on(feature, platform)).how
+    ]
+    return list(dict.fromkeys(found))
