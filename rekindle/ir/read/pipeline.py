@@ -20,7 +20,7 @@ from rekindle.ir import condition as conditions
 from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
-from rekindle.ir.read.containers import Import, read_executor
+from rekindle.ir.read.containers import read_executor
 from rekindle.ir.read.documents import documents
 from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
 from rekindle.ir.read.job import unwrap
@@ -71,7 +71,7 @@ class _Reader:
         deployment = self.top.fields("deploymentSpec")
         self.executors = dict(deployment.each("executors"))
         deployment.close()
-        self.contents: dict[str, ir.Container | Import | None] = {}
+        self.contents: dict[str, ir.Container | dict[str, Any] | None] = {}
         self.expanding: list[str] = []
         self.tasks = 0
 
@@ -180,7 +180,7 @@ class _Reader:
         retry = _retry(task.fields("retryPolicy"))
         if label not in self.contents:
             self.contents[label] = read_executor(self.executors[label])
-        content, wishes = self.contents[label], self.wishes.get(label, Wishes())
+        content, wishes = self.contents[label], self.wishes.get(label, {})
         if content is None:
             return None
         for name, artifact in shared["outputs"].artifacts.items():
@@ -190,14 +190,14 @@ class _Reader:
                 where = component.at(f"outputDefinitions.artifacts.{name}")
                 self.refusals.add(what, where, fix)
         node: ir.Step | ir.Importer
-        if isinstance(content, Import):
-            node = ir.Importer(**vars(content), **shared)
+        if isinstance(content, dict):
+            node = ir.Importer(**content, **shared)
         else:
             own = (
                 *_setting(component, "taskConfigPassthroughs"),
                 *_setting(self.executors[label].fields("container"), "lifecycle"),
             )
-            wished = vars(wishes) | {"settings": (*wishes.settings, *own)}
+            wished = wishes | {"settings": (*wishes.get("settings", ()), *own)}
             cached = enabled and cache
             node = ir.Step(
                 container=content, cache=cached, cache_key=key, retry=retry, **wished, **shared
