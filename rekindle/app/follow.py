@@ -22,14 +22,7 @@ from rekindle.platforms.local.store import owner, slug
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
 from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.records import (
-    RECORD_FILES,
-    RECORD_KINDS,
-    ArtifactRecord,
-    RunRecord,
-    StepRecord,
-    Submission,
-)
+from rekindle.records import RECORD_FILES, ArtifactRecord, RunRecord, StepRecord, Submission
 from rekindle.report.collect import HISTORY, PROFILE
 from rekindle.spec.platforms import PlatformsSpec
 
@@ -211,7 +204,7 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
     found = dict(there.artifacts(sent.id, step))
     for name, artifact in found.items():
         kind = artifact.metadata.get("record")
-        if kind in RECORD_KINDS:
+        if kind in RECORD_FILES:
             kept = folder / "records" / slug(step.name) / slug(name)
             if _copied(there.read, artifact.uri, kind, kept):
                 model = {"schema_title": "system.Model"} if kind == "training" else {}

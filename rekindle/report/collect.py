@@ -140,8 +140,8 @@ def summarised(
 ) -> records.RunSummary:
     """The run and what its steps found; `card` is the path of its card."""
     found = findings or collect(record, history=False)
-    fields = records.StepSummary.model_fields
-    steps = tuple(records.StepSummary(**{n: getattr(s, n) for n in fields}) for s in record.steps)
+    summary = records.StepSummary.model_validate
+    steps = tuple(summary(step, from_attributes=True) for step in record.steps)
     evidence, source = found.evidence, found.fingerprint
     return records.RunSummary(
         run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
@@ -170,6 +170,4 @@ def model_of(found: Findings) -> records.ModelSummary | None:
     """Where the registry holds the model."""
     if (where := found.registration) is None:
         return None
-    return records.ModelSummary(
-        **{name: getattr(where, name) for name in records.ModelSummary.model_fields}
-    )
+    return records.ModelSummary.model_validate(where, from_attributes=True)
