@@ -7,7 +7,7 @@ from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
 from rekindle.catalog.tables import lacks_python
-from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
+from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError, collected
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph, Step
 from rekindle.records import Ignored
@@ -39,6 +39,21 @@ def admit(
         Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
+
+
+def lacks(
+    graph: Graph, platform: str, of_place: Iterable[Problem],
+    honoured: Collection[tuple[str, str]] = (), unproven: Collection[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> list[Problem]:  # fmt: skip
+    """`of_place`, what the config's section lacks; raised at once with all that `admit` refuses, if
+    there is any, since no job could be made of that."""
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, platform, honoured, unproven, arguments)
+    if refused:
+        raise refusal([*refused, *of_place])
+    return list(of_place)
 
 
 def row_of(use: Use) -> Feature:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import limits, network
-from rekindle.errors import Problem, UnsupportedError, collected
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
@@ -29,7 +29,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
+from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -54,15 +54,10 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "azureml", known, arguments=arguments)
-    problems = [*refused, *_of_place(graph, place)]
-    if refused:  # no job could be made of it
-        raise refusal(problems)
+    wrong = lacks(graph, "azureml", _of_place(graph, place), known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     job = compiler.job()
-    if problems := [*problems, *compiler.problems, *dangling(job)]:
+    if problems := [*wrong, *compiler.problems, *dangling(job)]:
         raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
     return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import network
-from rekindle.errors import Problem, collected
+from rekindle.errors import Problem
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit import rewrite
 from rekindle.ir.edit.uris import with_places
@@ -23,7 +23,7 @@ from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, refusal
+from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import pods, trainjob
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -48,11 +48,8 @@ def compile(
 
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
     lacks, UnsupportedError if something in it does not run there."""
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "kubeflow", arguments=arguments)
-    of_steps = () if refused else _of_steps(graph, place)  # which would say some of it again
-    if problems := [*refused, *_of_place(graph, place), *of_steps]:
+    wrong = lacks(graph, "kubeflow", _of_place(graph, place), arguments=arguments)
+    if problems := [*wrong, *_of_steps(graph, place)]:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
     labels = rewrite.distributed(spec, graph)

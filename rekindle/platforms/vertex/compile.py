@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import Problem, collected
+from rekindle.errors import Problem
 from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
+from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.vertex import lowering, secrets
 from rekindle.spec.platforms import VertexSpec
 
@@ -36,11 +36,8 @@ def compile(
     SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
     not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "vertex", known, arguments=arguments)
-    of_graph = () if refused else _of_graph(graph, place)  # which would say some of it again
-    if found := [*refused, *_of_place(graph, place), *of_graph]:
+    wrong = lacks(graph, "vertex", _of_place(graph, place), known, arguments=arguments)
+    if found := [*wrong, *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
