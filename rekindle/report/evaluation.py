@@ -73,10 +73,7 @@ class ClassTable:
 class Quality:
     """How good the candidate is on the held-out rows."""
 
-    rows: int
-    excluded: int
-    champion_version: str
-    warnings: tuple[str, ...]
+    evidence: records.Evidence
     metrics: tuple[Compared, ...]
     classes: ClassTable | None
     confusion: Markup
@@ -108,9 +105,8 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     dumped = (sample.model_dump() for sample in evidence.samples)
     samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
-        rows=evidence.rows, excluded=evidence.excluded, warnings=evidence.warnings,
-        champion_version=evidence.champion_version,
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics), classes=_classes(evidence),
+        evidence=evidence, classes=_classes(evidence),
+        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
         confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
