@@ -187,10 +187,17 @@ def _listed(
     project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
 ) -> Iterator[Message]:
     """Everything of a kind that fits."""
-    query = {"filter": wanted, **(more or {})}
+    url = f"{project.url}/{project.parent}/{kind}"
+    return _on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
+
+
+def _on_pages(
+    project: Project, kind: str, method: str, url: str, query: dict[str, Any]
+) -> Iterator[Message]:
+    """What all pages hold under `kind`."""
+    part = "json" if method == "POST" else "params"
     while True:
-        url = f"{project.url}/{project.parent}/{kind}"
-        told = _asked(project, "GET", url, params=query).json()
+        told = _asked(project, method, url, **{part: query}).json()
         yield from told.get(kind, ())
         if not (token := told.get("nextPageToken")):
             return
@@ -276,14 +283,8 @@ def _entries(
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
     nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
-    body = log_query(place.project, since, *nodes)
-    while True:
-        url = "https://logging.googleapis.com/v2/entries:list"
-        told = _asked(project, "POST", url, json=body).json()
-        yield from told.get("entries", ())
-        if not (token := told.get("nextPageToken")):
-            return
-        body["pageToken"] = token
+    url = "https://logging.googleapis.com/v2/entries:list"
+    return _on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
 
 
 def _asked(project: Project, method: str, url: str, **more: Any) -> Response:
