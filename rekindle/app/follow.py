@@ -168,11 +168,6 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     return record, placed
 
 
-def exit_code(record: RunRecord) -> int:
-    """That of a run here which ended like this."""
-    return {"succeeded": 0, "preempted": 75, "cancelled": 130}.get(record.status, 1)
-
-
 def _without_secrets(record: RunRecord) -> RunRecord:
     """A platform repeats what a step said last."""
     steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import exit_code, waited_for
+from rekindle.app.follow import waited_for
 from rekindle.app.plan_text import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
@@ -85,7 +85,8 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
         conclude(record, result)
         if record.error:
             click.echo(f"{record.error}\nnext: rekindle logs {record.run_id}", err=True)
-    return exit_code(record)
+    # those of a run here which ended like this
+    return {"succeeded": 0, "preempted": 75, "cancelled": 130}.get(record.status, 1)
 
 
 def show(outline: SubmissionPreview, what: str) -> None:
