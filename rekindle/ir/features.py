@@ -196,17 +196,14 @@ _STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place o
 
 
 def _of_options(step: ir.Step) -> Iterator[str]:
+    spread = step.distribution
     asked = {
-        "retries": step.retry.count,
-        "retries_of_distributed": step.retry.count and step.distribution is not None,
-        "caching": step.cache,
-        "cache_keys": step.cache_key,
-        "timeouts": step.timeout_seconds is not None,
-        "distribution": step.distribution is not None,
-        "accelerators": step.distribution is not None and step.distribution.gpus_per_node,
-        "machines": step.distribution is not None and step.distribution.machine,
-        "spot": step.distribution is not None and step.distribution.spot,
-    }
+        "retries": step.retry.count, "retries_of_distributed": step.retry.count and spread,
+        "caching": step.cache, "cache_keys": step.cache_key,
+        "timeouts": step.timeout_seconds is not None, "distribution": spread,
+        "accelerators": spread and spread.gpus_per_node, "machines": spread and spread.machine,
+        "spot": spread and spread.spot,
+    }  # fmt: skip
     yield from (feature for feature, there in asked.items() if there)
 
 

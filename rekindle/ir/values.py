@@ -50,15 +50,11 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
     A bool is not a number, an int is a valid double."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
-        "STRING": isinstance(value, str),
+        "STRING": isinstance(value, str), "BOOLEAN": isinstance(value, bool),
         "NUMBER_INTEGER": number and isinstance(value, int),
         "NUMBER_DOUBLE": number and abs(value) <= sys.float_info.max,
-        "BOOLEAN": isinstance(value, bool),
         "LIST": isinstance(value, list),
-        "STRUCT": isinstance(value, dict),
-        "TASK_FINAL_STATUS": isinstance(value, dict),
-        "TASK_CONFIG": isinstance(value, dict),
-    }[kind]
+    }.get(kind, isinstance(value, dict))  # fmt: skip
     if not fits:
         return f"{shown(value)} is not {_WORDS[kind]}"
     try:

@@ -118,12 +118,9 @@ def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
     owner = {key: job[key] for key in ("apiVersion", "kind")}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
     return {
-        "apiVersion": "v1",
-        "kind": "Secret",
+        "apiVersion": "v1", "kind": "Secret", "immutable": True, "stringData": {_SECRET_KEY: value},
         "metadata": {"name": named[0], "ownerReferences": [owner]},
-        "immutable": True,
-        "stringData": {_SECRET_KEY: value},
-    }
+    }  # fmt: skip
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:

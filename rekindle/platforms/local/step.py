@@ -315,12 +315,9 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
     """TASK.json for the shim; see there."""
     return {
-        **lowered_container(step),
-        "executor_input": executor_input(step, job.inputs, folder),
-        "run": job.around.facts(step),
-        "work": str(work),
-        "cwd": str(Path.cwd()),
-    }
+        **lowered_container(step), "executor_input": executor_input(step, job.inputs, folder),
+        "run": job.around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
+    }  # fmt: skip
 
 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
