@@ -24,7 +24,7 @@ from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import not_resumable
+from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
@@ -86,8 +86,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -
         state = str(server.call(server.kfp.get_run, id).state)
         if state not in _RUNS:  # tried again by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
-        if _RUNS[state] == "succeeded":
-            raise not_resumable(f"the run is {state}", where(place))
+        check_resumable(_RUNS[state], f"the run is {state}", where(place))
         server.created(
             lambda: server.runs.run_service_retry_run(id) or True,
             lambda: str(server.kfp.get_run(id).state) not in _RUNS,
