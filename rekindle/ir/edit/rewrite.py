@@ -139,13 +139,11 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
             yield task
 
 
-def with_output(
-    spec: Mapping[str, Any], labels: Container[str], name: str, schema_title: str
-) -> dict[str, Any]:
+def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
     """The pipeline with one more output artifact for the executors in `labels`, so that they have a
     place of their own under the pipeline root."""
     made = copy.deepcopy(dict(spec))
-    kind = {"artifactType": {"schemaTitle": schema_title, "schemaVersion": "0.0.1"}}
+    kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():
         if component.get("executorLabel") in labels:
             outputs = component.setdefault("outputDefinitions", {})

@@ -60,7 +60,7 @@ def compile(
         late = {label: pods.late(step)[1] for label, step in labels.items()}
         spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
-        spec = rewrite.with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
+        spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
     kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
     settings = rewrite.with_secrets(spec, settings, pods.secrets_of(place), kept)

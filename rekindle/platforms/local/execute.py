@@ -41,8 +41,6 @@ from rekindle.platforms.local.store import Store, is_alive, make_home
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
-__all__ = ["execute", "ignored"]
-
 OnChange = Callable[[RunRecord], None]
 GRACE_SECONDS = 30.0
 # a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
