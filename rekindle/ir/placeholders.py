@@ -6,8 +6,6 @@ time, so that a value which happens to contain a placeholder is never expanded a
 the plain JSON that `launch/shim.py` renders; it is the only thing the two share. What is unknown is
 refused with its place in the IR."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -68,7 +66,7 @@ class Template:
 class Concat:
     """Items that join to one argument; an absent IfPresent among them adds nothing."""
 
-    items: tuple[Argument, ...]
+    items: "tuple[Argument, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +74,8 @@ class IfPresent:
     """`then` if the input has a value, else `otherwise`: each none, one or several arguments."""
 
     input: str
-    then: tuple[Argument, ...]
-    otherwise: tuple[Argument, ...]
+    then: "tuple[Argument, ...]"
+    otherwise: "tuple[Argument, ...]"
 
 
 Argument = Template | Concat | IfPresent
