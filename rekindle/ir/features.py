@@ -78,15 +78,13 @@ def _imports(node: ir.Importer, known: Mapping[str, Mapping[str, Any]]) -> Itera
     for part in node.uri.parts:
         if isinstance(part, Reference):
             value = values.get(part.path[2]) if part.path[0] == "inputs" else None
+            if value is None and "://" not in text:
+                return
             if value is None:
                 break
             part = str(value)
         text += part
-    else:
-        yield _of_uri(text)
-        return
-    if "://" in text:
-        yield _of_uri(text)
+    yield _of_uri(text)
 
 
 def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:

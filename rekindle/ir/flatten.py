@@ -7,8 +7,6 @@ waits for an earlier one. Steps keep the paths that a run here gives them (`for-
 What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
 refuse before."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,14 +47,14 @@ class Output:
 class Listed:
     """The values of all turns of a loop, without those that have none."""
 
-    items: tuple[Source, ...]
+    items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf:
     """The value of the first one that ran (KFP's OneOf)."""
 
-    items: tuple[Source, ...]
+    items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Text:
     """A constant with Templates in it, which read the other inputs of its own node: `values`."""
 
     value: Any
-    values: Mapping[str, Source]
+    values: "Mapping[str, Source]"
 
 
 Source = ir.Constant | Given | Output | Listed | FirstOf | Text
@@ -257,10 +255,8 @@ class _Flattening:
 
     def inputs(self, node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
-        defaults = {
-            n: p.default for n, p in node.inputs.parameters.items() if p.default is not None
-        }
-        parameters: dict[str, Source] = {n: ir.Constant(value) for n, value in defaults.items()}
+        defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
+        parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}
         for name, binding in node.parameters.items():
             source = self.parameter(node, binding, scope, ended)
             if source is not None:

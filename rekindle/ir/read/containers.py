@@ -89,8 +89,7 @@ def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
 
 def _env(container: Fields) -> dict[str, Argument]:
     env: dict[str, Argument] = {}
-    for i, item in enumerate(container.take("env", list, [])):
-        variable = Fields(item, f"{container.at('env')}[{i}]", container.refusals)
+    for variable in container.list_of("env"):
         name, value = variable.take("name", str, ""), variable.take("value", str, "")
         env[name] = parse(value, variable.at("value"))
         variable.close()
