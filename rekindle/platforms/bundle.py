@@ -69,18 +69,16 @@ def lowered_container(step: Step) -> dict[str, Any]:
     placeholders, its packages, and what it promises to leave."""
     container = step.container
     kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
+    pip = {
+        "needed": list(container.requirements), "options": list(container.pip_options),
+        "runtime": list(container.runtime_requirements),
+    }  # fmt: skip
     return {
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
+        "source": container.source, "pip": pip,
+        "command": list(map(lower, container.command)), "args": list(map(lower, container.args)),
         "env": {name: lower(value) for name, value in container.env.items()},
-        "pip": {
-            "needed": list(container.requirements),
-            "runtime": list(container.runtime_requirements),
-            "options": list(container.pip_options),
-        },
         "outputs": {"parameters": kinds, "artifacts": types_of(step.outputs)},
-    }
+    }  # fmt: skip
 
 
 def types_of(ports: Ports) -> dict[str, dict[str, str]]:

@@ -194,12 +194,8 @@ def with_secrets(
 
 def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
     """As kfp-kubernetes writes it."""
-    return {
-        "keyToEnv": [{"envVar": env, "secretKey": key}],
-        "optional": False,
-        "secretName": name,
-        "secretNameParameter": {"runtimeValue": {"constant": name}},
-    }
+    named = {"secretName": name, "secretNameParameter": {"runtimeValue": {"constant": name}}}
+    return {"keyToEnv": [{"envVar": env, "secretKey": key}], "optional": False, **named}
 
 
 def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:

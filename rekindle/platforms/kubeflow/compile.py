@@ -71,12 +71,9 @@ def compile(
 def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
     wanted: dict[str, Any] = {
-        "task": _task(step),
-        "inputs": types_of(step.inputs),
-        "retry": dataclasses.asdict(step.retry),
-        "account": place.node_account,
-        "job": trainjob.template(step, place),
-    }
+        "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
+        "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
+    }  # fmt: skip
     if waiting := pods.late(step)[0]:
         wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

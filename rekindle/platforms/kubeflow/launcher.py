@@ -30,6 +30,7 @@ from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
+from rekindle.platforms import mounted
 from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
@@ -39,7 +40,6 @@ from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import TERMINATED, Launcher
-from rekindle.platforms.mounted import artifact_of
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,11 @@ class KubeflowLauncher(Launcher):
         values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
         places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
         artifacts = {
-            n: {"artifacts": [artifact_of(n, self.definition["inputs"][n], *read_place(text))]}
+            n: {
+                "artifacts": [
+                    mounted.artifact_of(n, self.definition["inputs"][n], *read_place(text))
+                ]
+            }
             for n, text in places.items()
             if text
         }
@@ -252,13 +256,8 @@ class KubeflowLauncher(Launcher):
                 "artifacts": {n: outputs["artifacts"][n] for n in task["outputs"]["artifacts"]},
             },
         }
-        facts = {
-            "pipeline_job_name": str(self.owner.workflow["name"]),
-            "pipeline_job_uuid": self.owner.run_id,
-            "pipeline_job_resource_name": str(self.owner.workflow["name"]),
-            "pipeline_task_name": task["name"],
-            "pipeline_task_uuid": name,
-        }
+        facts = mounted.facts(str(self.owner.workflow["name"]), name)
+        facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
             "server": self.cluster.server, "account": str(self.account),
             "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],

@@ -279,12 +279,9 @@ class _Compiler:
         arguments = model_package(self.place, joined(*parts, "data/"))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
-        return {
-            "Name": self.site.names[_REGISTERED],
-            "Type": "RegisterModel",
-            "Arguments": arguments,
-            "DependsOn": [self.site.names[promoted.path]],
-        }
+        name, after = self.site.names[_REGISTERED], [self.site.names[promoted.path]]
+        step = {"Name": name, "Type": "RegisterModel", "Arguments": arguments}
+        return {**step, "DependsOn": after}
 
 
 _RESULT = {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
