@@ -114,7 +114,8 @@ class _Routes:
         return {"componentInputParameter": PREFIX + artifact}
 
     def bind(self, dag: str, name: str, task: dict[str, Any], artifact: str) -> None:
-        where = f"{_path(dag)}.tasks.{name}.inputs.artifacts.{artifact}"
+        around = f"components.{dag}" if dag else "root"
+        where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
         source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
         if source is None:
             return
@@ -214,10 +215,6 @@ class _Routes:
     def define_output(self, component: str, artifact: str) -> None:
         definitions = self.components[component]["outputDefinitions"]
         definitions.setdefault("parameters", {})[PREFIX + artifact] = {"parameterType": "STRING"}
-
-
-def _path(dag: str) -> str:
-    return f"components.{dag}.dag" if dag else "root.dag"
 
 
 def _refuse(what: str, where: str) -> NoReturn:

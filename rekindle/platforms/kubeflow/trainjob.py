@@ -57,7 +57,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
     job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return with_pod({**job, "spec": spec}, pods.pod(step, place))
+    return with_pod({**job, "spec": spec}, pods.put_together(step, place)[0])
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
