@@ -20,11 +20,8 @@ from rekindle.outputs import Planned
 HISTORY = "history.jsonl"
 PROFILE = "profile.json"
 
-_SHOWN: dict[str, type[records.Record]] = {
-    "fingerprint": records.Fingerprint, "shards": records.ShardManifest,
-    "training": records.TrainingSummary, "evidence": records.Evidence,
-    "registration": records.Registration, "profile": records.Profile,
-}  # fmt: skip
+_SHOWN = {kind: record for kind, record in records.RECORD_KINDS.items() if kind != "scores"}
+_SHOWN["profile"] = records.Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +137,8 @@ def summarised(
 ) -> records.RunSummary:
     """The run and what its steps found; `card` is the path of its card."""
     found = findings or collect(record, history=False)
-    summary = records.StepSummary.model_validate
-    steps = tuple(summary(step, from_attributes=True) for step in record.steps)
+    summed_up = records.StepSummary.model_validate
+    steps = tuple(summed_up(step, from_attributes=True) for step in record.steps)
     evidence, source = found.evidence, found.fingerprint
     return records.RunSummary(
         run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,

@@ -131,13 +131,10 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
             sentence += " and becomes champion when a person promotes it."
             return Verdict("wait", "approval needed", sentence, reason)
         case _:
-            return Verdict("bad", "refused", _refusal(model, found), reason)
-
-
-def _refusal(model: str, found: Findings) -> str:
-    old = found.evidence.champion_version if found.evidence else ""
-    remains = f"version {old} stays champion" if old else "there is still no champion"
-    return f"Refused: {model} is kept as a challenger, {remains}."
+            old = found.evidence.champion_version if found.evidence else ""
+            remains = f"version {old} stays champion" if old else "there is still no champion"
+            sentence = f"Refused: {model} is kept as a challenger, {remains}."
+            return Verdict("bad", "refused", sentence, reason)
 
 
 def _judged(evidence: Evidence) -> Verdict:
