@@ -98,13 +98,10 @@ class Run:
         rekindle.runs()])`."""
         evidence = self.findings.evidence
         return {
-            "run": self.id,
-            "status": self.status,
-            "seconds": self.seconds,
+            "run": self.id, "status": self.status, "seconds": self.seconds,
             **(evidence.metrics if evidence else {}),
-            "promoted": self.gate.get("promoted"),
-            "version": self.model.get("version"),
-        }
+            "promoted": self.gate.get("promoted"), "version": self.model.get("version"),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"

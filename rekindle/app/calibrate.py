@@ -1,7 +1,5 @@
 """What a training that ran tells about the planner's times: `rekindle plan --calibrate RUN`."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Sequence
@@ -79,11 +77,6 @@ def lines(found: Calibration) -> list[str]:
     ]  # fmt: skip
 
 
-def spec_of(run: RunRecord) -> Spec:
-    """The config that a run had."""
-    return Spec.model_validate(dict(run.spec))
-
-
 def _plan_of(run: RunRecord) -> Planned:
     if not run.plan:
         tasks = "the planner supports causal_lm and text_classification"
@@ -98,7 +91,7 @@ def _plan_of(run: RunRecord) -> Planned:
 
 def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
     """What every rank of the run did, on which machines, as its plan has it."""
-    spec = spec_of(run)
+    spec = Spec.model_validate(run.spec)
     layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
     machines = spec.resources.model_copy(
         update={} if run.platform == "local" else
@@ -114,5 +107,5 @@ def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
     each = [row.tokens for row in rows if row.tokens]
     if not each:
         return work.sequence
-    examples = spec_of(run).train.global_batch_size
+    examples = Spec.model_validate(run.spec).train.global_batch_size
     return max(1, min(work.sequence, round(statistics.mean(each) / examples)))

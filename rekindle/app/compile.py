@@ -1,7 +1,5 @@
 """A spec's pipeline as one platform's Definition; sends nothing."""
 
-from __future__ import annotations
-
 import glob
 import logging
 from collections.abc import Iterator

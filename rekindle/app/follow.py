@@ -4,8 +4,6 @@ what is brought home then: records of their steps, the log of the one that faile
 A platform is asked again and again while a run goes on; that it does not answer for a while does
 not end the waiting."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import logging
@@ -24,14 +22,7 @@ from rekindle.platforms.local.store import owner, slug
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
 from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.records import (
-    RECORD_FILES,
-    RECORD_KINDS,
-    ArtifactRecord,
-    RunRecord,
-    StepRecord,
-    Submission,
-)
+from rekindle.records import RECORD_FILES, ArtifactRecord, RunRecord, StepRecord, Submission
 from rekindle.report.collect import HISTORY, PROFILE
 from rekindle.spec.platforms import PlatformsSpec
 
@@ -177,11 +168,6 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     return record, placed
 
 
-def exit_code(record: RunRecord) -> int:
-    """That of a run here which ended like this."""
-    return {"succeeded": 0, "preempted": 75, "cancelled": 130}.get(record.status, 1)
-
-
 def _without_secrets(record: RunRecord) -> RunRecord:
     """A platform repeats what a step said last."""
     steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)
@@ -213,7 +199,7 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
     found = dict(there.artifacts(sent.id, step))
     for name, artifact in found.items():
         kind = artifact.metadata.get("record")
-        if kind in RECORD_KINDS:
+        if kind in RECORD_FILES:
             kept = folder / "records" / slug(step.name) / slug(name)
             if _copied(there.read, artifact.uri, kind, kept):
                 model = {"schema_title": "system.Model"} if kind == "training" else {}

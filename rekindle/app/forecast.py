@@ -5,8 +5,6 @@ notebooks that are not trusted lose `<svg>` and `<style>`, and two outputs share
 lines take the notebook's own colour; those of the bars have a contrast of 3 or more with white and
 with what Jupyter and VS Code call dark."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -138,9 +136,6 @@ def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# The words of the command line, as rows
-
-
 def _by_head(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """What is said under each head, in order."""
     said: dict[str, list[str]] = {}
@@ -181,9 +176,6 @@ def _folded(rows: list[tuple[str, list[str], None]]) -> Markup:
     what, style = "Other layouts, and why not them", "cursor:pointer;padding:.35em 0"
     inside = tag("div", _table(rows), style="margin:.3em 0 0")
     return tag("details", tag("summary", what, style=style), inside, style=f"border-top:{_LINE}")
-
-
-# Bars
 
 
 @dataclasses.dataclass(frozen=True)

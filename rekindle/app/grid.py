@@ -5,8 +5,6 @@ the best: the one with the lowest validation loss. Only that one is scored, judg
 so that the test split judges a single model, once. Trainings share the cached steps before them,
 and a grid that is run again trains what is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,8 +1,6 @@
 """What earlier runs under a home tell the planner: how fast trainings were, how many examples there
 are, what the other steps took."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

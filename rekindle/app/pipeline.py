@@ -1,7 +1,5 @@
 """The pipeline of a spec: where it is, its Graph, and values for its parameters."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -57,16 +55,13 @@ def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]
     Raises RequestError where a parameter has no value, and where a section that the config sets has
     the name of a parameter without anything that says that they belong together."""
     filled: dict[str, Any] = {
-        "name": spec.model_name,
-        "task": spec.task,
+        "name": spec.model_name, "task": spec.task,
         "data": spec.data.model_dump_json() if spec.data else "",
-        "model": spec.model.model_dump_json(),
-        "train": spec.train.model_dump_json(),
+        "model": spec.model.model_dump_json(), "train": spec.train.model_dump_json(),
         "evaluate": spec.evaluate.model_dump_json(),
         "register": spec.registration.model_dump_json(),
-        "artifact_root": artifact_root,
-        "code_commit": code_commit(),
-    }
+        "artifact_root": artifact_root, "code_commit": code_commit(),
+    }  # fmt: skip
     parameters = graph.inputs.parameters
     wanted: Iterable[str] = spec.receives
     if spec.pipeline is None or spec.receives == "all":

@@ -4,8 +4,6 @@ A config that leaves the layout open, on GPUs that the planner knows, is run and
 plan's: the same config gives the same layout, because neither prices nor measured speeds have a say
 in it."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 from collections.abc import Sequence

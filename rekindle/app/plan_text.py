@@ -1,7 +1,5 @@
 """A plan in words, with bars of memory and time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle import formats

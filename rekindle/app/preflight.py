@@ -1,7 +1,5 @@
 """What can be known to be wrong before anything is written or started: all of it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import glob
@@ -257,13 +255,7 @@ def _home(home: Path) -> Iterator[Problem]:
         yield Problem(f"the link {lost[0]} leads nowhere", "--home", "name another folder")
     elif not existing.is_dir():
         yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
-    elif not _writable(existing):
+    # by mode and mount, without writing: root passes every mode check
+    elif not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
         what = f"the folder {existing} is not writable"
         yield Problem(what, "--home", "correct its permissions, or name another --home")
-
-
-def _writable(folder: Path) -> bool:
-    """By mount and mode, without writing; root passes every mode check, so a read-only mount is
-    asked for, too."""
-    read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    return os.access(folder, os.W_OK | os.X_OK) and not read_only

@@ -3,8 +3,6 @@ there is no terminal.
 
 All of it goes to stderr; stdout belongs to the result."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime

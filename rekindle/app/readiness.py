@@ -1,8 +1,7 @@
 """Whether a config, this machine and a platform have what a run needs: every problem at once, each
 with its fix; nothing is made or changed."""
 
-from __future__ import annotations
-
+import functools
 import itertools
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
 from rekindle.spec.model import Spec
 from rekindle.spec.platforms import PlatformsSpec
-
-LOCAL = "local"
 
 
 def ready(platform: str, spec: Spec) -> Definition:
@@ -43,16 +40,11 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
     """What this machine and the config lack for a run here."""
     found = looks(spec, home)
     problems = list(itertools.chain.from_iterable(found.values()))
-    return Readiness(
-        platform=LOCAL,
-        checks=tuple(
-            ReadinessCheck(name=name, where="", state="problem", said="")
-            if wrong
-            else ReadinessCheck(name=name, where="", state="ok", said="no problem found")
-            for name, wrong in found.items()
-        ),
-        errors=rows_of(RequestError(problems)) if problems else (),
-    )
+    ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
+    wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
+    checks = tuple((wrong if lacks else ok)(name=name) for name, lacks in found.items())
+    errors = rows_of(RequestError(problems)) if problems else ()
+    return Readiness(platform="local", checks=checks, errors=errors)
 
 
 def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:

@@ -1,7 +1,5 @@
 """Finds runs of a config on a platform that have no record under a home."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

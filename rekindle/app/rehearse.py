@@ -5,8 +5,6 @@ left alone, then with a real fault and as many further attempts as it takes; dat
 the cache of the real home. Then losses and weights are compared bit for bit. A full disk is a small
 file system in memory that no other process sees (a mount namespace), filled to the last byte."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import logging
@@ -74,32 +72,6 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
         raise
 
 
-def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
-    began = time.monotonic()
-    whole = stage.train("whole", None)
-    if fault.step > whole.summary.steps:
-        what = f"step {fault.step} never comes: the training has {whole.summary.steps}"
-        raise RequestError(what, where="--rehearse-preemption")
-    checkpoints = stage.folder / "faulted" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    if fault.kind == "disk-full":
-        _mount_small_disk(checkpoints, stage.folder / "whole" / "checkpoints")
-    fault = dataclasses.replace(fault, folder=str(checkpoints))
-    faulted = stage.train("faulted", fault)
-    if not fault.mark.exists():
-        raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
-    resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
-    steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
-    found = Rehearsal(
-        fault=fault.kind, step=fault.step, resumed_from_step=resumed,
-        samples_lost=steps_lost * stage.spec.train.global_batch_size,
-        losses_equal=whole.losses == faulted.losses,
-        weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
-    )  # fmt: skip
-    seconds = round(time.monotonic() - began, 1)
-    return stage.keep(found, faulted.attempts, seconds)
-
-
 class _Stage:
     """Scratch homes of one rehearsal, below the real one; removed when it has succeeded."""
 
@@ -164,6 +136,32 @@ class _Stage:
         if disk.is_mount():
             subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
+    began = time.monotonic()
+    whole = stage.train("whole", None)
+    if fault.step > whole.summary.steps:
+        what = f"step {fault.step} never comes: the training has {whole.summary.steps}"
+        raise RequestError(what, where="--rehearse-preemption")
+    checkpoints = stage.folder / "faulted" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    if fault.kind == "disk-full":
+        _mount_small_disk(checkpoints, stage.folder / "whole" / "checkpoints")
+    fault = dataclasses.replace(fault, folder=str(checkpoints))
+    faulted = stage.train("faulted", fault)
+    if not fault.mark.exists():
+        raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
+    resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
+    steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
+    found = Rehearsal(
+        fault=fault.kind, step=fault.step, resumed_from_step=resumed,
+        samples_lost=steps_lost * stage.spec.train.global_batch_size,
+        losses_equal=whole.losses == faulted.losses,
+        weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
+    )  # fmt: skip
+    seconds = round(time.monotonic() - began, 1)
+    return stage.keep(found, faulted.attempts, seconds)
 
 
 def _trained(record: RunRecord, attempts: int) -> Trained:

@@ -1,12 +1,10 @@
 """Runs a spec's pipeline on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +130,11 @@ def windows(spec: Spec) -> Sequence[Spec]:
     for."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
-    window = spec.data.window
-    offsets = range(window.offset + window.backfill, window.offset - 1, -1)
-    return [_with_window(spec, {"offset": offset, "backfill": 0}) for offset in offsets]
-
-
-def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:
-    assert spec.data is not None
-    assert spec.data.window is not None
-    data = spec.data.model_copy(update={"window": spec.data.window.model_copy(update=update)})
-    config, overrides = spec.origin
-    moved = spec.model_copy(update={"data": data})
-    moved._origin = (config, (*overrides, *(f"data.window.{k}={v}" for k, v in update.items())))
-    return moved
+    window, (config, overrides), found = spec.data.window, spec.origin, list[Spec]()
+    for offset in range(window.offset + window.backfill, window.offset - 1, -1):
+        moved = window.model_copy(update={"offset": offset, "backfill": 0})
+        data = spec.data.model_copy(update={"window": moved})
+        found.append(spec.model_copy(update={"data": data}))
+        words = (f"data.window.offset={offset}", "data.window.backfill=0")
+        found[-1]._origin = (config, (*overrides, *words))
+    return found

@@ -3,8 +3,6 @@
 The record is written before anything is sent, so that the same command continues an interrupted
 submission."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 from collections.abc import Callable
@@ -38,7 +36,10 @@ def submitted(
     definition = ready(platform, spec)
     figures, digest = planned(spec, platform, home), digest_of(definition.files)
     record = begun(home, platform, digest, token)
-    record = record or _new(spec, platform, digest, token, figures, home)
+    if record is None:
+        sent = Submission(definition=digest, token=token or secrets.token_hex(8))
+        record = numbered(new_record(spec, (), platform, figures), home)
+        record = record.model_copy(update={"status": "submitting", "submission": sent})
     assert record.submission is not None
     outline = there.outline(definition, record.submission.token)
     consent(outline, figures)
@@ -63,15 +64,6 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
         if sent.token == token or (token is None and not sent.id):
             return record
     return None
-
-
-def _new(
-    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None,
-    home: Path,
-) -> RunRecord:  # fmt: skip
-    sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = numbered(new_record(spec, (), platform, figures), home)
-    return fresh.model_copy(update={"status": "submitting", "submission": sent})
 
 
 def _sent(

@@ -1,7 +1,5 @@
 """`rekindle cancel RUN`: stops a run, here or on a platform."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

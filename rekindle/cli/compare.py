@@ -1,7 +1,5 @@
 """`rekindle compare RUN RUN [...]`: what differs between runs, and which model is better."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

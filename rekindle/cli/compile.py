@@ -1,11 +1,8 @@
 """`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
 it; sends nothing."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,7 +12,7 @@ from rekindle.app.plan import on_any_machine
 from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
-from rekindle.platforms.parity import as_markdown
+from rekindle.platforms.feature_checks import parity_report
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import write_atomically
 from rekindle.spec.load import load_target
@@ -26,25 +23,20 @@ PARITY = ".parity.md"
 BUNDLES = "bundles"
 
 
-class Several(click.ParamType):  # type: ignore[type-arg]
-    """Platforms with commas between them."""
-
-    name = "P[,P]"
-
-    def convert(self, value: Any, param: Any, context: Any) -> tuple[str, ...]:
-        """Their names, each once."""
-        names = tuple(dict.fromkeys(str(value).split(","))) if value else ()
-        for name in names:
-            if name not in PLATFORMS:
-                self.fail(f"`{name}` is not one of {', '.join(PLATFORMS)}", param, context)
-        return names
+def several(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+    """Platforms with commas between them, each once."""
+    names = tuple(dict.fromkeys(value.split(","))) if value else ()
+    for name in names:
+        if name not in PLATFORMS:
+            raise click.BadParameter(f"`{name}` is not one of {', '.join(PLATFORMS)}")
+    return names
 
 
 @click.command("compile")
 @config
 @overrides
 @click.option(
-    "--platform", "platforms", type=Several(), required=True,
+    "--platform", "platforms", callback=several, metavar="P[,P]", required=True,
     help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
 )  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
@@ -70,13 +62,14 @@ def command(
     if len(platforms) > 1:
         arguments = arguments_of(spec, graph, "")
         # of all platforms, so that it is the same whichever were asked for
-        table = as_markdown(spread(spec, graph), tuple(PLATFORMS), arguments)
+        table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments)
         files[f"{graph.name}{PARITY}"] = table.encode()
     paths = {str(output / name): content.decode() for name, content in files.items()}
     if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:
         fix = "name another folder"
         raise RequestError(f"the definition would replace {config}", where="--output", fix=fix)
-    replaced = {path for path, text in paths.items() if _differs(Path(path), text)}
+    old = {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
+    replaced = {path for path, content in old.items() if content != paths[path].encode()}
     for path, text in paths.items():
         write_atomically(path, text)
     if as_json:
@@ -87,8 +80,3 @@ def command(
                 click.echo(f"{path} (replaced other content)" if path in replaced else path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
-
-
-def _differs(path: Path, text: str) -> bool:
-    """Whether the file is there and holds something else."""
-    return path.is_file() and path.read_bytes() != text.encode()

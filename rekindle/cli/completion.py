@@ -1,7 +1,5 @@
 """`rekindle completion SHELL`: prints the script that completes commands and options."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """`rekindle diff CONFIG --platform P`: which steps will run again, and why, against what was
 submitted last or a folder; sends nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.runs import files_in, last_sent
-from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, Overrides, config, overrides, shared, tell
 from rekindle.errors import RequestError
 from rekindle.outputs import Difference, StepDifference
 from rekindle.platforms.cache_diff import compare
@@ -44,11 +42,8 @@ def command(
         raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
     known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
     verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
-    if as_json:
-        steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
-        answer(Difference(platform=platform, steps=steps))
-        return
+    steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
-    for verdict in verdicts:
-        click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
+    lines = [f"{one.step:<{width}}  {words[one.again]:<13}  {one.why}" for one in verdicts]
+    tell(Difference(platform=platform, steps=steps), "\n".join(lines), as_json)

@@ -2,8 +2,6 @@
 needs. Prints every check with its result, and all problems at once, each with its fix; changes
 nothing."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rekindle gc`: lists what old runs left under the home folder, and removes it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`rekindle run CONFIG --set train.lr=1e-4,3e-4`: a training for each value, and the best to its
 end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

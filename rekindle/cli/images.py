@@ -1,15 +1,13 @@
 """`rekindle images build|push CONFIG`: the user's code in an image, and that image in the registry
 that a platform pulls it from, by digest."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import click
 
 from rekindle.app.pipeline import graph_of
-from rekindle.cli.compile import Several
+from rekindle.cli.compile import several
 from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
@@ -53,7 +51,7 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 @config
 @overrides
 @click.option(
-    "--platform", "platforms", type=Several(), default="",
+    "--platform", "platforms", callback=several, metavar="P[,P]", default="",
     help="Platforms to push for, separated by commas; default: each platform with an `image` in "
     "CONFIG.",
 )  # fmt: skip

@@ -1,8 +1,6 @@
 """`rekindle init [DIR]`: a config to start from; with --full, the shipped pipeline and components,
 too."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rekindle logs RUN [-f] [--step S] [--node N]`: what a step printed, here or on a platform."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -27,19 +25,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
-class _Since(click.ParamType):  # type: ignore[type-arg]
+def _since(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
     """A length of time such as `90s`, `10m`, `2h` or `1d`, as the time that long ago."""
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, context: click.Context | None
-    ) -> float:
-        match = re.fullmatch(r"([0-9]{1,9})([smhd])", str(value))
-        if match is None:
-            what = f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d"
-            self.fail(what, param, context)
-        return time.time() - int(match[1]) * _SECONDS[match[2]]
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d")
+    return time.time() - int(match[1]) * _SECONDS[match[2]]
 
 
 @click.command("logs")
@@ -48,7 +41,7 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
               "runs or took longest.")  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), metavar="N",
               help="The log of one node only; default: those of all, merged by time.")  # fmt: skip
-@click.option("--since", type=_Since(), metavar="TIME",
+@click.option("--since", callback=_since, metavar="TIME",
               help="What was printed in the last 90s, 10m, 2h or 1d.")  # fmt: skip
 @click.option(
     "--raw", is_flag=True, help="The log as it is, node after node, with all that launchers print."

@@ -115,16 +115,12 @@ def _invoked(words: list[str], as_json: bool) -> int:
     except click.Abort:
         print("interrupted", file=sys.stderr)
         return 130
-    except RekindleError as error:
-        if _verbose(words):
+    except (RekindleError, OSError) as error:
+        if {"-v", "--verbose"} & {*words}:
             _show_traceback()
-        report_errors(error, as_json)
-        return error.exit_code
-    except OSError as error:
-        if _verbose(words):
-            _show_traceback()
-        report_errors(_of_the_system(error), as_json)
-        return 1
+        told = error if isinstance(error, RekindleError) else _of_the_system(error)
+        report_errors(told, as_json)
+        return told.exit_code
     except Exception:  # noqa: BLE001 - shown whole, and the exit code says so
         _show_traceback()  # a mistake of ours: all of it, but for what a library was given
         return 1
@@ -198,10 +194,6 @@ def _field(option: str) -> str:
             if name in getattr(model, "model_fields", ()):
                 return f"{field.alias or section}.{name}"
     return ""
-
-
-def _verbose(words: list[str]) -> bool:
-    return any(word in ("-v", "--verbose") for word in words)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Options that several verbs share."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

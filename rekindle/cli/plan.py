@@ -2,8 +2,6 @@
 
 It asks no platform and changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
@@ -11,15 +9,7 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
-from rekindle.cli.options import (
-    Overrides,
-    answer,
-    maybe_config,
-    overrides,
-    own_prices,
-    shared,
-    tell,
-)
+from rekindle.cli.options import Overrides, maybe_config, overrides, own_prices, shared, tell
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
@@ -51,10 +41,8 @@ def command(
     the planner takes from published figures; CONFIG may be left out."""
     if run is not None:
         measured = calibrate.calibrate(home, run)
-        if config is None and as_json:
-            answer(measured)
-        elif not as_json:
-            click.echo("\n".join(calibrate.lines(measured)))
+        if config is None or not as_json:
+            tell(measured, "\n".join(calibrate.lines(measured)), as_json)
     if config is None:
         if run is None:
             raise click.UsageError("a CONFIG to plan is missing")

@@ -1,8 +1,6 @@
 """`rekindle prices`: the book of prices with its ages; `rekindle prices refresh`: what the clouds
 say now."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +54,7 @@ def command(
         raise RequestError("there is no price of these", where="--cloud, --region",
                            fix=f"choose of {there}; `rekindle prices refresh --region R` asks for "
                            "another region")  # fmt: skip
-    today = _today()
+    today = datetime.datetime.now(datetime.UTC).date()
     rows = [_row(each, today) for each in sorted(found, key=_order)]
     if as_json:
         answer(Prices(prices=tuple(rows)))
@@ -72,7 +70,8 @@ def refresh(clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_js
     prices or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing. If a
     cloud does not answer, its old prices stay."""
     wanted = _places(clouds, regions, prices.book(home))
-    today, answers, errors = _today(), dict[str, list[Price]](), dict[str, RekindleError]()
+    today = datetime.datetime.now(datetime.UTC).date()
+    answers, errors = dict[str, list[Price]](), dict[str, RekindleError]()
     for cloud, there in wanted.items():
         click.echo(f"asking {cloud} about {', '.join(there)}", err=True)
         try:
@@ -255,7 +254,3 @@ def _table(rows: Sequence[PriceRow]) -> None:
 
 def _shown(usd: float | None) -> str:
     return "-" if usd is None else f"{usd:.4f}"
-
-
-def _today() -> datetime.date:
-    return datetime.datetime.now(datetime.UTC).date()

@@ -1,7 +1,5 @@
 """`rekindle promote RUN`: the approval that `register.approval: manual` waits for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`rekindle run CONFIG --rehearse-preemption FAULT@step=N`: proof that a fault changes nothing."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

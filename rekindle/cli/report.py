@@ -1,7 +1,5 @@
 """`rekindle report RUN`: the HTML card, and the index of all runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`rekindle resume RUN`: continues a run that failed or was stopped, here or on a platform."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rekindle run CONFIG`: the whole pipeline here and now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`rekindle runs`: the ledger of all runs under the home folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
 starts by itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import sys
@@ -16,17 +14,7 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.preflight import preflight
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import (
-    Decorated,
-    Overrides,
-    agree,
-    answer,
-    config,
-    overrides,
-    shared,
-    tell,
-    yes,
-)
+from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
@@ -170,11 +158,10 @@ def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
 
 
 def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
-    if as_json:
-        rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
-        answer(Schedules(platform=platform, schedules=rows))
-    elif not found:
+    if not (found or as_json):
         click.echo(f"rekindle set no schedule on {platform}", err=True)
-    for one in () if as_json else found:
-        state = "on" if one.enabled else "paused"
-        click.echo(f"{one.id}  {state}  {one.cron}  {one.timezone}")
+        return
+    states = {True: "on", False: "paused"}
+    lines = [f"{one.id}  {states[one.enabled]}  {one.cron}  {one.timezone}" for one in found]
+    rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
+    tell(Schedules(platform=platform, schedules=rows), "\n".join(lines), as_json)

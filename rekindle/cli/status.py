@@ -1,8 +1,6 @@
 """`rekindle status RUN`: the steps of a run, running or ended; of one on a platform, what that says
 of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

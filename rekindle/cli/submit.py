@@ -1,14 +1,12 @@
 """`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks, sends it
 once, and says where to look."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
 import click
 
-from rekindle.app.follow import exit_code, waited_for
+from rekindle.app.follow import waited_for
 from rekindle.app.plan_text import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
@@ -87,7 +85,8 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
         conclude(record, result)
         if record.error:
             click.echo(f"{record.error}\nnext: rekindle logs {record.run_id}", err=True)
-    return exit_code(record)
+    # those of a run here which ended like this
+    return {"succeeded": 0, "preempted": 75, "cancelled": 130}.get(record.status, 1)
 
 
 def show(outline: SubmissionPreview, what: str) -> None:

@@ -7,8 +7,6 @@ folder of the file, the folder above it (where `components/` lies beside `pipeli
 working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
 IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -116,10 +114,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
-# The child process
-
-
 def _main(path: Path, function: str, answer_file: Path) -> None:
+    """What the child process does."""
     try:
         answer: dict[str, Any] = {"ir": _compile_file(path, function)}
     except RekindleError as error:

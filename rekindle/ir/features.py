@@ -4,29 +4,12 @@ IR.
 The names are those of the rows of `catalog/features.yaml`, which says of each platform whether it
 carries the feature natively, whether rekindle emulates it there, or why it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rekindle.ir.graph import (
-    AnyNode,
-    Container,
-    FinalStatus,
-    Formatted,
-    FromInput,
-    FromTask,
-    Graph,
-    Importer,
-    Node,
-    Resources,
-    Secret,
-    Setting,
-    Step,
-    SubDag,
-)
+from rekindle.ir import graph as ir
 from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
 from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, Reference, references, templates
 
@@ -41,7 +24,7 @@ class Use:
     where: str
 
 
-def uses(graph: Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use, ...]:
+def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use, ...]:
     """Everything that the pipeline uses, each once, in the order of its nodes. The `arguments`
     of a run decide what importers import whose URI is an input, and leave out settings whose
     inputs have no value."""
@@ -55,28 +38,28 @@ def uses(graph: Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use,
     loops = loop_origins(graph)
     known = {} if arguments is None else known_inputs(graph, arguments)
     for node in graph.nodes():
-        if isinstance(node, Step) and known:
+        if isinstance(node, ir.Step) and known:
             node = _settled(node, known[node.path.rpartition("/")[0]])
         for feature, where in (*_of_any(node), *_of_kind(node, loops)):
             found.append(Use(feature, node.path, where))
-        if isinstance(node, Importer) and known and _importer(node) == "importers_at_run_time":
+        if isinstance(node, ir.Importer) and known and _importer(node) == "importers_at_run_time":
             found += [Use(f, node.path, node.where) for f in _imports(node, known)]
     return tuple(dict.fromkeys(found))
 
 
-def _of_kind(node: AnyNode, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
+def _of_kind(node: ir.AnyNode, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
     match node:
-        case Step():
+        case ir.Step():
             yield from _of_step(node)
-        case Importer():
+        case ir.Importer():
             yield _importer(node), node.where
             if node.to_workspace:
                 yield "workspace", node.where
-        case SubDag():
+        case ir.SubDag():
             yield from _of_sub_dag(node, loops)
 
 
-def _importer(node: Importer) -> str:
+def _importer(node: ir.Importer) -> str:
     """By where it imports from: a platform mounts its own store only."""
     uri = node.uri.literal
     if uri is None or any(True for _ in templates(dict(node.metadata))):
@@ -89,24 +72,22 @@ def _of_uri(uri: str) -> str:
     return f"importers_{scheme}" if scheme in ("gs", "s3") else "importers"
 
 
-def _imports(node: Importer, known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _imports(node: ir.Importer, known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What an importer that waits for values imports, as far as the scheme is known."""
     values, text = known_values(node, known), ""
     for part in node.uri.parts:
         if isinstance(part, Reference):
             value = values.get(part.path[2]) if part.path[0] == "inputs" else None
+            if value is None and "://" not in text:
+                return
             if value is None:
                 break
             part = str(value)
         text += part
-    else:
-        yield _of_uri(text)
-        return
-    if "://" in text:
-        yield _of_uri(text)
+    yield _of_uri(text)
 
 
-def _settled(step: Step, known: Mapping[str, Any]) -> Step:
+def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:
     """The step without what hangs on inputs that have no value, which KFP leaves out as well."""
 
     def is_absent(value: Any) -> bool:
@@ -116,28 +97,29 @@ def _settled(step: Step, known: Mapping[str, Any]) -> Step:
             return bound or any(map(is_absent, value.values()))
         return False
 
-    def is_wanted(setting: Setting) -> bool:
+    def is_wanted(setting: ir.Setting) -> bool:
         several = setting.value if isinstance(setting.value, list) else [setting.value]
         return not several or not all(map(is_absent, several))
 
-    def is_there(secret: Secret) -> bool:
-        return not isinstance(secret.name, FromInput) or known.get(secret.name.name, "") is not None
+    def is_there(secret: ir.Secret) -> bool:
+        name = secret.name
+        return not isinstance(name, ir.FromInput) or known.get(name.name, "") is not None
 
     settings, secrets = filter(is_wanted, step.settings), filter(is_there, step.secrets)
     return dataclasses.replace(step, settings=tuple(settings), secrets=tuple(secrets))
 
 
-def _of_any(node: Node) -> Iterator[tuple[str, str]]:
+def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
     bindings = [*node.parameters.values(), *node.artifacts.values()]
     if node.condition is not None:
         yield "conditions", f"{node.where}.triggerPolicy.condition"
     if node.always:
-        watched = any(isinstance(b, FinalStatus) for b in bindings)
+        watched = any(isinstance(b, ir.FinalStatus) for b in bindings)
         exits = watched or any(name.startswith("exit-handler-") for name in node.after)
         yield "exit_handlers" if exits else "ignore_upstream_failure", node.where
-    if any(isinstance(b, FinalStatus) for b in bindings):
+    if any(isinstance(b, ir.FinalStatus) for b in bindings):
         yield "final_status", f"{node.where}.inputs"
-    if any(isinstance(b, FromInput | FromTask) and b.keys for b in bindings):
+    if any(isinstance(b, ir.FromInput | ir.FromTask) and b.keys for b in bindings):
         yield "struct_elements", f"{node.where}.inputs"
     artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
     if any(artifact.is_list for artifact in artifacts):
@@ -147,13 +129,13 @@ def _of_any(node: Node) -> Iterator[tuple[str, str]]:
         yield "task_config", f"{node.where}.inputs"
 
 
-def _written(node: Node) -> Iterator[Argument]:
+def _written(node: ir.Node) -> Iterator[Argument]:
     """Templates in the defaults of the node's inputs, for those not given at run time."""
     for name, parameter in node.inputs.parameters.items():
         if name not in node.parameters:
             yield from templates(parameter.default)
     for binding in node.parameters.values():
-        if isinstance(binding, Formatted):
+        if isinstance(binding, ir.Formatted):
             yield from templates(binding.value)
 
 
@@ -168,7 +150,7 @@ def _of_fact(fact: str) -> str:
     return "workspace" if fact == "workspace_path" else "vertex_facts"
 
 
-def _of_sub_dag(node: SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
+def _of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
     results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
     if any(len(sources) > 1 for sources in results):
         yield "one_of", node.where
@@ -191,7 +173,7 @@ def _of_sub_dag(node: SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str
         yield "collected", node.where
 
 
-def _of_step(step: Step) -> Iterator[tuple[str, str]]:
+def _of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
     yield _of_command(step.container), step.where
     yield from ((feature, step.where) for feature in (*_of_options(step), *_of_container(step)))
     if step.secrets:
@@ -199,7 +181,7 @@ def _of_step(step: Step) -> Iterator[tuple[str, str]]:
     yield from ((_named(setting), setting.where) for setting in step.settings)
 
 
-def _of_command(container: Container) -> str:
+def _of_command(container: ir.Container) -> str:
     """What starts: code of KFP's, a command, the image's own entry point, or nothing at all."""
     if container.image.startswith(_STUBS):
         return "cluster_steps"
@@ -211,22 +193,19 @@ def _of_command(container: Container) -> str:
 _STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
 
 
-def _of_options(step: Step) -> Iterator[str]:
+def _of_options(step: ir.Step) -> Iterator[str]:
+    spread = step.distribution
     asked = {
-        "retries": step.retry.count,
-        "retries_of_distributed": step.retry.count and step.distribution is not None,
-        "caching": step.cache,
-        "cache_keys": step.cache_key,
-        "timeouts": step.timeout_seconds is not None,
-        "distribution": step.distribution is not None,
-        "accelerators": step.distribution is not None and step.distribution.gpus_per_node,
-        "machines": step.distribution is not None and step.distribution.machine,
-        "spot": step.distribution is not None and step.distribution.spot,
-    }
+        "retries": step.retry.count, "retries_of_distributed": step.retry.count and spread,
+        "caching": step.cache, "cache_keys": step.cache_key,
+        "timeouts": step.timeout_seconds is not None, "distribution": spread,
+        "accelerators": spread and spread.gpus_per_node, "machines": spread and spread.machine,
+        "spot": spread and spread.spot,
+    }  # fmt: skip
     yield from (feature for feature, there in asked.items() if there)
 
 
-def _of_container(step: Step) -> Iterator[str]:
+def _of_container(step: ir.Step) -> Iterator[str]:
     container = step.container
     if container.requirements:
         yield "pip_preambles"
@@ -237,7 +216,7 @@ def _of_container(step: Step) -> Iterator[str]:
     yield from map(_of_fact, _facts(arguments))
 
 
-def _of_resources(resources: Resources) -> Iterator[str]:
+def _of_resources(resources: ir.Resources) -> Iterator[str]:
     cpu = resources.cpu_limit or resources.cpu_request
     if cpu or resources.memory_limit or resources.memory_request:
         yield "cpu_and_memory"
@@ -262,5 +241,5 @@ _OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGN
 _NAMES = {"taskConfigPassthroughs": "task_config"}
 
 
-def _named(setting: Setting) -> str:
+def _named(setting: ir.Setting) -> str:
     return _NAMES.get(setting.name, setting.name)

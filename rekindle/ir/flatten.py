@@ -7,30 +7,14 @@ waits for an earlier one. Steps keep the paths that a run here gives them (`for-
 What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
 refuse before."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import UnsupportedError
+from rekindle.ir import graph as ir
 from rekindle.ir.condition import Expression
-from rekindle.ir.graph import (
-    AnyNode,
-    Binding,
-    Constant,
-    Dag,
-    FinalStatus,
-    Formatted,
-    FromInput,
-    FromTask,
-    Graph,
-    Importer,
-    Loop,
-    Step,
-    SubDag,
-)
 from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import has_templates
 
@@ -63,14 +47,14 @@ class Output:
 class Listed:
     """The values of all turns of a loop, without those that have none."""
 
-    items: tuple[Source, ...]
+    items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf:
     """The value of the first one that ran (KFP's OneOf)."""
 
-    items: tuple[Source, ...]
+    items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +62,10 @@ class Text:
     """A constant with Templates in it, which read the other inputs of its own node: `values`."""
 
     value: Any
-    values: Mapping[str, Source]
+    values: "Mapping[str, Source]"
 
 
-Source = Constant | Given | Output | Listed | FirstOf | Text
+Source = ir.Constant | Given | Output | Listed | FirstOf | Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +94,7 @@ class Flat:
     """A step under its `path` in a run, with all that it reads, waits for, and is guarded by; it
     runs once for each item of its `loop`."""
 
-    step: Step | Importer
+    step: ir.Step | ir.Importer
     path: str
     parameters: Mapping[str, Source]
     artifacts: Mapping[str, Source]
@@ -120,7 +104,7 @@ class Flat:
 
 
 def flatten(
-    graph: Graph, values: Mapping[str, Any], kept: Collection[str] = ()
+    graph: ir.Graph, values: Mapping[str, Any], kept: Collection[str] = ()
 ) -> tuple[Flat, ...]:
     """Every step in topological order; UnsupportedError for what has no flat form.
 
@@ -129,7 +113,7 @@ def flatten(
     no other step reads what their steps give."""
     flattening = _Flattening(kept)
     over = looped_over(graph, kept)
-    settled = {name: Constant(values[name]) for name in over if name in values}
+    settled = {name: ir.Constant(values[name]) for name in over if name in values}
     scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
     return tuple(flattening.found)
@@ -170,7 +154,7 @@ class _Flattening:
         self.found: list[Flat] = []
         self.kept = kept
 
-    def dag(self, dag: Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
+    def dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         """Flatten one Dag; what its outputs stand for."""
         ended: dict[str, _Scope] = {}
         inside: dict[str, tuple[str, ...]] = {}
@@ -189,10 +173,10 @@ class _Flattening:
         return _Scope(*(_results(getattr(dag, kind), ended, kind) for kind in kinds))
 
     def node(
-        self, node: AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
+        self, node: ir.AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
         after: tuple[str, ...],
     ) -> _Scope:  # fmt: skip
-        if not isinstance(node, SubDag):
+        if not isinstance(node, ir.SubDag):
             self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
             return _Scope(
                 {name: Output(path, name) for name in node.outputs.parameters},
@@ -210,14 +194,16 @@ class _Flattening:
             both = tuple(dict.fromkeys([*flat.after, *after]))
             self.found[i] = dataclasses.replace(flat, after=both)
 
-    def sub_dag(self, node: SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]) -> _Scope:
+    def sub_dag(
+        self, node: ir.SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]
+    ) -> _Scope:
         if node.loop is None:
             return self.dag(node.dag, path, given, guards)
         if path in self.kept and isinstance(over := self.over(node.loop, given), Given):
             return self.keep(node, node.loop, path, given, over.name)
         turns, bounds = [], [len(self.found)]
         for i, item in enumerate(self.items(node.loop, node, path, given)):
-            inputs = {**given.parameters, node.loop.item: Constant(item)}
+            inputs = {**given.parameters, node.loop.item: ir.Constant(item)}
             turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
             bounds.append(len(self.found))
         self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
@@ -226,7 +212,7 @@ class _Flattening:
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
         )
 
-    def keep(self, node: SubDag, loop: Loop, path: str, given: _Scope, over: str) -> _Scope:
+    def keep(self, node: ir.SubDag, loop: ir.Loop, path: str, given: _Scope, over: str) -> _Scope:
         """The steps of a loop once, for the platform to repeat."""
         first = len(self.found)
         item = Item(path, type=node.inputs.parameters[loop.item].type)
@@ -236,17 +222,17 @@ class _Flattening:
         self.found[first:] = [dataclasses.replace(f, loop=around) for f in self.found[first:]]
         return _Scope({}, {})
 
-    def over(self, loop: Loop, given: _Scope) -> Source | None:
+    def over(self, loop: ir.Loop, given: _Scope) -> Source | None:
         """What a loop goes over, if it is an input."""
         named = isinstance(loop.items, str) and not loop.artifacts
         return given.parameters.get(str(loop.items)) if named else None
 
-    def items(self, loop: Loop, node: SubDag, path: str, given: _Scope) -> Sequence[Any]:
+    def items(self, loop: ir.Loop, node: ir.SubDag, path: str, given: _Scope) -> Sequence[Any]:
         """The list that a loop goes over."""
         items: Any = loop.items
         if isinstance(items, str):
             known = self.over(loop, given)
-            items = known.value if isinstance(known, Constant) else None
+            items = known.value if isinstance(known, ir.Constant) else None
         if items is None or has_templates(items):
             what = f"`{path}` loops over what is known at run time only"
             fix = "loop over a list that is written in the pipeline, or an argument"
@@ -267,43 +253,42 @@ class _Flattening:
             passed = {path for i in before for path in _upstream(self.found[i])}
             self.wait(first, [p for i in before if (p := self.found[i].path) not in passed])
 
-    def inputs(self, node: AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
+    def inputs(self, node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
-        defaults = {
-            n: p.default for n, p in node.inputs.parameters.items() if p.default is not None
-        }
-        parameters: dict[str, Source] = {n: Constant(value) for n, value in defaults.items()}
+        defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
+        parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}
         for name, binding in node.parameters.items():
             source = self.parameter(node, binding, scope, ended)
             if source is not None:
                 parameters[name] = source
-        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, Formatted)}
+        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
         for name, source in parameters.items():
-            if name not in texts and isinstance(source, Constant) and has_templates(source.value):
-                texts[name] = source.value
+            value = source.value if isinstance(source, ir.Constant) else None
+            if name not in texts and has_templates(value):
+                texts[name] = value
         for name, value in texts.items():
             others = {n: s for n, s in parameters.items() if n != name and n not in texts}
             parameters[name] = Text(value, others)
         artifacts = {}
         for name, place in node.artifacts.items():
-            if isinstance(place, FromTask):
+            if isinstance(place, ir.FromTask):
                 artifacts[name] = _output(ended, place, "artifacts")
             elif place.name in scope.artifacts:
                 artifacts[name] = scope.artifacts[place.name]
         return _Scope(parameters, artifacts)
 
     def parameter(
-        self, node: AnyNode, binding: Binding, scope: _Scope, ended: Mapping[str, _Scope]
+        self, node: ir.AnyNode, binding: ir.Binding, scope: _Scope, ended: Mapping[str, _Scope]
     ) -> Source | None:
         match binding:
-            case Constant(value):
+            case ir.Constant(value):
                 return binding if value is not None else None
-            case FromInput(name, keys):
+            case ir.FromInput(name, keys):
                 found = scope.parameters.get(name)
                 return None if found is None else _element(found, keys, node.where)
-            case FromTask():
+            case ir.FromTask():
                 return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
-            case FinalStatus(task):
+            case ir.FinalStatus(task):
                 what = f"`{node.path}` reads how `{task}` ended"
                 raise UnsupportedError(what, where=node.where, fix="run it where exit handlers run")
         return None
@@ -314,13 +299,13 @@ def _upstream(flat: Flat) -> set[str]:
     return {*flat.after, *(s.path for s in read_by(flat) if isinstance(s, Output))}
 
 
-def _output(ended: Mapping[str, _Scope], source: FromTask, kind: str) -> Source:
+def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
     found: Source = getattr(ended[source.task], kind)[source.output]
     return found
 
 
 def _results(
-    results: Mapping[str, tuple[FromTask, ...]], ended: Mapping[str, _Scope], kind: str
+    results: Mapping[str, tuple[ir.FromTask, ...]], ended: Mapping[str, _Scope], kind: str
 ) -> dict[str, Source]:
     found = {n: tuple(_output(ended, s, kind) for s in several) for n, several in results.items()}
     return {n: items[0] if len(items) == 1 else FirstOf(items) for n, items in found.items()}
@@ -331,12 +316,12 @@ def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
     if not keys:
         return source
     match source:
-        case Constant(value):
+        case ir.Constant(value):
             for key in keys:
                 if not isinstance(value, dict) or key not in value:
                     raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
                 value = value[key]
-            return Constant(value)
+            return ir.Constant(value)
         case Given() | Output():
             return dataclasses.replace(source, keys=(*source.keys, *keys))
     raise UnsupportedError("an element of a list or of formatted text", where=where)

@@ -10,11 +10,9 @@ A node's inputs are bound to constants, to inputs of the Dag around it, to outpu
 to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and kubernetes_executor_config.
 proto of kfp-kubernetes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rekindle.errors import did_you_mean
 from rekindle.ir.condition import Expression
@@ -271,11 +269,11 @@ class Dag:
     """Nodes by name, and where the Dag's outputs come from: the first source that ran gives the
     value (more than one is KFP's OneOf)."""
 
-    nodes: Mapping[str, AnyNode]
+    nodes: "Mapping[str, AnyNode]"
     parameters: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)
     artifacts: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)
 
-    def ordered(self) -> tuple[AnyNode, ...]:
+    def ordered(self) -> "tuple[AnyNode, ...]":
         """Nodes in topological order, ties in the order of the IR; raises ValueError on a cycle."""
         done: dict[str, AnyNode] = {}
         waiting = dict(self.nodes)
@@ -346,7 +344,7 @@ class Graph:
         hint = did_you_mean(name, [*by_path, *(n.name for n in by_path.values())])
         raise KeyError(f"no step `{name}`; {hint or 'there are ' + ', '.join(by_path)}")
 
-    def until(self, name: str) -> Graph:
+    def until(self, name: str) -> Self:
         """This, with the step `name` of the pipeline itself and what it needs, and no outputs."""
         needed, waiting = set[str](), [name]
         while waiting:
@@ -356,7 +354,7 @@ class Graph:
         dag = dataclasses.replace(self.dag, nodes=kept, parameters={}, artifacts={})
         return dataclasses.replace(self, dag=dag)
 
-    def spread(self, name: str, over: Distribution) -> Graph:
+    def spread(self, name: str, over: Distribution) -> Self:
         """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if
         there is none."""
         step = self.dag.nodes[name]

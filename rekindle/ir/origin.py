@@ -4,8 +4,6 @@ pipeline, or on what steps give.
 Platforms without loops of their own unroll those whose lists are known when the pipeline is
 compiled; this says which those are. Follows the bindings of the Graph, outermost Dag first."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -6,12 +6,10 @@ time, so that a value which happens to contain a placeholder is never expanded a
 the plain JSON that `launch/shim.py` renders; it is the only thing the two share. What is unknown is
 refused with its place in the IR."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import UnsupportedError
@@ -68,7 +66,7 @@ class Template:
 class Concat:
     """Items that join to one argument; an absent IfPresent among them adds nothing."""
 
-    items: tuple[Argument, ...]
+    items: "tuple[Argument, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +74,8 @@ class IfPresent:
     """`then` if the input has a value, else `otherwise`: each none, one or several arguments."""
 
     input: str
-    then: tuple[Argument, ...]
-    otherwise: tuple[Argument, ...]
+    then: "tuple[Argument, ...]"
+    otherwise: "tuple[Argument, ...]"
 
 
 Argument = Template | Concat | IfPresent
@@ -113,18 +111,32 @@ def parse_value(value: Any, where: str) -> Any:
     """A constant with every text in it that holds a placeholder turned into a Template.
 
     Such a text may only refer to parameters of its own step and to facts of the run."""
-    if isinstance(value, str):
-        template = parse(value, where)
+
+    def parsed(leaf: Any) -> Any:
+        if not isinstance(leaf, str):
+            return leaf
+        template = parse(leaf, where)
         paths = references(template)
         if any(path[:2] != ("inputs", "parameters") and path[0] != "run" for path in paths):
-            what = f"a constant refers to an artifact or output: {value}"
+            what = f"a constant refers to an artifact or output: {leaf}"
             raise UnsupportedError(what, where=where)
-        return value if template.literal is not None else template
-    if isinstance(value, list):
-        return [parse_value(item, where) for item in value]
-    if isinstance(value, dict):
-        return {key: parse_value(item, where) for key, item in value.items()}
-    return value
+        return leaf if template.literal is not None else template
+
+    return mapped(value, parsed)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` of all that stands in its lists and mappings; tuples become lists."""
+    if isinstance(value, list | tuple):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)
+
+
+def filled(value: Any, fill: Callable[[Template], Any]) -> Any:
+    """`value` with what `fill` makes of every Template in it."""
+    return mapped(value, lambda leaf: fill(leaf) if isinstance(leaf, Template) else leaf)
 
 
 def has_templates(value: Any) -> bool:

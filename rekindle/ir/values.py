@@ -6,15 +6,14 @@ inside a LIST or STRUCT, where the IR has no types, a number without a fraction 
 (`[1.0, 2.5]` reads as `[1, 2.5]`), as KFP's own backend shows it to a component. Values that steps
 hand over as JSON at run time keep their JSON type."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from rekindle.errors import Problem, RequestError, did_you_mean
-from rekindle.ir.graph import Graph, Parameter, ParameterType
+from rekindle.ir.graph import Graph, ParameterType
+from rekindle.ir.placeholders import mapped
 
 _WORDS: Mapping[ParameterType, str] = {
     "STRING": "text", "NUMBER_INTEGER": "a whole number", "NUMBER_DOUBLE": "a number",
@@ -26,13 +25,9 @@ _WORDS: Mapping[ParameterType, str] = {
 
 def integral(value: Any) -> Any:
     """`value` with every float that has no fraction as an int, at any depth."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [integral(item) for item in value]
-    if isinstance(value, dict):
-        return {key: integral(item) for key, item in value.items()}
-    return value
+    return mapped(
+        value, lambda one: int(one) if isinstance(one, float) and one.is_integer() else one
+    )
 
 
 def from_ir(value: Any, kind: ParameterType) -> Any:
@@ -55,15 +50,11 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
     A bool is not a number, an int is a valid double."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
-        "STRING": isinstance(value, str),
+        "STRING": isinstance(value, str), "BOOLEAN": isinstance(value, bool),
         "NUMBER_INTEGER": number and isinstance(value, int),
         "NUMBER_DOUBLE": number and abs(value) <= sys.float_info.max,
-        "BOOLEAN": isinstance(value, bool),
         "LIST": isinstance(value, list),
-        "STRUCT": isinstance(value, dict),
-        "TASK_FINAL_STATUS": isinstance(value, dict),
-        "TASK_CONFIG": isinstance(value, dict),
-    }[kind]
+    }.get(kind, isinstance(value, dict))  # fmt: skip
     if not fits:
         return f"{shown(value)} is not {_WORDS[kind]}"
     try:
@@ -82,15 +73,18 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():
-        value = _plain(arguments.get(name))
+        value = mapped(arguments.get(name), lambda leaf: leaf)  # JSON knows no tuples
         if value is None:
             if parameter.required:
                 what = f"the pipeline needs `{name}` ({_WORDS[parameter.type]})"
                 problems.append(Problem(what, name, "give it a value"))
             elif parameter.default is not None:
                 values[name] = parameter.default
-        elif reason := _argument_problem(value, parameter):
+        elif reason := mismatch(value, parameter.type):
             problems.append(Problem(f"`{name}`: {reason}", name))
+        elif parameter.literals and value not in parameter.literals:
+            known = ", ".join(map(repr, parameter.literals))
+            problems.append(Problem(f"`{name}`: {shown(value)} is not one of {known}", name))
         else:
             values[name] = float(value) if parameter.type == "NUMBER_DOUBLE" else value
     for name, artifact in graph.inputs.artifacts.items():
@@ -100,23 +94,6 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise RequestError(problems)
     return values
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, at any depth: JSON knows no others."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
-def _argument_problem(value: Any, parameter: Parameter) -> str | None:
-    if reason := mismatch(value, parameter.type):
-        return reason
-    if parameter.literals and value not in parameter.literals:
-        return f"{shown(value)} is not one of {', '.join(map(repr, parameter.literals))}"
-    return None
 
 
 def _unknown(name: str, graph: Graph) -> Problem:

@@ -6,8 +6,6 @@ created while an older one was alive is surplus: two launchers, or one that was 
 of `create` and its successor, did not know of each other; every launcher comes to the same
 conclusion, cancels it and follows the older one. The others are the attempts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal

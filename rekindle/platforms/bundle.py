@@ -5,8 +5,6 @@ A bundle is a folder called by its content: code and constants of a KFP executor
 container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it, so that a step
 runs in any image with Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ import rekindle
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import FirstOf, Flat, Given, Guard, Listed, Output, Source, Text, sources
 from rekindle.ir.graph import Constant, Importer, Ports, Step
-from rekindle.ir.placeholders import Template, lower
+from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
 
 RESULT = "rekindle-result"  # an artifact may be called `result`
@@ -71,18 +69,16 @@ def lowered_container(step: Step) -> dict[str, Any]:
     placeholders, its packages, and what it promises to leave."""
     container = step.container
     kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
+    pip = {
+        "needed": list(container.requirements), "options": list(container.pip_options),
+        "runtime": list(container.runtime_requirements),
+    }  # fmt: skip
     return {
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
+        "source": container.source, "pip": pip,
+        "command": list(map(lower, container.command)), "args": list(map(lower, container.args)),
         "env": {name: lower(value) for name, value in container.env.items()},
-        "pip": {
-            "needed": list(container.requirements),
-            "runtime": list(container.runtime_requirements),
-            "options": list(container.pip_options),
-        },
         "outputs": {"parameters": kinds, "artifacts": types_of(step.outputs)},
-    }
+    }  # fmt: skip
 
 
 def types_of(ports: Ports) -> dict[str, dict[str, str]]:
@@ -148,15 +144,8 @@ def _encoded(
             return {"first": [_encoded(item, given, known) for item in items]}
         case Text(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
-            return {"text": _lowered(value), "values": inner}
-
-
-def _lowered(value: Any) -> Any:
-    if isinstance(value, Template):
-        return {"template": lower(value)}
-    if isinstance(value, list):
-        return [_lowered(item) for item in value]
-    return {k: _lowered(v) for k, v in value.items()} if isinstance(value, dict) else value
+            text = filled(value, lambda template: {"template": lower(template)})
+            return {"text": text, "values": inner}
 
 
 def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:

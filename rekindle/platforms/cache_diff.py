@@ -5,16 +5,13 @@ it reads. Values are compared by content where the platform does that; files by 
 at, which is a new one whenever their maker runs again. A step that a platform never caches runs
 every time."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rekindle.ir.graph import Graph
-from rekindle.ir.units import TracedStep, traced
+from rekindle.ir import graph as ir
 
 _TASK_PARTS = {
     "source": "its code", "command": "its command", "args": "its arguments", "env": "environment",
@@ -81,27 +78,87 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
             yield part
 
 
-def of_graph(graph: Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
-    """For platforms that run KFP's own encoding: values count by content, artifacts by place."""
-    return tuple(_unit(step) for step in traced(graph, values))
+def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
+    """For platforms that run KFP's own encoding: values count by content, artifacts by place.
+
+    `values` are those of the pipeline's parameters. Every input is followed through nested
+    pipelines to where it comes from: a value, a parameter, or an output of a step."""
+    found: list[CacheKey] = []
+    _walk(graph.dag, {name: _Traced(repr(value)) for name, value in values.items()}, found)
+    return tuple(found)
 
 
-def _unit(found: TracedStep) -> CacheKey:
-    container = found.step.container
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """Where an input comes from: what is known of it as text, and the steps that give the rest."""
+
+    text: str = ""
+    steps: tuple[str, ...] = ()
+
+
+def _walk(dag: ir.Dag, scope: Mapping[str, _Traced], found: list[CacheKey]) -> dict[str, _Traced]:
+    """The steps of a Dag; what its outputs come from."""
+    ended: dict[tuple[str, str], _Traced] = {}
+    for node in dag.ordered():
+        bindings: dict[str, ir.Binding] = {**node.parameters, **node.artifacts}
+        inputs = {name: _traced(binding, scope, ended) for name, binding in bindings.items()}
+        if isinstance(node, ir.SubDag):
+            made = _walk(node.dag, _inside(node, inputs), found)
+        else:
+            names = (*node.outputs.parameters, *node.outputs.artifacts)
+            made = dict.fromkeys(names, _Traced(steps=(node.path,)))
+        ended |= {(node.name, name): output for name, output in made.items()}
+        if isinstance(node, ir.Step):
+            found.append(_key(node, inputs))
+    several = {**dag.parameters, **dag.artifacts}
+    return {n: _joined([ended[s.task, s.output] for s in each]) for n, each in several.items()}
+
+
+def _inside(node: ir.SubDag, inputs: Mapping[str, _Traced]) -> dict[str, _Traced]:
+    """What the inputs of a nested Dag stand for; a loop's item comes from its list."""
+    known = {name: _Traced(repr(p.default)) for name, p in node.inputs.parameters.items()}
+    scope = {**known, **inputs}
+    if node.loop is not None:
+        items = node.loop.items
+        scope[node.loop.item] = scope[items] if isinstance(items, str) else _Traced(repr(items))
+    return scope
+
+
+def _traced(
+    binding: ir.Binding, scope: Mapping[str, _Traced], ended: Mapping[tuple[str, str], _Traced]
+) -> _Traced:
+    match binding:
+        case ir.Constant(value) | ir.Formatted(
+            value
+        ):  # what that reads are inputs of the same node
+            return _Traced(repr(value))
+        case ir.FromInput(name):
+            return scope.get(name, _Traced())
+        case ir.FromTask(task, output):
+            return ended.get((task, output), _Traced())
+        case ir.FinalStatus(task):
+            return _Traced(steps=(task,))
+
+
+def _joined(several: Sequence[_Traced]) -> _Traced:
+    steps = dict.fromkeys(step for part in several for step in part.steps)
+    return _Traced(" | ".join(part.text for part in several if part.text), tuple(steps))
+
+
+def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
+    container = step.container
     code = container.source + repr((container.command, container.args))
     parts = {
         "its code": _digest(code),
         "image": container.image,
         "environment": repr(container.env),
     }
-    parts |= {f"input `{name}`": o.text for name, o in found.parameters.items() if o.text}
-    return CacheKey(
-        found.step.path,
-        found.step.cache,
-        parts,
-        tuple(dict.fromkeys(s for o in found.artifacts.values() for s in o.steps)),
-        tuple(dict.fromkeys(s for o in found.parameters.values() for s in o.steps)),
+    parts |= {f"input `{n}`": inputs[n].text for n in step.parameters if inputs[n].text}
+    files, values = (
+        _joined([inputs[name] for name in names]).steps
+        for names in (step.artifacts, step.parameters)
     )
+    return CacheKey(step.path, step.cache, parts, files, values)
 
 
 def of_bundle(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:

@@ -3,8 +3,6 @@
 A check that the user may not make, or that gets no answer, is reported as not asked and is not a
 problem: the platform itself decides later. If the login fails, what follows it is skipped."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

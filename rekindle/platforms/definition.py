@@ -1,7 +1,5 @@
 """What a platform's compiler makes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import tempfile

@@ -4,8 +4,6 @@ Only a daemon on this machine counts (a socket in the file system): what a step 
 mounted from here. The address is found once and given to every later command, so that no variable
 of a step leads it elsewhere. Images are known by their id, a hash of all that is in them."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,10 +1,9 @@
 """What all platforms say alike of what failed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle.errors import PlatformError, Problem
+from rekindle.records import RunStatus
 from rekindle.spec.schedule import ScheduleSpec
 
 BUG = "this is probably a bug in rekindle, please report it"
@@ -27,9 +26,11 @@ def no_schedule(name: str, where: str = "") -> PlatformError:
     )
 
 
-def not_resumable(what: str, where: str) -> PlatformError:
-    """To raise for a run that succeeded or goes on."""
-    return PlatformError(what, where=where, fix="only what failed or was stopped is tried again")
+def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
+    """PlatformError for a run that succeeded or goes on."""
+    if status not in ("failed", "cancelled"):
+        fix = "only what failed or was stopped is tried again"
+        raise PlatformError(what, where=where, fix=fix)
 
 
 def unheeded(schedule: ScheduleSpec, what: str, who: str, platform: str) -> Iterator[Problem]:

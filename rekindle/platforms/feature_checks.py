@@ -1,15 +1,13 @@
 """May this pipeline go to this platform? The feature table decides: what it refuses is an error
 with its place in the IR before anything is sent or run, what it ignores is said."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
 from rekindle.catalog.tables import lacks_python
-from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
+from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError, collected
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph, Step
 from rekindle.records import Ignored
@@ -41,6 +39,21 @@ def admit(
         Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
+
+
+def lacks(
+    graph: Graph, platform: str, of_place: Iterable[Problem],
+    honoured: Collection[tuple[str, str]] = (), unproven: Collection[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> list[Problem]:  # fmt: skip
+    """`of_place`, what the config's section lacks; raised at once with all that `admit` refuses, if
+    there is any, since no job could be made of that."""
+    refused: list[Problem] = []
+    with collected(refused):
+        admit(graph, platform, honoured, unproven, arguments)
+    if refused:
+        raise refusal([*refused, *of_place])
+    return list(of_place)
 
 
 def row_of(use: Use) -> Feature:
@@ -96,3 +109,44 @@ def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
     fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
     what = f"{who} uses {row.what}, which {platform} refuses: {why}"
     return Problem(what, use.where, fix if elsewhere else "take it out")
+
+
+def parity_report(
+    graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any] | None = None
+) -> str:
+    """How each platform carries what each step uses, in Markdown: a table of step x platform, for
+    the `arguments` of a run if there are any, then what is behind each word but `native`."""
+    rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
+    for use in uses(graph, arguments):
+        rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))
+    lines = [
+        f"# {graph.name}: how each platform carries it",
+        "",
+        f"| step | {' | '.join(platforms)} |",
+        "|---" * (len(platforms) + 1) + "|",
+    ]
+    for path, features in rows.items():
+        cells = [_cell(features, platform) for platform in platforms]
+        lines.append(f"| {path} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_reasons(rows, platforms)]) + "\n"
+
+
+def _cell(features: Sequence[Feature], platform: str) -> str:
+    """The features that are not native there, or `native`."""
+    said = [
+        f"{carried.verdict}: {feature.what}"
+        for feature in features
+        if (carried := carried_on(feature, platform)).verdict != "native"
+    ]
+    return "; ".join(said) or "native"
+
+
+def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
+    found = [
+        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+        for features in rows.values()
+        for feature in features
+        for platform in platforms
+        if (carried := carried_on(feature, platform)).how
+    ]
+    return list(dict.fromkeys(found))

@@ -4,8 +4,6 @@ where a platform pulls from, and known by digest from then on.
 The digest is that of the manifest, as the registry answers `docker push`. The image's labels say
 which code is in it, and which base is below."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path

@@ -6,8 +6,6 @@ called.
 Authority for `.dockerignore`: docs.docker.com/build/concepts/context, "Filename and location": Go's
 filepath.Match, `**` for any folders, `!` for exceptions, the last line that matches decides."""
 
-from __future__ import annotations
-
 import fnmatch
 import glob
 import itertools

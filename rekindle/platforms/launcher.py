@@ -7,8 +7,6 @@ launcher that is stopped while the run goes on (its machine is drained) leaves t
 one. If that cannot be found out the job goes on, too: its node rank 0 ends it when the run is over.
 """
 
-from __future__ import annotations
-
 import abc
 import logging
 import signal

@@ -1,7 +1,5 @@
 """What a step asks of a machine, and the smallest one of a platform's catalog that has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ asked a few times.
 
 Authority for images: the OCI distribution specification 1.1, "Pulling manifests"."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

@@ -1,10 +1,9 @@
 """A run on a platform as it is now, in the words of a run here: what a record becomes by it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
@@ -52,12 +51,14 @@ def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> 
     steps += known.values()
     if snapshot.status in ENDED_RUN:
         steps = [_closed(step, snapshot.status) for step in steps]
+    failed = first_failed(steps)
+    error = f"step `{failed.name}` failed: {failed.error}".rstrip(": ") if failed else ""
     began = datetime.datetime.fromisoformat(record.started_at)
     seconds = round(((snapshot.ended_at or now) - began).total_seconds(), 3)
     return record.model_copy(
         update={
             "status": snapshot.status, "steps": tuple(steps), "seconds": max(0.0, seconds),
-            "error": snapshot.error or _first_error(steps),
+            "error": snapshot.error or error,
         }
     )  # fmt: skip
 
@@ -71,6 +72,11 @@ def step_times(
     seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
     utc = began.astimezone(datetime.UTC).isoformat(timespec="seconds")
     return {"started_at": utc, "seconds": seconds}
+
+
+def moment(said: Mapping[str, Any], name: str) -> datetime.datetime | None:
+    """The time that a platform's JSON has under a name; None where it has none."""
+    return datetime.datetime.fromisoformat(said[name]) if said.get(name) else None
 
 
 def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
@@ -87,8 +93,3 @@ def _closed(step: StepRecord, status: RunStatus) -> StepRecord:
     if step.status == "running":
         return step.model_copy(update={"status": "cancelled", "reason": f"the run {status}"})
     return step
-
-
-def _first_error(steps: Iterable[StepRecord]) -> str:
-    failed = first_failed(steps)
-    return f"step `{failed.name}` failed: {failed.error}".rstrip(": ") if failed else ""

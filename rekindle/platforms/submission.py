@@ -3,13 +3,11 @@
 A submission is identified by what is sent and by a token of the caller. The same two give the same
 name, so submitting is idempotent."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 S = TypeVar("S")
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
@@ -31,7 +29,7 @@ class RunTag:
         return f"rekindle run {self.run_id} definition {self.definition} token {self.token}"
 
     @classmethod
-    def read(cls, text: str) -> RunTag | None:
+    def read(cls, text: str) -> Self | None:
         """The mark in a description; None where rekindle set none."""
         match = _MARK.search(text)
         return cls(*match.groups()) if match else None
@@ -41,7 +39,7 @@ class RunTag:
         return {tag: getattr(self, name) for tag, name in _TAGS.items()}
 
     @classmethod
-    def of(cls, tags: Mapping[str, str]) -> RunTag | None:
+    def of(cls, tags: Mapping[str, str]) -> Self | None:
         """The mark that labels or tags hold; None where rekindle set none."""
         if not _TAGS.keys() <= tags.keys():
             return None

@@ -6,8 +6,6 @@ path.py:Class`, `train.entrypoint`, and modules that a component imports have to
 A definition is compiled only for an image whose code is, by its hash, the code that is here. A path
 that is not on this machine is taken for one in the image, which rekindle does not check."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

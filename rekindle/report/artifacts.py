@@ -1,8 +1,6 @@
 """What the steps of a pipeline show as KFP artifacts: metrics, confusion matrices, ROC curves,
 Markdown, and HTML, which gets a frame without scripts and without a network."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Linear axes with ticks at round numbers, for values and for time; thinning of long lines."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ promoted or not.
 A section without a record is left out. A run that failed opens with the step that failed and how to
 go on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rekindle.errors import RequestError

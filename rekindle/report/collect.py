@@ -6,8 +6,6 @@ with the file of that kind in it. A run of a user's own pipeline may have none: 
 `Findings` is optional. A record that is missing, unreadable or of another version becomes a
 sentence in `notes`, never an error."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,33 +14,14 @@ from urllib.parse import unquote, urlparse
 
 from pydantic import ValidationError
 
+from rekindle import records
 from rekindle.outputs import Planned
-from rekindle.records import (
-    RECORD_FILES,
-    RECORD_KINDS,
-    Decision,
-    Evidence,
-    Fingerprint,
-    GateSummary,
-    HistoryRow,
-    ModelSummary,
-    Profile,
-    Record,
-    Registration,
-    RunRecord,
-    RunSummary,
-    ShardManifest,
-    StepSummary,
-    TrainingSummary,
-)
 
 HISTORY = "history.jsonl"
 PROFILE = "profile.json"
 
-_SHOWN: dict[str, type[Record]] = {
-    "fingerprint": Fingerprint, "shards": ShardManifest, "training": TrainingSummary,
-    "evidence": Evidence, "registration": Registration, "profile": Profile,
-}  # fmt: skip
+_SHOWN = {kind: record for kind, record in records.RECORD_KINDS.items() if kind != "scores"}
+_SHOWN["profile"] = records.Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +31,19 @@ class Findings:
 
     `files` holds the file behind each record, by kind."""
 
-    fingerprint: Fingerprint | None = None
-    shards: ShardManifest | None = None
-    training: TrainingSummary | None = None
-    evidence: Evidence | None = None
-    registration: Registration | None = None
-    history: tuple[HistoryRow, ...] = ()
-    profile: Profile | None = None
+    fingerprint: records.Fingerprint | None = None
+    shards: records.ShardManifest | None = None
+    training: records.TrainingSummary | None = None
+    evidence: records.Evidence | None = None
+    registration: records.Registration | None = None
+    history: tuple[records.HistoryRow, ...] = ()
+    profile: records.Profile | None = None
     plan: Planned | None = None
     notes: tuple[str, ...] = ()
     files: dict[str, Path] = dataclasses.field(default_factory=dict)
 
 
-def collect(run: RunRecord, *, history: bool = True) -> Findings:
+def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
     """Everything the steps of `run` recorded; where two steps wrote the same kind, the later step's
     record.
 
@@ -84,17 +63,19 @@ def local_path(uri: str) -> Path:
     return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else Path(uri)
 
 
-def _locate(run: RunRecord) -> Iterator[tuple[str, Path]]:
+def _locate(run: records.RunRecord) -> Iterator[tuple[str, Path]]:
     """(kind, file) of every record that the artifacts announce, in the order of the steps."""
     for step in run.steps:
         for artifact in step.artifacts.values():
             kind = artifact.metadata.get("record")
-            if isinstance(kind, str) and kind in RECORD_KINDS and artifact.uri:
+            if isinstance(kind, str) and kind in records.RECORD_KINDS and artifact.uri:
                 path = local_path(artifact.kept or artifact.uri)
-                yield kind, path / RECORD_FILES[kind] if path.is_dir() else path
+                yield kind, path / records.RECORD_FILES[kind] if path.is_dir() else path
 
 
-def _read(cls: type[Record], kind: str, files: dict[str, Path], notes: list[str]) -> Record | None:
+def _read(
+    cls: type[records.Record], kind: str, files: dict[str, Path], notes: list[str]
+) -> records.Record | None:
     if kind not in files:
         return None
     try:
@@ -104,7 +85,7 @@ def _read(cls: type[Record], kind: str, files: dict[str, Path], notes: list[str]
         return None
 
 
-def _plan(run: RunRecord, notes: list[str]) -> Planned | None:
+def _plan(run: records.RunRecord, notes: list[str]) -> Planned | None:
     """What was planned before; another version may say more of a plan, or less."""
     if not run.plan:
         return None
@@ -115,19 +96,19 @@ def _plan(run: RunRecord, notes: list[str]) -> Planned | None:
         return None
 
 
-def history_beside(training: Path, notes: list[str]) -> tuple[HistoryRow, ...]:
+def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow, ...]:
     """The rows in the folder of the file `training`, one a step: after a resume the later row of a
     step counts."""
     path = training.with_name(HISTORY)
     if not path.is_file():
         return ()
-    rows: dict[int, HistoryRow] = {}
+    rows: dict[int, records.HistoryRow] = {}
     unreadable = 0
     try:
         with path.open("rb") as lines:
             for line in lines:
                 try:
-                    row = HistoryRow.model_validate_json(line)
+                    row = records.HistoryRow.model_validate_json(line)
                 except ValidationError:
                     unreadable += bool(line.strip())
                 else:
@@ -151,13 +132,15 @@ def _why(error: Exception, path: Path) -> str:
     return f"{error}" if isinstance(error, OSError) else f"{error} in {path}"
 
 
-def summarised(record: RunRecord, findings: Findings | None = None, card: str = "") -> RunSummary:
+def summarised(
+    record: records.RunRecord, findings: Findings | None = None, card: str = ""
+) -> records.RunSummary:
     """The run and what its steps found; `card` is the path of its card."""
     found = findings or collect(record, history=False)
-    fields = StepSummary.model_fields
-    steps = tuple(StepSummary(**{n: getattr(s, n) for n in fields}) for s in record.steps)
+    summed_up = records.StepSummary.model_validate
+    steps = tuple(summed_up(step, from_attributes=True) for step in record.steps)
     evidence, source = found.evidence, found.fingerprint
-    return RunSummary(
+    return records.RunSummary(
         run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
         seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
         gate=gate_of(found), model=model_of(found), card=card,
@@ -167,21 +150,21 @@ def summarised(record: RunRecord, findings: Findings | None = None, card: str = 
     )  # fmt: skip
 
 
-def gate_of(found: Findings) -> GateSummary | None:
+def gate_of(found: Findings) -> records.GateSummary | None:
     """Whether the model of this run is the champion now, and why or why not."""
     if found.evidence is None:
         return None
-    waits: Decision = "pending" if found.evidence.promote else "refused"
+    waits: records.Decision = "pending" if found.evidence.promote else "refused"
     decision = found.registration.decision if found.registration else waits
-    return GateSummary(
+    return records.GateSummary(
         promoted=decision == "promoted", decision=decision, passed=found.evidence.promote,
         reason=found.evidence.reason, champion_version=found.evidence.champion_version,
         comparison=found.evidence.comparison,
     )  # fmt: skip
 
 
-def model_of(found: Findings) -> ModelSummary | None:
+def model_of(found: Findings) -> records.ModelSummary | None:
     """Where the registry holds the model."""
     if (where := found.registration) is None:
         return None
-    return ModelSummary(**{name: getattr(where, name) for name in ModelSummary.model_fields})
+    return records.ModelSummary.model_validate(where, from_attributes=True)

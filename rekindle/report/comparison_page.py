@@ -1,8 +1,6 @@
 """The comparison of runs as one HTML file, like a card: tables of what differs, and the curves of
 their trainings in one plot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

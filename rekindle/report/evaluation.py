@@ -1,25 +1,13 @@
 """The evidence as the card shows it: gate and interval, metrics against the champion, confusion,
 calibration, slices."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from rekindle import formats
-from rekindle.records import (
-    CalibrationBin,
-    Check,
-    ClassResult,
-    Comparison,
-    Evidence,
-    RunRecord,
-    Sample,
-    Slice,
-)
+from rekindle import formats, records
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
@@ -32,7 +20,7 @@ _NOTHING = Markup("")
 class Gate:
     """The checks, and the bootstrap interval drawn and said."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[records.Check, ...]
     interval: Markup
     interval_text: str
 
@@ -67,7 +55,7 @@ class SliceTable:
 class ClassRow:
     """One class, or type of entity; `change` compares its F1 with the champion's."""
 
-    result: ClassResult
+    result: records.ClassResult
     change: Compared
 
 
@@ -85,20 +73,17 @@ class ClassTable:
 class Quality:
     """How good the candidate is on the held-out rows."""
 
-    rows: int
-    excluded: int
-    champion_version: str
-    warnings: tuple[str, ...]
+    evidence: records.Evidence
     metrics: tuple[Compared, ...]
     classes: ClassTable | None
     confusion: Markup
     mistakes: tuple[tuple[str, str, int], ...]
     wide: bool
     calibration: Markup
-    samples: tuple[Sample, ...]
+    samples: tuple[records.Sample, ...]
 
 
-def gate(run: RunRecord, evidence: Evidence | None) -> Gate | None:
+def gate(run: records.RunRecord, evidence: records.Evidence | None) -> Gate | None:
     """The gate of the run, if it had one."""
     if not evidence or not (evidence.checks or evidence.comparison):
         return None
@@ -108,7 +93,7 @@ def gate(run: RunRecord, evidence: Evidence | None) -> Gate | None:
     return Gate(evidence.checks, *interval)
 
 
-def quality(evidence: Evidence | None) -> Quality | None:
+def quality(evidence: records.Evidence | None) -> Quality | None:
     """Metrics and their plots, if the run was evaluated."""
     if not evidence:
         return None
@@ -120,17 +105,16 @@ def quality(evidence: Evidence | None) -> Quality | None:
     dumped = (sample.model_dump() for sample in evidence.samples)
     samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
-        rows=evidence.rows, excluded=evidence.excluded, warnings=evidence.warnings,
-        champion_version=evidence.champion_version,
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics), classes=_classes(evidence),
+        evidence=evidence, classes=_classes(evidence),
+        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
         confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
-        samples=tuple(Sample(**sample) for sample in samples),
+        samples=tuple(records.Sample(**sample) for sample in samples),
     )  # fmt: skip
 
 
-def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
+def slices(run: records.RunRecord, found: Findings) -> tuple[SliceTable, ...]:
     """A table for each column that was sliced by."""
     if not found.evidence or not found.evidence.slices:
         return ()
@@ -147,7 +131,7 @@ def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> t
     return tuple(_compare(name, name, candidate.get(name), champion.get(name)) for name in names)
 
 
-def _classes(evidence: Evidence) -> ClassTable | None:
+def _classes(evidence: records.Evidence) -> ClassTable | None:
     if not evidence.classes:
         return None
     rows = [
@@ -163,7 +147,9 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
     return Compared(name, candidate, champion, change, tone)
 
 
-def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tuple[Markup, str]:
+def _interval(
+    run: records.RunRecord, evidence: records.Evidence, comparison: records.Comparison
+) -> tuple[Markup, str]:
     better = _direction(evidence, comparison)
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     name = texts.metric_name(comparison.metric)
@@ -181,7 +167,7 @@ def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tup
     return drawn, text
 
 
-def _direction(evidence: Evidence, comparison: Comparison) -> int:
+def _direction(evidence: records.Evidence, comparison: records.Comparison) -> int:
     """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
     already: then the estimate and the plain difference of the two metrics have opposite signs."""
     if not texts.lower_is_better(comparison.metric):
@@ -191,7 +177,7 @@ def _direction(evidence: Evidence, comparison: Comparison) -> int:
     return 1 if plain * comparison.estimate < 0 else -1
 
 
-def _calibration(bins: tuple[CalibrationBin, ...]) -> Markup:
+def _calibration(bins: tuple[records.CalibrationBin, ...]) -> Markup:
     filled = [(part.confidence, part.accuracy, part.rows) for part in bins if part.rows > 0]
     count = f"{sum(rows for _, _, rows in filled)} predictions, {len(filled)} bins"
     label = f"Reliability diagram: accuracy over confidence, {count}."
@@ -199,7 +185,7 @@ def _calibration(bins: tuple[CalibrationBin, ...]) -> Markup:
 
 
 def _slice_table(
-    column: str, parts: list[Slice], wanted: str, smallest: float | None
+    column: str, parts: list[records.Slice], wanted: str, smallest: float | None
 ) -> SliceTable:
     available = dict.fromkeys(name for part in parts for name in part.candidate)
     metric = next((n for n in (wanted, "accuracy", *available) if n in available), "")
@@ -217,7 +203,7 @@ def _slice_table(
     )  # fmt: skip
 
 
-def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> Compared:
+def _slice_row(part: records.Slice, metric: str, top: float, smallest: float | None) -> Compared:
     candidate, champion = part.candidate.get(metric), part.champion.get(metric)
     row = _compare(part.value or "(empty)", metric, candidate, champion)
     small = smallest is not None and part.rows < smallest

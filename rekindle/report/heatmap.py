@@ -5,8 +5,6 @@ Unlike the plots in `plots.py` it has a size of its own: cells stay square, smal
 with the page and large ones scroll in their own box. Counts stand in the cells up to `_NUMBERS`
 classes, and always show on hover."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

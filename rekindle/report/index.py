@@ -1,8 +1,6 @@
 """The page over all runs under a home: what each came to, and how the metric moved from run to run
 of the same job."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

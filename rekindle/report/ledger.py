@@ -5,8 +5,6 @@ size, times and inode of the `run.json` that it was made from. A row is taken on
 as noted and its checksum is right; else it is made again from the record. So the index may be
 deleted, cut or damaged at any time, and two who write it at once do no harm."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -15,7 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import rekindle
 from rekindle import formats
@@ -47,7 +45,7 @@ class Entry(NamedTuple):
     body: bytes
 
     @classmethod
-    def of(cls, record: RunRecord) -> Entry:
+    def of(cls, record: RunRecord) -> Self:
         """What the record and those of its steps say."""
         found = collect(record, history=False)
         moment, registration = formats.instant(record.started_at), found.registration

@@ -1,8 +1,6 @@
 """Where a model comes from: the data it saw, the keys and hashes that identify the work, and how to
 do it again."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from pathlib import Path

@@ -5,8 +5,6 @@ everything remote, every other script and every inline style is forbidden by it 
 allowed where a page frames a document that a step wrote). Values are escaped by jinja2's
 autoescape."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib
@@ -34,7 +32,8 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    style, script = _asset("style.css"), _asset("page.js")
+    files = (_TEMPLATES / "style.css", _TEMPLATES / "page.js")
+    style, script = (file.read_text(encoding="utf-8") for file in files)
     environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours
     environment.globals.update(policy=_policy(f"'{_hash(style)}'", script), foreign=False)
     # frames take over the page's policy, and documents of others have styles of their own
@@ -43,10 +42,6 @@ def _environment() -> jinja2.Environment:
         environment.filters[name] = getattr(formats, name)
     environment.filters.update(metric_name=texts.metric_name, shorten=texts.shorten)
     return environment
-
-
-def _asset(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _policy(styles: str, script: str) -> str:

@@ -3,8 +3,6 @@
 Only like is compared with like, and what is not is said: other machines or another layout than
 planned, resident memory of a CPU, a model from the cache. Dollars are estimated, never billed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shlex
@@ -123,9 +121,6 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     )  # fmt: skip
 
 
-# What is compared
-
-
 def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure]:
     chosen, (rows, _) = plan.chosen, measured(found.history)
 
@@ -211,9 +206,6 @@ def _price(plan: Planned, run: RunRecord) -> float | None:
     return plan.chosen.spot_usd_per_hour if spot else plan.chosen.on_demand_usd_per_hour
 
 
-# What came of it
-
-
 def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
     """How it was trained, where that is not what was planned."""
     if trained is None:
@@ -297,9 +289,6 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
         where = f" in {plan.chosen.region}" if plan.chosen.region else ""
         an_hour = f"{formats.usd(price)} an hour {kind}{where}"
         yield f"Dollars are these hours at the plan's price, {an_hour}: estimated, not billed."
-
-
-# In words and drawn
 
 
 def _row(figure: _Figure, scale: Axis) -> Row:

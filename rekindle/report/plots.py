@@ -5,8 +5,6 @@ labels; only lines lie on a stretched layer. Axis labels stand in the margin tha
 gives the class, and colours are classes: the style sheet owns light, dark and print. Every plot
 has a label in words; details show on hover."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

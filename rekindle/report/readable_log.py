@@ -6,8 +6,6 @@ pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of sev
 merged by the time of the last event before them, each with the name of its node. Nothing else of a
 line is changed or cut."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import heapq

@@ -1,8 +1,6 @@
 """Which runs of a home stay, and what these need: by age and number, by whether they are alive, and
 by what the registry holds of them. Where a record or a registry gives no answer, the run stays."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 from collections import Counter

@@ -1,7 +1,5 @@
 """SVG elements as text, escaped by construction: whatever is not `Markup` already is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from markupsafe import Markup, escape

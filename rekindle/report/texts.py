@@ -1,7 +1,5 @@
 """How the card writes names and settings; and what must never be written: credentials."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
 its last words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -29,14 +27,10 @@ class Step:
     """One row of the timeline. `outputs` are (name, what it is, value); `log_link` is relative to
     the card."""
 
+    record: StepRecord
     name: str
     parent: str
-    status: str
     word: str
-    cached: bool
-    reason: str
-    seconds: float | None
-    attempts: int
     track: Markup
     outputs: tuple[tuple[str, str, str], ...]
     log_link: str
@@ -123,11 +117,7 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
     log = _log_path(step, folder)
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
-    return Step(
-        name=name, parent=parent, status=step.status, word=word, cached=step.cached,
-        reason=step.reason, seconds=step.seconds, attempts=step.attempts, track=track,
-        outputs=_outputs(step), log_link=link,
-    )  # fmt: skip
+    return Step(step, name, parent, word, track, outputs=_outputs(step), log_link=link)
 
 
 def _offset(run: RunRecord, step: StepRecord) -> float | None:

@@ -1,7 +1,5 @@
 """The training as the card shows it: its size and start, and the curves of its history."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -30,6 +28,17 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
+class Bound:
+    """What the profiled steps were bound by: a sentence, what to change, the shares of their time,
+    and the operators as (name, calls, share)."""
+
+    verdict: str
+    advice: str
+    shares: tuple[tuple[str, str], ...]
+    operators: tuple[tuple[str, str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Training:
     """Facts as (name, value), the figures, where they come from if not from this run, how to read
     them, and what a profile said."""
@@ -39,17 +48,6 @@ class Training:
     remark: str
     key: str
     bound: Bound | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """What the profiled steps were bound by: a sentence, what to change, the shares of their time,
-    and the operators as (name, calls, share)."""
-
-    verdict: str
-    advice: str
-    shares: tuple[tuple[str, str], ...]
-    operators: tuple[tuple[str, str, str], ...]
 
 
 def training(run: RunRecord, found: Findings) -> Training | None:

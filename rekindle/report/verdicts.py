@@ -3,8 +3,6 @@
 The registry's record has the last word, then the gate's evidence, then the run's own status.
 Nothing is claimed that no record says: a run that failed after its gate passed is a failure."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal
@@ -133,13 +131,10 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
             sentence += " and becomes champion when a person promotes it."
             return Verdict("wait", "approval needed", sentence, reason)
         case _:
-            return Verdict("bad", "refused", _refusal(model, found), reason)
-
-
-def _refusal(model: str, found: Findings) -> str:
-    old = found.evidence.champion_version if found.evidence else ""
-    remains = f"version {old} stays champion" if old else "there is still no champion"
-    return f"Refused: {model} is kept as a challenger, {remains}."
+            old = found.evidence.champion_version if found.evidence else ""
+            remains = f"version {old} stays champion" if old else "there is still no champion"
+            sentence = f"Refused: {model} is kept as a challenger, {remains}."
+            return Verdict("bad", "refused", sentence, reason)
 
 
 def _judged(evidence: Evidence) -> Verdict:

@@ -15,7 +15,6 @@ import pytest
 
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
-from rekindle.platforms.local.results import outputs
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
@@ -30,6 +29,7 @@ from tests.support.azureml_compile import IMAGE as ACR
 from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure
 from tests.support.conformance import arguments
+from tests.support.results import outputs
 from tests.support.sagemaker_compile import IMAGE as ECR
 from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 from tests.support.samples import SAMPLES, needs_these_samples

@@ -21,7 +21,6 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
-from rekindle.platforms.local.results import outputs
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
 from tests.conformance.generated import source
@@ -36,6 +35,7 @@ from tests.support.azureml_compile import IMAGE
 from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure
 from tests.support.conformance import PLATFORMS, feature_of, on
+from tests.support.results import outputs
 from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 
 pytestmark = pytest.mark.slow

@@ -2,8 +2,6 @@
 
 With them a caller shows what a definition runs without reading all of it into a Graph."""
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,23 +9,19 @@ from typing import Any
 Container = Mapping[str, Any]
 
 
-def executors(spec: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
-    """Path and container of every step, those of nested pipelines too; a step comes after what it
-    waits for. Importers have no container."""
-    return _inside(spec, spec["root"], "")
-
-
-def _inside(
-    spec: Mapping[str, Any], component: Mapping[str, Any], path: str
+def executors(
+    spec: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: str = ""
 ) -> Iterator[tuple[str, Container]]:
+    """Path and container of every step in the pipeline, or in the component `around` at `path`,
+    those of nested pipelines too; a step comes after what it waits for. Importers have none."""
     known = spec["deploymentSpec"].get("executors", {})
-    tasks = component["dag"]["tasks"]
+    tasks = (around or spec["root"])["dag"]["tasks"]
     waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}
     for name in graphlib.TopologicalSorter(waits).static_order():
         inner = spec["components"][tasks[name]["componentRef"]["name"]]
         at = f"{path}/{name}" if path else name
         if "dag" in inner:
-            yield from _inside(spec, inner, at)
+            yield from executors(spec, inner, at)
         elif container := known.get(inner["executorLabel"], {}).get("container"):
             yield at, container
 

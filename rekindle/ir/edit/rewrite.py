@@ -1,8 +1,6 @@
 """A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
 that take KFP's own encoding."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -91,11 +89,6 @@ def _at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return data.get(key) or {}
 
 
-def needs_our_image(graph: Graph) -> bool:
-    """Whether a step runs in an image of rekindle, for which a cloud needs a name it can pull."""
-    return any(step.container.image.startswith(OWN_IMAGES) for step in graph.steps())
-
-
 def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
     """The same, to be written into."""
     if data.get(key) is None:
@@ -146,13 +139,11 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
             yield task
 
 
-def with_output(
-    spec: Mapping[str, Any], labels: Container[str], name: str, schema_title: str
-) -> dict[str, Any]:
+def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
     """The pipeline with one more output artifact for the executors in `labels`, so that they have a
     place of their own under the pipeline root."""
     made = copy.deepcopy(dict(spec))
-    kind = {"artifactType": {"schemaTitle": schema_title, "schemaVersion": "0.0.1"}}
+    kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():
         if component.get("executorLabel") in labels:
             outputs = component.setdefault("outputDefinitions", {})
@@ -203,12 +194,8 @@ def with_secrets(
 
 def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
     """As kfp-kubernetes writes it."""
-    return {
-        "keyToEnv": [{"envVar": env, "secretKey": key}],
-        "optional": False,
-        "secretName": name,
-        "secretNameParameter": {"runtimeValue": {"constant": name}},
-    }
+    named = {"secretName": name, "secretNameParameter": {"runtimeValue": {"constant": name}}}
+    return {"keyToEnv": [{"envVar": env, "secretKey": key}], "optional": False, **named}
 
 
 def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -12,8 +12,6 @@ parameter takes the artifact's route through nested pipelines and branches. What
 
 KFP's lineage no longer shows what such a step read; its parameters do."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Container, Iterator, Mapping
@@ -108,13 +106,16 @@ class _Routes:
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:
-            parameters[PREFIX + artifact] = _definition(definitions["artifacts"][artifact])
+            optional = definitions["artifacts"][artifact].get("isOptional")
+            more = {"isOptional": True} if optional else {}
+            parameters[PREFIX + artifact] = {"parameterType": "STRING", **more}
             for dag, name, task in self.callers(component):
                 self.bind(dag, name, task, artifact)
         return {"componentInputParameter": PREFIX + artifact}
 
     def bind(self, dag: str, name: str, task: dict[str, Any], artifact: str) -> None:
-        where = f"{_path(dag)}.tasks.{name}.inputs.artifacts.{artifact}"
+        around = f"components.{dag}" if dag else "root"
+        where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
         source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
         if source is None:
             return
@@ -214,15 +215,6 @@ class _Routes:
     def define_output(self, component: str, artifact: str) -> None:
         definitions = self.components[component]["outputDefinitions"]
         definitions.setdefault("parameters", {})[PREFIX + artifact] = {"parameterType": "STRING"}
-
-
-def _definition(artifact: Mapping[str, Any]) -> dict[str, Any]:
-    optional = {"isOptional": True} if artifact.get("isOptional") else {}
-    return {"parameterType": "STRING", **optional}
-
-
-def _path(dag: str) -> str:
-    return f"components.{dag}.dag" if dag else "root.dag"
 
 
 def _refuse(what: str, where: str) -> NoReturn:

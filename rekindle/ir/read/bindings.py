@@ -1,27 +1,11 @@
 """What the inputs of a node and the outputs of a Dag are bound to, and whether those names
 exist."""
 
-from __future__ import annotations
-
 import json
 import re
 
 from rekindle.errors import RequestError
-from rekindle.ir.graph import (
-    Binding,
-    Constant,
-    Dag,
-    FinalStatus,
-    Formatted,
-    FromInput,
-    FromTask,
-    Importer,
-    Node,
-    Parameter,
-    Ports,
-    Step,
-    SubDag,
-)
+from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import Argument, has_templates, parse_value, references, templates
 from rekindle.ir.read.fields import Fields, Refusals, malformed
 from rekindle.ir.values import from_ir
@@ -32,17 +16,17 @@ _KEY = re.compile(r"""\[("(?:[^"\\]|\\.)*")\]""")
 
 
 def read_bindings(
-    fields: Fields, inputs: Ports
-) -> tuple[dict[str, Binding], dict[str, FromInput | FromTask]]:
-    parameters: dict[str, Binding] = {}
+    fields: Fields, inputs: ir.Ports
+) -> tuple[dict[str, ir.Binding], dict[str, ir.FromInput | ir.FromTask]]:
+    parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
         binding = read_parameter(source, inputs.parameters.get(name))
         if binding is not None:
             parameters[name] = binding
-    artifacts: dict[str, FromInput | FromTask] = {}
+    artifacts: dict[str, ir.FromInput | ir.FromTask] = {}
     for name, source in fields.each("artifacts"):
         if source.has("componentInputArtifact"):
-            artifacts[name] = FromInput(source.take("componentInputArtifact", str, ""))
+            artifacts[name] = ir.FromInput(source.take("componentInputArtifact", str, ""))
         else:
             made = source.fields("taskOutputArtifact")
             artifacts[name] = _from_task(made, "producerTask", "outputArtifactKey")
@@ -51,18 +35,18 @@ def read_bindings(
     return parameters, artifacts
 
 
-def read_parameter(source: Fields, parameter: Parameter | None) -> Binding | None:
+def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding | None:
     """What a parameter is bound to; None if nothing is said."""
     keys = _keys(source)
-    binding: Binding | None = None
+    binding: ir.Binding | None = None
     if source.has("componentInputParameter"):
-        binding = FromInput(source.take("componentInputParameter", str, ""), keys)
+        binding = ir.FromInput(source.take("componentInputParameter", str, ""), keys)
     elif source.has("taskOutputParameter"):
         made = source.fields("taskOutputParameter")
         binding = _from_task(made, "producerTask", "outputParameterKey", keys)
     elif source.has("taskFinalStatus"):
         status = source.fields("taskFinalStatus")
-        binding = FinalStatus(status.take("producerTask", str, ""))
+        binding = ir.FinalStatus(status.take("producerTask", str, ""))
         status.close()
     elif "runtimeValue" in source.data:
         binding = _constant(source.fields("runtimeValue"), parameter)
@@ -80,33 +64,33 @@ def _keys(source: Fields) -> tuple[str, ...]:
     return tuple(json.loads(key) for key in _KEY.findall(match[1])) if match else ()
 
 
-def _constant(fields: Fields, parameter: Parameter | None) -> Constant | Formatted:
+def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | ir.Formatted:
     raw, where = fields.any("constant"), fields.at("constant")
     fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
     fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
     fields.close()
     value = parse_value(raw, where)
     if has_templates(value):
-        return Formatted(value)
+        return ir.Formatted(value)
     try:
-        return Constant(from_ir(raw, parameter.type) if parameter else raw)
+        return ir.Constant(from_ir(raw, parameter.type) if parameter else raw)
     except ValueError as error:
         raise RequestError(f"the constant is of the wrong type: {error}", where=where) from error
 
 
 def _from_task(
     fields: Fields, task_key: str, output_key: str, keys: tuple[str, ...] = ()
-) -> FromTask:
-    source = FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
+) -> ir.FromTask:
+    source = ir.FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
     fields.close()
     return source
 
 
 def read_results(
     outputs: Fields,
-) -> tuple[dict[str, tuple[FromTask, ...]], dict[str, tuple[FromTask, ...]]]:
+) -> tuple[dict[str, tuple[ir.FromTask, ...]], dict[str, tuple[ir.FromTask, ...]]]:
     """Where the outputs of a Dag come from: parameters, then artifacts."""
-    parameters: dict[str, tuple[FromTask, ...]] = {}
+    parameters: dict[str, tuple[ir.FromTask, ...]] = {}
     for name, fields in outputs.each("parameters"):
         one_of = fields.fields("valueFromOneof")
         selectors = list(one_of.list_of("parameterSelectors"))
@@ -116,7 +100,7 @@ def read_results(
         parameters[name] = tuple(_from_task(selector, *keys) for selector in selectors)
         one_of.close()
         fields.close()
-    artifacts: dict[str, tuple[FromTask, ...]] = {}
+    artifacts: dict[str, tuple[ir.FromTask, ...]] = {}
     for name, fields in outputs.each("artifacts"):
         found = fields.list_of("artifactSelectors")
         keys = ("producerSubtask", "outputArtifactKey")
@@ -125,7 +109,7 @@ def read_results(
     return parameters, artifacts
 
 
-def check_dag(dag: Dag, where: str, inputs: Ports, outputs: Ports) -> None:
+def check_dag(dag: ir.Dag, where: str, inputs: ir.Ports, outputs: ir.Ports) -> None:
     """Raise RequestError unless every name that is read exists and no steps wait for each other."""
     for node in dag.nodes.values():
         _check_node(dag, node, inputs)
@@ -142,17 +126,17 @@ def check_dag(dag: Dag, where: str, inputs: Ports, outputs: Ports) -> None:
         raise RequestError(str(error), where=f"{where}.tasks") from error
 
 
-def _check_node(dag: Dag, node: Node, inputs: Ports) -> None:
+def _check_node(dag: ir.Dag, node: ir.Node, inputs: ir.Ports) -> None:
     for kind in ("parameters", "artifacts"):
         for name, binding in getattr(node, kind).items():
             place = f"{node.where}.inputs.{kind}.{name}"
-            if isinstance(binding, FromInput) and binding.name not in getattr(inputs, kind):
+            if isinstance(binding, ir.FromInput) and binding.name not in getattr(inputs, kind):
                 raise malformed(binding.name, "an input of the pipeline around it", place)
-            if isinstance(binding, FromTask):
+            if isinstance(binding, ir.FromTask):
                 _check_source(dag, binding, kind, place)
-            if isinstance(binding, FinalStatus) and binding.task not in dag.nodes:
+            if isinstance(binding, ir.FinalStatus) and binding.task not in dag.nodes:
                 raise malformed(binding.task, "the name of a sibling", place)
-    if isinstance(node, SubDag) and node.loop is not None and isinstance(node.loop.items, str):
+    if isinstance(node, ir.SubDag) and node.loop is not None and isinstance(node.loop.items, str):
         kind = "artifacts" if node.loop.artifacts else "parameters"
         if node.loop.items not in getattr(node, kind):
             raise malformed(node.loop.items, "an input of the loop", f"{node.where}.items")
@@ -161,16 +145,16 @@ def _check_node(dag: Dag, node: Node, inputs: Ports) -> None:
             raise malformed(name, "the name of a sibling", f"{node.where}.dependentTasks")
 
 
-def _check_source(dag: Dag, source: FromTask, kind: str, where: str) -> None:
+def _check_source(dag: ir.Dag, source: ir.FromTask, kind: str, where: str) -> None:
     task = dag.nodes.get(source.task)
     if task is None or source.output not in getattr(task.outputs, kind):
         raise malformed(f"{source.task}.{source.output}", "the output of a sibling", where)
 
 
-def check_references(step: Step | Importer, where: str, refusals: Refusals) -> None:
+def check_references(step: ir.Step | ir.Importer, where: str, refusals: Refusals) -> None:
     """Refuse placeholders that name an input or output which the step does not have."""
     arguments: list[Argument]
-    if isinstance(step, Importer):
+    if isinstance(step, ir.Importer):
         arguments = [step.uri, *templates(dict(step.metadata))]
     else:
         container = step.container

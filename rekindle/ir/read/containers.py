@@ -1,10 +1,6 @@
-"""Executors of the IR -> `Container` (image, command, args, env, resources) or `Import` (an
-artifact from outside); all other kinds of executor are refused."""
+"""Executors of the IR -> `Container` (image, command, args, env, resources) or the fields of an
+`Importer` (an artifact from outside); all other kinds of executor are refused."""
 
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir.graph import Container, Resources
@@ -32,19 +28,9 @@ _RESOURCES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Import:
-    """What an `Importer` is made of; see there."""
-
-    uri: Template
-    metadata: Mapping[str, Any]
-    again: bool
-    to_workspace: bool
-
-
-def read_executor(executor: Fields) -> Container | Import | None:
-    """The executor's container or import; None, with the refusal noted, if it is an executor of
-    another kind."""
+def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
+    """The executor's container, or the fields of an `Importer`; None, with the refusal noted, if it
+    is an executor of another kind."""
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
         executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")
@@ -61,7 +47,7 @@ def read_executor(executor: Fields) -> Container | Import | None:
     return found
 
 
-def _import(fields: Fields) -> Import:
+def _import(fields: Fields) -> dict[str, Any]:
     source = fields.fields("artifactUri")
     if source.has("runtimeParameter"):
         name = source.take("runtimeParameter", str, "")
@@ -70,11 +56,14 @@ def _import(fields: Fields) -> Import:
         uri = parse(source.take("constant", str, ""), source.at("constant"))
     source.close()
     fields.any("typeSchema")  # the component's output says it, too
-    metadata = parse_value(fields.take("metadata", dict, {}), fields.at("metadata"))
-    again = fields.take("reimport", bool, False)
-    to_workspace = fields.take("downloadToWorkspace", bool, False)
+    found = {
+        "uri": uri,
+        "metadata": parse_value(fields.take("metadata", dict, {}), fields.at("metadata")),
+        "again": fields.take("reimport", bool, False),
+        "to_workspace": fields.take("downloadToWorkspace", bool, False),
+    }
     fields.close()
-    return Import(uri, metadata, again, to_workspace)
+    return found
 
 
 def _container(fields: Fields) -> Container:
@@ -100,8 +89,7 @@ def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
 
 def _env(container: Fields) -> dict[str, Argument]:
     env: dict[str, Argument] = {}
-    for i, item in enumerate(container.take("env", list, [])):
-        variable = Fields(item, f"{container.at('env')}[{i}]", container.refusals)
+    for variable in container.list_of("env"):
         name, value = variable.take("name", str, ""), variable.take("value", str, "")
         env[name] = parse(value, variable.at("value"))
         variable.close()

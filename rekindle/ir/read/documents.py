@@ -5,8 +5,6 @@ halves of an emoji are an error, and so is a tab. A text that would fill the mem
 multiply or by nesting, or take hours, by numbers of many digits (YAML 1.1 has them to the base 60,
 too), is refused before its values are made."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ dropped in silence.
 which raises all of them together when the reading is over; a document that is not a pipeline at all
 raises RequestError at once."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -67,13 +65,13 @@ class Fields:
         self.taken.add(key)
         return self.data.get(key)
 
-    def fields(self, key: str) -> Fields:
+    def fields(self, key: str) -> "Fields":
         """The mapping under `key`, empty where it is absent."""
         self.taken.add(key)
         value = self.data.get(key)
         return Fields({} if value is None else value, self.at(key), self.refusals)
 
-    def each(self, key: str) -> Iterator[tuple[str, Fields]]:
+    def each(self, key: str) -> Iterator[tuple[str, "Fields"]]:
         """Name and mapping of everything under `key`, in the order of the IR. Names become folders:
         no slashes, no leading dots."""
         group = self.fields(key)
@@ -82,7 +80,7 @@ class Fields:
                 raise malformed(name, "a plain name", group.where)
             yield str(name), group.fields(name)
 
-    def list_of(self, key: str) -> Iterator[Fields]:
+    def list_of(self, key: str) -> Iterator["Fields"]:
         """The mappings in the list under `key`, none where it is absent."""
         for i, item in enumerate(self.take(key, list, [])):
             yield Fields(item, f"{self.at(key)}[{i}]", self.refusals)

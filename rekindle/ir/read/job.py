@@ -3,8 +3,6 @@
 Its arguments become the defaults of the pipeline, its output folder the place for artifacts. Who
 runs it, and where, is for the config to say. Authority: the proto of aiplatform_v1.PipelineJob."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -7,8 +7,6 @@ kfp-kubernetes' second document. Which platform can do which of it is not decide
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -19,38 +17,22 @@ import yaml
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
-from rekindle.ir.graph import (
-    AnyNode,
-    Artifact,
-    Condition,
-    Container,
-    Dag,
-    Graph,
-    Importer,
-    Loop,
-    Parameter,
-    ParameterType,
-    Ports,
-    Retry,
-    Setting,
-    Step,
-    SubDag,
-)
+from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
-from rekindle.ir.read.containers import Import, read_executor
+from rekindle.ir.read.containers import read_executor
 from rekindle.ir.read.documents import documents
 from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
 from rekindle.ir.read.job import unwrap
 from rekindle.ir.read.settings import Wishes, read_platforms
 from rekindle.ir.values import from_ir, integral
 
-_TYPES = get_args(ParameterType)
+_TYPES = get_args(ir.ParameterType)
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 _MAX_TASKS = 10_000
 
 
-def read(text: str) -> Graph:
+def read(text: str) -> ir.Graph:
     """The pipeline in `text`: YAML or JSON, one document or two (the second holds platform
     settings).
 
@@ -89,11 +71,11 @@ class _Reader:
         deployment = self.top.fields("deploymentSpec")
         self.executors = dict(deployment.each("executors"))
         deployment.close()
-        self.contents: dict[str, Container | Import | None] = {}
+        self.contents: dict[str, ir.Container | dict[str, Any] | None] = {}
         self.expanding: list[str] = []
         self.tasks = 0
 
-    def graph(self, settings: tuple[Setting, ...]) -> Graph:
+    def graph(self, settings: tuple[ir.Setting, ...]) -> ir.Graph:
         version = self.top.take("schemaVersion", str, "")
         if not version.startswith("2."):
             raise malformed(version, "schema version 2.x", "schemaVersion")
@@ -103,7 +85,7 @@ class _Reader:
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
-        graph = Graph(
+        graph = ir.Graph(
             name=_name(info), inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
@@ -113,7 +95,7 @@ class _Reader:
             fields.close()
         return graph
 
-    def ports(self, component: Fields, at_root: bool = False) -> tuple[Ports, Ports]:
+    def ports(self, component: Fields, at_root: bool = False) -> tuple[ir.Ports, ir.Ports]:
         """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
         arguments of a run."""
         ports = []
@@ -123,26 +105,28 @@ class _Reader:
             parameters = {parameter.name: parameter for parameter in read if parameter}
             artifacts = {n: _artifact(n, f) for n, f in definitions.each("artifacts")}
             definitions.close()
-            ports.append(Ports(parameters, artifacts))
+            ports.append(ir.Ports(parameters, artifacts))
         component.any("taskConfigPassthroughs")  # a setting of the step
         component.refuse("singlePlatformSpecs", "platform settings inside a component")
         return ports[0], ports[1]
 
-    def dag(self, fields: Fields, path: str, inputs: Ports, outputs: Ports, cache: bool) -> Dag:
-        nodes: dict[str, AnyNode] = {}
+    def dag(
+        self, fields: Fields, path: str, inputs: ir.Ports, outputs: ir.Ports, cache: bool
+    ) -> ir.Dag:
+        nodes: dict[str, ir.AnyNode] = {}
         for name, task in fields.each("tasks"):
             node = self.node(name, task, f"{path}/{name}" if path else name, cache)
             if node is not None:
                 nodes[name] = node
         results = fields.fields("outputs")
-        dag = Dag(nodes, *read_results(results))
+        dag = ir.Dag(nodes, *read_results(results))
         results.close()
         fields.close()
         if not self.refusals.problems:
             check_dag(dag, fields.where, inputs, outputs)
         return dag
 
-    def node(self, name: str, task: Fields, path: str, cache: bool) -> AnyNode | None:
+    def node(self, name: str, task: Fields, path: str, cache: bool) -> ir.AnyNode | None:
         """One task; None if it is refused as a whole."""
         self.tasks += 1
         if self.tasks > _MAX_TASKS:
@@ -175,17 +159,18 @@ class _Reader:
             component.close()
             task.close()
 
-    def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> SubDag:
+    def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> ir.SubDag:
         if "cachingOptions" in task.data:  # absent from the Dag of a condition
             enabled, _ = _caching(task)
             cache = cache and enabled
         path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
         dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
-        return SubDag(dag=dag, loop=_loop(task), retry=_retry(task.fields("retryPolicy")), **shared)
+        loop, retry = _loop(task), _retry(task.fields("retryPolicy"))
+        return ir.SubDag(dag=dag, loop=loop, retry=retry, **shared)
 
     def step(
         self, task: Fields, component: Fields, shared: Any, cache: bool
-    ) -> Step | Importer | None:
+    ) -> ir.Step | ir.Importer | None:
         label = component.take("executorLabel", str, "")
         if label not in self.executors:
             raise malformed(label, "the name of an executor", component.at("executorLabel"))
@@ -195,7 +180,7 @@ class _Reader:
         retry = _retry(task.fields("retryPolicy"))
         if label not in self.contents:
             self.contents[label] = read_executor(self.executors[label])
-        content, wishes = self.contents[label], self.wishes.get(label, Wishes())
+        content, wishes = self.contents[label], self.wishes.get(label, {})
         if content is None:
             return None
         for name, artifact in shared["outputs"].artifacts.items():
@@ -204,21 +189,21 @@ class _Reader:
                 fix = "write each in a turn of a loop, and collect them"
                 where = component.at(f"outputDefinitions.artifacts.{name}")
                 self.refusals.add(what, where, fix)
-        node: Step | Importer
-        if isinstance(content, Import):
-            node = Importer(**vars(content), **shared)
+        node: ir.Step | ir.Importer
+        if isinstance(content, dict):
+            node = ir.Importer(**content, **shared)
         else:
             own = (
                 *_setting(component, "taskConfigPassthroughs"),
                 *_setting(self.executors[label].fields("container"), "lifecycle"),
             )
-            wished = vars(wishes) | {"settings": (*wishes.settings, *own)}
+            wished = wishes | {"settings": (*wishes.get("settings", ()), *own)}
             cached = enabled and cache
-            node = Step(
+            node = ir.Step(
                 container=content, cache=cached, cache_key=key, retry=retry, **wished, **shared
             )
         check_references(node, self.executors[label].where, self.refusals)
-        if isinstance(node, Step) and node.distribution is not None:
+        if isinstance(node, ir.Step) and node.distribution is not None:
             names = frozenset([*node.inputs.parameters, *node.inputs.artifacts])
             if problems := node.distribution.problems(names, node.where):
                 raise RequestError(problems)
@@ -233,12 +218,12 @@ def _name(info: Fields) -> str:
     return name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline"
 
 
-def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
+def _setting(fields: Fields, name: str) -> tuple[ir.Setting, ...]:
     there = fields.has(name)
-    return (Setting(name, fields.any(name), fields.at(name)),) if there else ()
+    return (ir.Setting(name, fields.any(name), fields.at(name)),) if there else ()
 
 
-def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
+def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
     optional = fields.take("isOptional", bool, False)
@@ -248,17 +233,17 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     if kind not in _TYPES:
         fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
         return None
-    type_ = cast("ParameterType", kind)
+    type_ = cast("ir.ParameterType", kind)
     try:
         values = [from_ir(value, type_) for value in (default, *literals)]
     except ValueError as error:
         what = f"the default of `{name}`: {error}"
         raise RequestError(what, where=fields.at("defaultValue")) from error
     default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
-    return Parameter(name, type_, optional, default, tuple(values[1:]), description)
+    return ir.Parameter(name, type_, optional, default, tuple(values[1:]), description)
 
 
-def _artifact(name: str, fields: Fields) -> Artifact:
+def _artifact(name: str, fields: Fields) -> ir.Artifact:
     schema = fields.fields("artifactType")
     title, version = schema.take("schemaTitle", str, ""), schema.take("schemaVersion", str, "")
     if not title:
@@ -268,10 +253,10 @@ def _artifact(name: str, fields: Fields) -> Artifact:
     optional = fields.take("isOptional", bool, False)
     is_list = fields.take("isArtifactList", bool, False)
     fields.close()
-    return Artifact(name, title, version, optional, is_list)
+    return ir.Artifact(name, title, version, optional, is_list)
 
 
-def _loop(task: Fields) -> Loop | None:
+def _loop(task: Fields) -> ir.Loop | None:
     policy = task.fields("iteratorPolicy")
     at_once = int(policy.take("parallelismLimit", float, 0.0))
     policy.close()
@@ -285,7 +270,7 @@ def _loop(task: Fields) -> Loop | None:
         for fields in (iterator, items):
             fields.close()
         over = name or _items(raw, items.at("raw"))
-        return Loop(over, item, key == "artifactIterator", at_once)
+        return ir.Loop(over, item, key == "artifactIterator", at_once)
     return None
 
 
@@ -299,7 +284,7 @@ def _items(raw: str, where: str) -> tuple[Any, ...]:
     return tuple(parse_value(integral(value), where) for value in values)
 
 
-def _trigger(task: Fields, inputs: Ports) -> tuple[Condition | None, bool]:
+def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]:
     """The condition, and whether the node runs although something before it failed."""
     policy = task.fields("triggerPolicy")
     strategy, text = policy.take("strategy", str, ""), policy.take("condition", str, "")
@@ -311,7 +296,7 @@ def _trigger(task: Fields, inputs: Ports) -> tuple[Condition | None, bool]:
         return None, strategy == _ALWAYS
     expression = conditions.parse(text, where)
     conditions.check(expression, {n: p.type for n, p in inputs.parameters.items()}, where)
-    return Condition(text, expression), strategy == _ALWAYS
+    return ir.Condition(text, expression), strategy == _ALWAYS
 
 
 def _caching(task: Fields) -> tuple[bool, str]:
@@ -321,8 +306,8 @@ def _caching(task: Fields) -> tuple[bool, str]:
     return enabled, key
 
 
-def _retry(fields: Fields) -> Retry:
-    retry = Retry(
+def _retry(fields: Fields) -> ir.Retry:
+    retry = ir.Retry(
         count=int(fields.take("maxRetryCount", float, 0.0)),
         pause_seconds=_duration(fields, "backoffDuration", 0.0),
         factor=fields.take("backoffFactor", float, 2.0),

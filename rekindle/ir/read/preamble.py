@@ -5,8 +5,6 @@ KFP's executor on it (kfp/dsl/component_factory.py). Recognised, they need no sh
 requirements can be checked before anything runs, and the executor gets our signals itself. Scripts
 that differ are left alone, to be run as they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

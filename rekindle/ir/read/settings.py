@@ -5,25 +5,14 @@ of a platform.
 in the environment are typed, everything else stays a `Setting` under the name that it has there,
 for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes."""
 
-from __future__ import annotations
-
-import dataclasses
 from typing import Any
 
-from rekindle.ir.distribution import PLATFORM, Distribution, from_settings
+from rekindle.ir.distribution import PLATFORM, from_settings
 from rekindle.ir.graph import Constant, Secret, Setting
 from rekindle.ir.read.bindings import read_parameter
 from rekindle.ir.read.fields import Fields, Refusals, malformed
 
-
-@dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What one executor asks for."""
-
-    timeout_seconds: float | None = None
-    distribution: Distribution | None = None
-    secrets: tuple[Secret, ...] = ()
-    settings: tuple[Setting, ...] = ()
+Wishes = dict[str, Any]  # what an executor asks for, as fields of its Step
 
 
 def read_platforms(
@@ -39,13 +28,11 @@ def read_platforms(
             continue
         deployment = fields.fields("deploymentSpec")
         for label, executor in deployment.each("executors"):
-            wishes = executors.get(label, Wishes())
-            distribution = wishes.distribution
+            wishes = executors.setdefault(label, {})
             if platform == PLATFORM:
-                distribution = from_settings(executor.data, executor.where)
+                wishes["distribution"] = from_settings(executor.data, executor.where)
             else:
-                wishes = _wishes(executor)
-            executors[label] = dataclasses.replace(wishes, distribution=distribution)
+                wishes |= _wishes(executor)
         deployment.close()
         whole += _settings(fields.fields("pipelineConfig"), set())
         fields.close()
@@ -57,12 +44,11 @@ def _wishes(executor: Fields) -> Wishes:
     seconds = executor.any("activeDeadlineSeconds")  # protobuf writes an int64 as text
     if seconds is not None and not str(seconds).removesuffix(".0").isdecimal():
         raise malformed(seconds, "a number of seconds", executor.at("activeDeadlineSeconds"))
-    secrets = tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one))
-    taken = {"activeDeadlineSeconds", "secretAsEnv"}
-    return Wishes(
-        timeout_seconds=float(seconds) if seconds is not None else None, secrets=secrets,
-        settings=tuple(_settings(executor, taken)),
-    )  # fmt: skip
+    return {
+        "timeout_seconds": float(seconds) if seconds is not None else None,
+        "secrets": tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one)),
+        "settings": tuple(_settings(executor, {"activeDeadlineSeconds", "secretAsEnv"})),
+    }
 
 
 def _settings(fields: Fields, taken: set[str]) -> list[Setting]:

@@ -10,8 +10,6 @@ for a step is to mount its result.
 Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here; its own
 check lets references to nothing pass, so they are looked at here. No workspace has run it yet."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re
@@ -22,7 +20,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import limits, network
-from rekindle.errors import Problem, UnsupportedError, collected
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
@@ -31,7 +29,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
+from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -56,15 +54,10 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "azureml", known, arguments=arguments)
-    problems = [*refused, *_of_place(graph, place)]
-    if refused:  # no job could be made of it
-        raise refusal(problems)
+    wrong = lacks(graph, "azureml", _of_place(graph, place), known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     job = compiler.job()
-    if problems := [*problems, *compiler.problems, *dangling(job)]:
+    if problems := [*wrong, *compiler.problems, *dangling(job)]:
         raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
     return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})
@@ -229,7 +222,12 @@ class _Compiler:
         if wanted and wanted.spot:
             found["queue_settings"] = {"job_tier": "spot"}
             if cluster:
-                self.problems.append(_tier(step, cluster))
+                self.problems.append(Problem(
+                    f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier "
+                    "for all", step.where,
+                    "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster "
+                    "of low priority and set spot: false",
+                ))  # fmt: skip
         if step.time_limit_seconds is not None:
             found["limits"] = {"timeout": round(step.time_limit_seconds)}
         return {**found, "resources": resources}
@@ -238,15 +236,6 @@ class _Compiler:
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
     """Whether its image is ours, which has what reads them."""
     return bool(place.secrets) and image_of(step, place.image) == place.image
-
-
-def _tier(step: Step, cluster: str) -> Problem:
-    return Problem(
-        f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier for all",
-        step.where,
-        "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster of low "
-        "priority and set spot: false",
-    )
 
 
 def _shell(

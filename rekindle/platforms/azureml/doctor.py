@@ -7,8 +7,6 @@ REST references of Microsoft.MachineLearningServices 2024-04-01 (workspaces, com
 Storage Gen2 2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked
 yet."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a definition for Azure ML will make of a workspace, read from the definition itself."""
 
-from __future__ import annotations
-
 import graphlib
 import json
 import re

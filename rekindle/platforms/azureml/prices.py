@@ -5,8 +5,6 @@ Windows and Cloud Services have prices of their own and are left out. Authority:
 (api-version 2023-01-01-preview; values of filters are case-sensitive). It has not been asked from
 here yet."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

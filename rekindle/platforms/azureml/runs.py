@@ -25,9 +25,9 @@ from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import not_resumable
+from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
@@ -46,7 +46,6 @@ _REASONS = {
     "Queued": "waits for a machine", "Provisioning": "its machine is being made",
     "Preparing": "its image is being fetched", "NotResponding": "its machine says nothing",
 }  # fmt: skip
-_AGAIN = ("failed", "cancelled")
 _REUSED, _FROM = "azureml.isreused", "azureml.reusedrunid"
 _PRINTED = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 _RESULT = RESULT.replace("-", "_")
@@ -62,7 +61,7 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
             steps = [_if_it_ran(client, step) for step in steps]
     # that some steps failed is not news where one says why
     error = "" if any(step.status == "failed" for step in steps) else _why(job)
-    ended = _moment(job, "endTimeUtc") if status in snapshot.ENDED_RUN else None
+    ended = moment(job, "endTimeUtc") if status in snapshot.ENDED_RUN else None
     return RunSnapshot(status, tuple(steps), error, ended)
 
 
@@ -106,8 +105,7 @@ def resume(definition: Definition, place: AzureMLSpec, id: str, mark: RunTag) ->
     not fail or was not stopped."""
     with connected(place) as client:
         status = _status_of(client, id)
-    if _RUNS.get(status) not in _AGAIN:
-        raise not_resumable(f"the job is {status}", where(place))
+    check_resumable(_RUNS.get(status), f"the job is {status}", where(place))
     return submit(definition, place, mark)
 
 
@@ -159,17 +157,13 @@ def _step(child: history.Record, now: datetime.datetime) -> StepRecord:
     said, more = child.get("status", ""), child.get("properties") or {}
     reused = more.get(_REUSED) == "true"
     source = more.get(_FROM) if reused else None
-    began = _moment(child, "startTimeUtc")
+    began = moment(child, "startTimeUtc")
     return StepRecord(
         name=child.get("displayName", ""), status=_STEPS.get(said, "running"), cached=reused,
         reason="taken from an earlier job" if reused else _REASONS.get(said, ""),
         attempts=int(not reused and began is not None), error=_why(child),
-        log=source or child["runId"], **step_times(began, _moment(child, "endTimeUtc"), now),
+        log=source or child["runId"], **step_times(began, moment(child, "endTimeUtc"), now),
     )  # fmt: skip
-
-
-def _moment(record: history.Record, name: str) -> datetime.datetime | None:
-    return datetime.datetime.fromisoformat(record[name]) if record.get(name) else None
 
 
 def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:

@@ -9,8 +9,6 @@ have used stay registered in the workspace, where nothing starts by itself.
 Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
 how-to-schedule-pipeline-job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ older one stays.
 
 Authority: kfp 2.17's client. Untested against a real cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

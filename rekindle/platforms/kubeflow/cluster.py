@@ -5,8 +5,6 @@ A pod speaks to it with its service account, whose token rotates and is therefor
 request. What may pass by itself (no connection, 429, 5xx, a token that just ran out) is tried again
 for `patience_seconds` and no longer. Authority: the conventions of the Kubernetes API, v1."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.client
@@ -15,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import StepError
@@ -50,7 +48,7 @@ class Cluster:
     patience_seconds: float = 300.0
 
     @classmethod
-    def around(cls, account: Path, server: str, **more: Any) -> Cluster:
+    def around(cls, account: Path, server: str, **more: Any) -> Self:
         """The cluster that this pod runs in."""
         return cls(server, account / "token", account / "ca.crt", **more)
 

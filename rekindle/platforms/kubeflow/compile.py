@@ -7,8 +7,6 @@ is sent. A launcher is a small step without GPUs. Its first argument says what i
 is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/edit/uris.py), so
 that their files go to the nodes and not to the launcher."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +15,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import network
-from rekindle.errors import Problem, collected
+from rekindle.errors import Problem
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit import rewrite
 from rekindle.ir.edit.uris import with_places
@@ -25,7 +23,7 @@ from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, refusal
+from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import pods, trainjob
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -50,11 +48,8 @@ def compile(
 
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
     lacks, UnsupportedError if something in it does not run there."""
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "kubeflow", arguments=arguments)
-    of_steps = () if refused else _of_steps(graph, place)  # which would say some of it again
-    if problems := [*refused, *_of_place(graph, place), *of_steps]:
+    wrong = lacks(graph, "kubeflow", _of_place(graph, place), arguments=arguments)
+    if problems := [*wrong, *_of_steps(graph, place)]:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
     labels = rewrite.distributed(spec, graph)
@@ -65,7 +60,7 @@ def compile(
         late = {label: pods.late(step)[1] for label, step in labels.items()}
         spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
-        spec = rewrite.with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
+        spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
     kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
     settings = rewrite.with_secrets(spec, settings, pods.secrets_of(place), kept)
@@ -76,12 +71,9 @@ def compile(
 def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
     wanted: dict[str, Any] = {
-        "task": _task(step),
-        "inputs": types_of(step.inputs),
-        "retry": dataclasses.asdict(step.retry),
-        "account": place.node_account,
-        "job": trainjob.template(step, place),
-    }
+        "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
+        "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
+    }  # fmt: skip
     if waiting := pods.late(step)[0]:
         wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

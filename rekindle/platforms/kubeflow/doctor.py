@@ -8,8 +8,6 @@ reads them. Each check reads and none changes anything.
 Authority: KFP's v2beta1 healthz and experiments; the Docker registry's token specification for
 anonymous pulls; Kubeflow Trainer's v1alpha1."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

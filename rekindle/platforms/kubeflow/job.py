@@ -4,8 +4,6 @@ Trainer reports `Complete` and `Failed` as conditions; pods are found by the lab
 Job put on them. When the JobSet restarts, pods are replaced and their logs are gone, so the process
 that follows node rank 0 keeps the last lines."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import sys

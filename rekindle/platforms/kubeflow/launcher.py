@@ -10,8 +10,6 @@ the run. Argo restarts a launcher that failed for whatever reason, so one that f
 attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo, KFP
 and Trainer have not run this yet."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -32,6 +30,7 @@ from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
+from rekindle.platforms import mounted
 from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
@@ -41,7 +40,6 @@ from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import TERMINATED, Launcher
-from rekindle.platforms.mounted import artifact_of
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +100,6 @@ class KubeflowLauncher(Launcher):
         self.made: dict[str, dict[str, Any]] = {}
         self.known = set[str]()  # names of jobs that were announced
         self.follower: Follower | None = None
-
-    # What launcher.py asks
 
     def ending(self) -> str:
         return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
@@ -175,8 +171,6 @@ class KubeflowLauncher(Launcher):
         )
         self.follower = None
 
-    # The jobs
-
     def failure(self, name: str) -> StepError:
         """Why a job failed, with what node rank 0 said last if it was followed."""
         heard = self.follower.finish(_LAST_LOG_SECONDS) if self.follower else ""
@@ -236,8 +230,6 @@ class KubeflowLauncher(Launcher):
             ) from error
         return job
 
-    # What it is to do
-
     def given(self) -> dict[str, Any]:
         """The values of the launcher's own inputs."""
         return dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
@@ -248,7 +240,11 @@ class KubeflowLauncher(Launcher):
         values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
         places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
         artifacts = {
-            n: {"artifacts": [artifact_of(n, self.definition["inputs"][n], *read_place(text))]}
+            n: {
+                "artifacts": [
+                    mounted.artifact_of(n, self.definition["inputs"][n], *read_place(text))
+                ]
+            }
             for n, text in places.items()
             if text
         }
@@ -260,21 +256,14 @@ class KubeflowLauncher(Launcher):
                 "artifacts": {n: outputs["artifacts"][n] for n in task["outputs"]["artifacts"]},
             },
         }
-        facts = {
-            "pipeline_job_name": str(self.owner.workflow["name"]),
-            "pipeline_job_uuid": self.owner.run_id,
-            "pipeline_job_resource_name": str(self.owner.workflow["name"]),
-            "pipeline_task_name": task["name"],
-            "pipeline_task_uuid": name,
-        }
+        facts = mounted.facts(str(self.owner.workflow["name"]), name)
+        facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
             "server": self.cluster.server, "account": str(self.account),
             "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
         }  # fmt: skip
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
-
-    # What it gave
 
     def bring_back(self, job: Mapping[str, Any]) -> None:
         """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""

@@ -9,8 +9,6 @@ them would start ranks that rekindle does not know. Node rank 0 alone has output
 told so by CLUSTER_SPEC, as on Vertex AI. The result is written last, after the artifacts. Signals
 and exit codes are the shim's, so that 75 says preempted."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """What a definition for Kubeflow will make of a cluster, read from the definition itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

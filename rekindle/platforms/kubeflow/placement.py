@@ -3,9 +3,7 @@
 Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
 the runtime by chance: there Trainer merges by name, and mounts by their path."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Entries, Misfit, Piece, given
@@ -122,25 +120,9 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
     return {"spec": {"volumes": volumes, "containers": [container]}} if there else {}
 
 
-def claims(entries: Entries) -> Piece:
-    """Persistent volume claims."""
-    return _named("claim", entries, "persistentVolumeClaim", "claimName", "pvcNameParameter")
-
-
-def secret_files(entries: Entries) -> Piece:
-    """Secrets as files."""
-    names = ("secretNameParameter", "secretName")
-    return _named("secret", entries, "secret", "secretName", *names)
-
-
-def config_files(entries: Entries) -> Piece:
-    """Config maps as files."""
-    names = ("configMapNameParameter", "configMapName")
-    return _named("config", entries, "configMap", "name", *names)
-
-
-def _named(kind: str, entries: Entries, source_of: str, key: str, *names: str) -> Piece:
-    """Volumes of what an entry `names`; all but claims may be missing."""
+def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
+    """Volumes of what an entry `names`: claims, or secrets and config maps, which may be missing,
+    as files."""
 
     def source(entry: Mapping[str, Any]) -> Piece | None:
         name = given(entry, *names)

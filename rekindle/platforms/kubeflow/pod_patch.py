@@ -5,8 +5,6 @@ A piece is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec
 patch) and the rest is a patch of the pod's template. Lists that Kubernetes merges by a key are
 merged by that key here; others have every item of both once."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any

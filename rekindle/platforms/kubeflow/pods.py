@@ -5,8 +5,6 @@ What only the run knows (a secret named by a parameter, tolerations from JSON) w
 the launcher has the values. Two who ask for different things are an error, at compile time as far
 as both are written down, in the launcher otherwise."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -48,15 +46,10 @@ def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
     return found, bindings
 
 
-def pod(step: Step, place: KubeflowSpec) -> Piece:
-    """All that is written down, as far as `problems` has nothing to say."""
-    return _put_together(step, place)[0]
-
-
 def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     """What keeps the settings of a step from its nodes, each with its place in the IR."""
     who = f"`{step.path}` runs on several nodes"
-    yield from _put_together(step, place)[1]
+    yield from put_together(step, place)[1]
     for setting in late(step)[0]:
         if twice := sorted(settings.variables([setting]) & {*place.secrets}):
             what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
@@ -66,8 +59,8 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         yield Problem(what, step.where, _FIX)
 
 
-def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
-    """What fits together, and what does not."""
+def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
+    """Of all that is written down what fits together, and what does not."""
     made: Piece = {"env": [], "spec": {}}
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"

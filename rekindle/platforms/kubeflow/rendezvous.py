@@ -4,8 +4,6 @@ Its torch plugin sets PET_*, which are torchrun's own arguments: PET_NNODES, PET
 completion index of the pod), PET_MASTER_ADDR (`<job>-node-0-0.<job>`), PET_MASTER_PORT, and
 PET_NPROC_PER_NODE, a number or `auto`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rekindle.launch.rendezvous import Rendezvous, number

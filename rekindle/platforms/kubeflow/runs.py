@@ -13,8 +13,6 @@ read from outside.
 Authority: backend/src/apiserver (server/api_converter.go, main.go), backend/src/common/util/
 workflow.go and backend/src/v2/metadata of kubeflow/pipelines. No cluster has been asked."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +22,7 @@ from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import not_resumable
+from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
@@ -86,8 +84,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -
         state = str(server.call(server.kfp.get_run, id).state)
         if state not in _RUNS:  # tried again by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
-        if _RUNS[state] == "succeeded":
-            raise not_resumable(f"the run is {state}", where(place))
+        check_resumable(_RUNS[state], f"the run is {state}", where(place))
         server.created(
             lambda: server.runs.run_service_retry_run(id) or True,
             lambda: str(server.kfp.get_run(id).state) not in _RUNS,
@@ -141,6 +138,43 @@ def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     )
 
 
+class _Nodes:
+    """Argo's nodes, by what their ids end with."""
+
+    def __init__(self, details: Iterable[Any]) -> None:
+        began = [(_moment(one.start_time) or _EPOCH, one.pod_name, one) for one in details]
+        self.all = [one for _, _, one in sorted(began, key=lambda row: row[:2])]
+        self.by_id = {_end(one.pod_name): one for one in self.all}
+        self.before: dict[str, Any] = {}
+        for one in self.all:
+            for child in one.child_tasks or ():
+                self.before.setdefault(_end(child.pod_name), one)
+
+    def of(self, path: str, known: Iterable[str]) -> list[Any]:
+        """The nodes of the task at `path`; several where a loop is around it."""
+        name = _last(path)
+        alike = [other for other in known if _last(other) == name]
+        named = [one for one in self.all if one.display_name == name]
+        if len(alike) == 1:
+            return named
+        around = {_last(other.rpartition("/")[0]) for other in alike}
+        mine = _last(path.rpartition("/")[0])
+        return [one for one in named if self.inside(one, around) == mine]
+
+    def inside(self, node: Any, names: set[str]) -> str:
+        """The first of `names` among what came before; "" is the pipeline itself."""
+        while (node := self.before.get(_end(node.pod_name))) is not None:
+            if node.display_name in names:
+                return str(node.display_name)
+        return ""
+
+    def executors(self, task: Any) -> list[Any]:
+        """The pods of a task, the first try first."""
+        children = map(self.by_id.get, (_end(child.pod_name) for child in task.child_tasks or ()))
+        found = [one for one in children if one and _EXECUTOR.fullmatch(one.display_name)]
+        return [pod for one in found for pod in (self.executors(one) or [one])]
+
+
 def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
     """The steps of the run's pipeline that have begun, in its order."""
     details = run.run_details.task_details if run.run_details else None
@@ -182,43 +216,6 @@ def _step(path: str, turns: list[Any], nodes: _Nodes, now: datetime.datetime) ->
         error=next((said for node in (*failed, *turns) if (said := _message(node.error))), ""),
         **step_times(min(begun, default=None), last, now),
     )  # fmt: skip
-
-
-class _Nodes:
-    """Argo's nodes, by what their ids end with."""
-
-    def __init__(self, details: Iterable[Any]) -> None:
-        began = [(_moment(one.start_time) or _EPOCH, one.pod_name, one) for one in details]
-        self.all = [one for _, _, one in sorted(began, key=lambda row: row[:2])]
-        self.by_id = {_end(one.pod_name): one for one in self.all}
-        self.before: dict[str, Any] = {}
-        for one in self.all:
-            for child in one.child_tasks or ():
-                self.before.setdefault(_end(child.pod_name), one)
-
-    def of(self, path: str, known: Iterable[str]) -> list[Any]:
-        """The nodes of the task at `path`; several where a loop is around it."""
-        name = _last(path)
-        alike = [other for other in known if _last(other) == name]
-        named = [one for one in self.all if one.display_name == name]
-        if len(alike) == 1:
-            return named
-        around = {_last(other.rpartition("/")[0]) for other in alike}
-        mine = _last(path.rpartition("/")[0])
-        return [one for one in named if self.inside(one, around) == mine]
-
-    def inside(self, node: Any, names: set[str]) -> str:
-        """The first of `names` among what came before; "" is the pipeline itself."""
-        while (node := self.before.get(_end(node.pod_name))) is not None:
-            if node.display_name in names:
-                return str(node.display_name)
-        return ""
-
-    def executors(self, task: Any) -> list[Any]:
-        """The pods of a task, the first try first."""
-        children = map(self.by_id.get, (_end(child.pod_name) for child in task.child_tasks or ()))
-        found = [one for one in children if one and _EXECUTOR.fullmatch(one.display_name)]
-        return [pod for one in found for pod in (self.executors(one) or [one])]
 
 
 def _pod_log(server: Server, run: str, pod: str) -> str:

@@ -11,8 +11,6 @@ when what started them is taken away (API servers up to 2.15 stop them).
 Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
 {scheduled_workflow,cron_schedule}.go. No cluster has run it."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator

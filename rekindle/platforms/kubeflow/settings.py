@@ -8,8 +8,6 @@ A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJ
 takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
 input that is empty at run time leaves its entry out, as KFP does."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,9 +53,6 @@ def piece(name: str, value: Any, image: str) -> Piece:
         raise Misfit(
             f"`{name}` is not as kfp-kubernetes writes it ({error})", "write it again"
         ) from error
-
-
-# Inputs of the pipeline in a setting
 
 
 def opened(value: Any, take: Callable[[Mapping[str, Any]], str]) -> Any:
@@ -109,9 +104,6 @@ def _of_today(setting: Setting) -> Setting:
             before = {"runtimeValue": before}
         mount.setdefault("pvcNameParameter", before)
     return Setting(setting.name, mounts, setting.where)
-
-
-# The environment
 
 
 def _keys(of: str, entries: Entries) -> Piece:
@@ -181,8 +173,16 @@ def _pull_policy(policy: str, image: str) -> Piece:
 _PIECES: Mapping[str, Callable[[Any], Piece]] = {
     "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
     "configMapAsEnv": functools.partial(_keys, "configMap"),
-    "pvcMount": placement.claims, "secretAsVolume": placement.secret_files,
-    "configMapAsVolume": placement.config_files, "genericEphemeralVolume": placement.ephemeral,
+    "pvcMount": functools.partial(
+        placement.named, "claim", "persistentVolumeClaim", "claimName", ["pvcNameParameter"]
+    ),
+    "secretAsVolume": functools.partial(
+        placement.named, "secret", "secret", "secretName", ["secretNameParameter", "secretName"]
+    ),
+    "configMapAsVolume": functools.partial(
+        placement.named, "config", "configMap", "name", ["configMapNameParameter", "configMapName"]
+    ),
+    "genericEphemeralVolume": placement.ephemeral,
     "emptyDirMounts": placement.empty, "enabledSharedMemory": placement.shared_memory,
     "nodeSelector": placement.node_selector, "tolerations": placement.tolerations,
     "nodeAffinity": placement.node_affinity, "podAffinity": placement.pod_affinity,

@@ -8,8 +8,6 @@ on, as PET_NPROC_PER_NODE, from which rendezvous.py takes the ranks of a node. A
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import hashlib
@@ -59,7 +57,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
     job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return with_pod({**job, "spec": spec}, pods.pod(step, place))
+    return with_pod({**job, "spec": spec}, pods.put_together(step, place)[0])
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
@@ -120,12 +118,9 @@ def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
     owner = {key: job[key] for key in ("apiVersion", "kind")}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
     return {
-        "apiVersion": "v1",
-        "kind": "Secret",
+        "apiVersion": "v1", "kind": "Secret", "immutable": True, "stringData": {_SECRET_KEY: value},
         "metadata": {"name": named[0], "ownerReferences": [owner]},
-        "immutable": True,
-        "stringData": {_SECRET_KEY: value},
-    }
+    }  # fmt: skip
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:

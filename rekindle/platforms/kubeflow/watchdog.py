@@ -9,8 +9,6 @@ leaves a mark and has node rank 0 end, whose exit code then ends the job: so tha
 the user's code, need no right to delete anything. A Workflow that goes on, and an API server that
 does not answer, change nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -5,8 +5,6 @@ kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the pod, and th
 Argo names the node of a pod in an annotation: the path of templates from the run down, the turn of
 a loop as `(0:item)`, the number of a retry as `(0)`."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import re

@@ -7,8 +7,6 @@ run ids are not part of it. An entry lists the outputs with every file's size an
 a hash of itself; it is believed only while the files are still as listed. Paths under the home
 count relative to it, so that a home can be moved, and a copy of a home uses its own files."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -17,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rekindle.ir.graph import Step
-from rekindle.ir.placeholders import lower
+from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.store import Store, put
 from rekindle.records import ArtifactRecord, moved
@@ -105,14 +103,9 @@ def identify(
     if step.cache_key:
         own_key = _hash([step.component, step.cache_key])
         return Identity({"cache key": own_key, "outputs": _hash(outputs)})
-    component: dict[str, Any] = {
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
-        "env": {name: lower(value) for name, value in container.env.items()},
-        "image": container.image,
-        "requirements": container.requirements,
-    }
+    lowered = lowered_container(step)
+    component: dict[str, Any] = {key: lowered[key] for key in ("source", "command", "args", "env")}
+    component |= {"image": container.image, "requirements": container.requirements}
     if step.distribution is not None:
         component["nodes"] = step.distribution.nodes
         component["gpus per node"] = step.distribution.gpus_per_node

@@ -5,8 +5,6 @@ TASK.json holds `afterwards` too, the command that removes the container. A clie
 leaves its container running, so this is the shim's process itself, which outlives a killed run for
 as long as that takes. Standard library only, as the shim."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -11,8 +11,6 @@ step's cache key.
 An init passes SIGTERM on to the command itself; what a shell has started and not `exec`ed is killed
 with the container, as on a cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import uuid

@@ -10,13 +10,12 @@ Beyond that, a file whose size, times and inode are as recorded keeps its hash: 
 the ctime. Only bits that the disk itself loses go unnoticed there; files of that size are weights
 and shards, whose own hashes are checked where they are loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from rekindle.spec.identity import file_sha256
 
@@ -34,7 +33,7 @@ class FileFact:
     inode: int = 0
 
     @classmethod
-    def of(cls, found: os.stat_result, sha256: str) -> FileFact:
+    def of(cls, found: os.stat_result, sha256: str) -> Self:
         return cls(found.st_size, found.st_mtime_ns, sha256, found.st_ctime_ns, found.st_ino)
 
 

@@ -5,8 +5,6 @@ other step gets an environment of its own, `environments/<key>` in the home: pip
 packages there, and what is installed here can be imported behind them. The key covers the packages,
 pip's options, this interpreter and what is installed here, since pip leaves out what it finds."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import logging

@@ -5,8 +5,6 @@ The calling thread schedules and alone writes the record and calls the callbacks
 step watches its processes and reports through one queue. When a step fails nothing new begins but
 exit handlers, what runs is let finish, the rest is skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue
@@ -42,8 +40,6 @@ from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, u
 from rekindle.platforms.local.store import Store, is_alive, make_home
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
-
-__all__ = ["execute", "ignored"]
 
 OnChange = Callable[[RunRecord], None]
 GRACE_SECONDS = 30.0

@@ -1,8 +1,6 @@
 """Dags under way: what came out of each node that ended, and how a whole Dag, or all turns of a
 loop, ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ live and die together: when one fails the others are told to end, and the step e
 that failed. Only node rank 0 has the step's outputs; what the others write goes into their own
 scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

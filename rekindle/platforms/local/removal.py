@@ -8,8 +8,6 @@ whole or not at all; a cache entry before its artifacts, so that no entry names 
 are deleted after that. Killed at any point, a removal leaves only what nothing mentions, for the
 next one. Links are not followed, and a folder in which a file system is mounted stays."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt

@@ -7,8 +7,6 @@ follows the machine's clock. What is written names what it was written for, and 
 
 Authority: systemd.timer(5), systemd.time(7), systemd.service(5), crontab(5), flock(1)."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import getpass

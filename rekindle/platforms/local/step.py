@@ -4,8 +4,6 @@ retried, and store it. An importer only looks at what it brings in.
 Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
 through `say` and `event`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -16,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError, StepError, fix_of
-from rekindle.ir.graph import AnyNode, Artifact, Importer, Step
-from rekindle.ir.placeholders import Template, references
+from rekindle.ir.graph import AnyNode, Importer, Step
+from rekindle.ir.placeholders import filled, references
 from rekindle.launch.error_in_log import error_in_log
 from rekindle.launch.fork_server import ForkServer
 from rekindle.launch.shim import PREEMPTED
@@ -32,6 +30,7 @@ from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.process import Control, Ended, Log, run_shim
 from rekindle.platforms.local.store import Store, slug
 from rekindle.platforms.local.walk import Leaf, rendered
+from rekindle.platforms.mounted import artifact_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +137,8 @@ def _import(job: Job, node: Importer) -> Outcome:
             f"{uri} cannot be imported: rekindle's home {home} lies in it", where=node.where,
             fix="import the folder that holds the data, and nothing around it",
         )  # fmt: skip
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, Template):
-            return rendered(node, value, parameters, facts)
-        if isinstance(value, dict):
-            return {str(filled(k)): filled(v) for k, v in value.items()}
-        return [filled(item) for item in value] if isinstance(value, list) else value
-
-    kind, metadata = node.artifact, filled(dict(node.metadata))
+    found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
+    kind, metadata = node.artifact, {str(key): value for key, value in found.items()}
     files = describe(path, follow=True) if path is not None else {}
     there = str(path) if path is not None else uri
     artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
@@ -323,22 +315,21 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
     """TASK.json for the shim; see there."""
     return {
-        **lowered_container(step),
-        "executor_input": executor_input(step, job.inputs, folder),
-        "run": job.around.facts(step),
-        "work": str(work),
-        "cwd": str(Path.cwd()),
-    }
+        **lowered_container(step), "executor_input": executor_input(step, job.inputs, folder),
+        "run": job.around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
+    }  # fmt: skip
 
 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        name: {"artifacts": [_artifact(name, a.uri, a, a.metadata) for a in cache.each(several)]}
-        for name, several in inputs.artifacts.items()
+        name: {
+            "artifacts": [artifact_of(name, vars(a), a.uri, a.metadata) for a in cache.each(given)]
+        }
+        for name, given in inputs.artifacts.items()
     }
     made = {
-        name: {"artifacts": [_artifact(name, str(folder / name), a, {})]}
+        name: {"artifacts": [artifact_of(name, vars(a), folder / name, {})]}
         for name, a in step.outputs.artifacts.items()
     }
     files = {n: {"outputFile": str(folder / f".parameter-{n}")} for n in step.outputs.parameters}
@@ -347,13 +338,6 @@ def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
         "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": given},
         "outputs": {**outputs, "outputFile": str(folder / "executor_output.json")},
     }
-
-
-def _artifact(
-    name: str, uri: str, of: Stored | Artifact, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    kind = {"schemaTitle": of.schema_title, "schemaVersion": of.schema_version}
-    return {"name": name, "type": kind, "uri": uri, "metadata": dict(metadata)}
 
 
 def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:

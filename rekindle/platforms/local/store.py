@@ -12,8 +12,6 @@ An attempt marks its folder with `<folder>.partial`, locked for as long as it ru
 marker is a killed attempt's, and the next attempt of the same step clears both away. Folders
 are not renamed when complete: their paths stand in what steps wrote and returned."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

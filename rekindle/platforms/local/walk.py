@@ -7,35 +7,21 @@ the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
 After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import StepError
+from rekindle.ir import graph as ir
 from rekindle.ir.condition import evaluate
-from rekindle.ir.graph import (
-    AnyNode,
-    Binding,
-    Constant,
-    FinalStatus,
-    Formatted,
-    FromInput,
-    FromTask,
-    Graph,
-    Importer,
-    Step,
-    SubDag,
-)
-from rekindle.ir.placeholders import Template, has_templates, lower
+from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 from rekindle.platforms.local.frames import End, Frame, Opened, element, parsed
 
-Leaf = Step | Importer
-RunFacts = Callable[[AnyNode], Mapping[str, str]]
+Leaf = ir.Step | ir.Importer
+RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
 
 NO_TURNS = "there is nothing to loop over"
 _STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
@@ -74,7 +60,7 @@ News = Ready | Skipped | Unrolled
 class Walk:
     """One pass over `graph` with its parameters bound to `arguments`."""
 
-    def __init__(self, graph: Graph, arguments: Mapping[str, Any], run_facts: RunFacts) -> None:
+    def __init__(self, graph: ir.Graph, arguments: Mapping[str, Any], run_facts: RunFacts) -> None:
         self.run_facts = run_facts
         self.root = Frame(graph.dag, "", Values(arguments))
         self.open: list[Opened] = []
@@ -128,7 +114,7 @@ class Walk:
             self.open.remove(one)
         return bool(done)
 
-    def _begin(self, frame: Frame, node: AnyNode) -> Iterator[News]:
+    def _begin(self, frame: Frame, node: ir.AnyNode) -> Iterator[News]:
         path = frame.at(node.name)
         free = frame.free or node.always or not frame.freed.isdisjoint(node.upstream)
         if free:
@@ -137,12 +123,12 @@ class Walk:
         if end is not None:
             frame.ended[node.name] = end
             yield from (Skipped(leaf.path, end.cause) for leaf in _leaves(node, path))
-        elif isinstance(node, SubDag):
+        elif isinstance(node, ir.SubDag):
             yield from self._enter(frame, node, path, inputs, free)
         else:
             yield Ready(dataclasses.replace(node, path=path), inputs, node.path, free)
 
-    def _obstacle(self, frame: Frame, node: AnyNode, free: bool) -> tuple[End | None, Values]:
+    def _obstacle(self, frame: Frame, node: ir.AnyNode, free: bool) -> tuple[End | None, Values]:
         """How the node ends without having begun, if it does; and its inputs, if it does not."""
         if not node.always:
             ends = [(name, frame.ended[name]) for name in node.upstream]
@@ -163,7 +149,7 @@ class Walk:
         return None, inputs
 
     def _enter(
-        self, frame: Frame, node: SubDag, path: str, inputs: Values, free: bool
+        self, frame: Frame, node: ir.SubDag, path: str, inputs: Values, free: bool
     ) -> Iterator[News]:
         """Open a nested Dag, or the turns of a loop."""
         if node.loop is None:
@@ -180,7 +166,7 @@ class Walk:
         else:
             yield from (Skipped(leaf.path, NO_TURNS) for leaf in _leaves(node, path))
 
-    def _turns(self, node: SubDag, inputs: Values) -> list[Values]:
+    def _turns(self, node: ir.SubDag, inputs: Values) -> list[Values]:
         """The inputs of each turn of a loop."""
         loop = node.loop
         assert loop is not None
@@ -195,7 +181,7 @@ class Walk:
             items = inputs.parameters.get(items)
             items = parsed(items) if isinstance(items, str) else items
         else:
-            items = [self._format(node, item, inputs.parameters) for item in items]
+            items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
             raise StepError(
                 f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list",
@@ -203,39 +189,39 @@ class Walk:
             )
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 
-    def _inputs(self, frame: Frame, node: AnyNode) -> tuple[Values, str]:
+    def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
         """The node's inputs, and the name of one that an upstream step should have given and did
         not."""
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
         files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
-            if not isinstance(source, FromTask) or {**read, **files}[name] is not None:
+            if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
                 continue
             if not (node.always and _can_do_without(node, name)):
                 return NOTHING, f"{source.task}.{source.output}"
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
         parameters = {n: v for n, v in {**defaults, **given}.items() if v is not None}
-        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, Formatted)}
+        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
         texts |= {n: v for n, v in parameters.items() if n not in texts and has_templates(v)}
         for name, value in texts.items():
             parameters[name] = self._format(node, value, parameters)
         return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
 
-    def _parameter(self, frame: Frame, node: AnyNode, binding: Binding) -> Any:
+    def _parameter(self, frame: Frame, node: ir.AnyNode, binding: ir.Binding) -> Any:
         match binding:
-            case Constant(value):
+            case ir.Constant(value):
                 return value
-            case FromInput(name, keys):
+            case ir.FromInput(name, keys):
                 value = frame.inputs.parameters.get(name)
                 return value if value is None else element(value, keys)
-            case FromTask():
+            case ir.FromTask():
                 return frame.first((binding,), "parameters")
-            case FinalStatus(task):
+            case ir.FinalStatus(task):
                 return self._status(frame, node, task)
         return None
 
-    def _status(self, frame: Frame, node: AnyNode, task: str) -> dict[str, Any]:
+    def _status(self, frame: Frame, node: ir.AnyNode, task: str) -> dict[str, Any]:
         """KFP's PipelineTaskFinalStatus of a sibling, as its executor reads it."""
         end = frame.ended[task]
         return {
@@ -245,19 +231,13 @@ class Walk:
             "error": {"message": end.error or end.cause} if end.cause else {},
         }
 
-    def _format(self, node: AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
+    def _format(self, node: ir.AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
         """A formatted constant with its placeholders filled in from the node's other inputs."""
-        if isinstance(value, Template):
-            return rendered(node, value, parameters, self.run_facts)
-        if isinstance(value, list):
-            return [self._format(node, item, parameters) for item in value]
-        if isinstance(value, dict):
-            return {key: self._format(node, item, parameters) for key, item in value.items()}
-        return integral(value)
+        return integral(filled(value, lambda t: rendered(node, t, parameters, self.run_facts)))
 
 
 def rendered(
-    node: AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
+    node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
     """A text of `node` with its placeholders filled in from its own inputs; StepError where one has
     no value."""
@@ -269,7 +249,7 @@ def rendered(
         raise StepError(f"the inputs of `{node.path}`: {error}", where=node.where) from error
 
 
-def dependents(graph: Graph, path: str) -> frozenset[str]:
+def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that cannot have run before the node at `path` had, those inside it not
     counted."""
     nodes = list(graph.nodes())
@@ -293,30 +273,30 @@ def _ancestors(path: str) -> list[str]:
     return ["/".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def _leaves(node: AnyNode, path: str) -> Iterator[Leaf]:
+def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
     """What runs at or below `node`, under paths that begin with `path` in place of its own."""
-    if not isinstance(node, SubDag):
+    if not isinstance(node, ir.SubDag):
         yield dataclasses.replace(node, path=path)
         return
     for inner in node.dag.ordered():
         yield from _leaves(inner, f"{path}/{inner.name}")
 
 
-def _can_do_without(node: AnyNode, name: str) -> bool:
+def _can_do_without(node: ir.AnyNode, name: str) -> bool:
     """Whether an input may stay empty, or has a default."""
     if name in node.inputs.parameters:
         return not node.inputs.parameters[name].required
     return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
 
 
-def _artifact(frame: Frame, source: FromInput | FromTask) -> Given | None:
-    if isinstance(source, FromInput):
+def _artifact(frame: Frame, source: ir.FromInput | ir.FromTask) -> Given | None:
+    if isinstance(source, ir.FromInput):
         return frame.inputs.artifacts.get(source.name)
     found: Given | None = frame.first((source,), "artifacts")
     return found
 
 
-def _holds(node: AnyNode, inputs: Values) -> bool:
+def _holds(node: ir.AnyNode, inputs: Values) -> bool:
     assert node.condition is not None
     try:
         return evaluate(node.condition.expression, inputs.parameters)

@@ -9,8 +9,6 @@ throttling, 5xx and broken connections, a few times.
 
 Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -11,21 +11,19 @@ service's shapes and limits, since no SDK does.
 Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
 against a real account."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import Problem, SpecError, collected
+from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, known_secrets, refusal
+from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
 from rekindle.platforms.sagemaker import conditions, shapes
 from rekindle.platforms.sagemaker.conditions import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs, model_package
@@ -61,12 +59,8 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "sagemaker", known, place.unproven, arguments)
-    problems = [*refused, *_of_place(graph, place)]
-    if refused:  # no job could be made of it
-        raise refusal(problems)
+    here = _of_place(graph, place)
+    problems = lacks(graph, "sagemaker", here, known, place.unproven, arguments)
     if problems:  # jobs are looked at with examples in the place of what is wrong
         examples = {name: needed.example for name, needed in place.needed().items()}
         place = place.model_copy(update=examples)
@@ -285,12 +279,9 @@ class _Compiler:
         arguments = model_package(self.place, joined(*parts, "data/"))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
-        return {
-            "Name": self.site.names[_REGISTERED],
-            "Type": "RegisterModel",
-            "Arguments": arguments,
-            "DependsOn": [self.site.names[promoted.path]],
-        }
+        name, after = self.site.names[_REGISTERED], [self.site.names[promoted.path]]
+        step = {"Name": name, "Type": "RegisterModel", "Arguments": arguments}
+        return {**step, "DependsOn": after}
 
 
 _RESULT = {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}

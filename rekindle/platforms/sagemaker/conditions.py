@@ -4,8 +4,6 @@ The other conditions a step looks at itself, the other loops are unrolled. The s
 and the four orders, Not and Or; a list of conditions means that all hold. `and` inside an `or` is
 written with Not."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Set

@@ -5,8 +5,6 @@ The list is ours, from what the steps read and write. What the account says plai
 such bucket) is a problem; a refusal to answer, and no answer, are none. Authority: botocore's
 models of sts, s3, ecr and secretsmanager. No account has been asked yet."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

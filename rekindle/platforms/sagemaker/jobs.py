@@ -8,8 +8,6 @@ step's own matter: they go to the artifact root and outlive the job, whatever th
 it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
 is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,11 +102,11 @@ class Jobs:
         most = limits("sagemaker")["training_days"] * _DAY_SECONDS
         seconds = step.time_limit_seconds or _DAY_SECONDS
         if seconds > most:
-            self.problem(
+            self.problems.append(Problem(
                 f"`{flat.path}` may run {seconds / 3_600:g} hours, a Training job runs "
                 f"{most / 3_600:g} at most",
                 step.where, "give less max_run_hours; the next run resumes",
-            )  # fmt: skip
+            ))  # fmt: skip
         if step.distribution is None or not step.distribution.spot:
             return seconds, None
         return seconds, max(seconds, min(seconds + self.place.spot_wait_hours * 3_600, most))
@@ -162,10 +160,10 @@ class Jobs:
             importer = self.site.flats[source.path].step
             if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
                 uri = importer.uri.literal or "what a parameter says"
-                self.problem(
+                self.problems.append(Problem(
                     f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
                     importer.where, "copy it to S3, and import it from there",
-                )  # fmt: skip
+                ))  # fmt: skip
 
     def _check_image(self, step: Step) -> None:
         """Note an image that the service cannot pull, or that cannot run the shim. Those of Python
@@ -188,10 +186,6 @@ class Jobs:
     def beyond(self, path: str, where: str, how: str, fix: str) -> None:
         """Note what is more than the service takes."""
         self.problems.append(beyond("sagemaker", path, where, how, fix))
-
-    def problem(self, what: str, where: str, fix: str) -> None:
-        """Note what is wrong."""
-        self.problems.append(Problem(what, where, fix))
 
 
 def processing(

@@ -1,7 +1,5 @@
 """What a definition for SageMaker will make of an account, read from the definition itself."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

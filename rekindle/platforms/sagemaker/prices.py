@@ -6,8 +6,6 @@ list has no spot. Every zone of a region has a spot price of its own: the one in
 of those that are below on-demand. Authority: botocore's models of pricing and ec2, and products of
 the Price List as Karpenter asks for them. No account has been asked yet."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime

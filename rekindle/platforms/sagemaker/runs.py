@@ -9,8 +9,6 @@ Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
 account has been asked."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -18,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import not_resumable
+from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
@@ -38,7 +36,6 @@ _GROUPS = {
     "TrainingJob": "/aws/sagemaker/TrainingJobs",
 }
 _MOST_STREAMS = 50
-_AGAIN = ("failed", "cancelled")
 
 
 def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
@@ -99,8 +96,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) 
         status = _status(sagemaker, id)
         if status == "Executing":  # by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
-        if _RUNS.get(status) not in _AGAIN:
-            raise not_resumable(f"the execution is {status}", where(place))
+        check_resumable(_RUNS.get(status), f"the execution is {status}", where(place))
         sagemaker.retry_pipeline_execution(
             PipelineExecutionArn=id, ClientRequestToken=digest_of({id: b"retry"}, mark.token) * 2
         )

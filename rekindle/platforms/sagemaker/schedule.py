@@ -8,8 +8,6 @@ tries again for a day. Each config has a pipeline of its own there, which no sub
 
 Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, botocore's model."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Iterator
@@ -42,12 +40,11 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
     weekdays = "?" if weekday is None else ",".join(_DAYS[number] for number in weekday)
     times = f"{cron.listed(minute)} {cron.listed(hour)}"
     return Lowered(
-        f"cron({times} {days} {cron.listed(month)} {weekdays} *)",
-        schedule.timezone,
+        f"cron({times} {days} {cron.listed(month)} {weekdays} *)", schedule.timezone,
         "begins beside the run",
         "left out after a pause; one that AWS refuses is tried again for a day",
         "what is skipped is left out, what comes twice starts once",
-    )
+    )  # fmt: skip
 
 
 def set_(

@@ -6,8 +6,6 @@ The shapes are an excerpt of botocore's model, committed as catalog/sagemaker_sh
 compiling needs no SDK. A value that the pipeline fills in at run time (`{"Get": ...}`,
 `{"Std:Join": ...}`) fits any scalar."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

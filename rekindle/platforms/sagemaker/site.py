@@ -1,7 +1,5 @@
 """Where everything of one compilation for SageMaker lies, and what it is called."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

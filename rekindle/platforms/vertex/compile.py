@@ -5,20 +5,18 @@ what the second one holds is refused by the feature table, but for distributed s
 launchers (lowering.py). Limits are those of catalog/vertex.yaml.
 Authority: the proto of aiplatform_v1.PipelineJob."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import Problem, collected
+from rekindle.errors import Problem
 from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
+from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.vertex import lowering, secrets
 from rekindle.spec.platforms import VertexSpec
 
@@ -38,11 +36,8 @@ def compile(
     SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
     not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
-    refused: list[Problem] = []
-    with collected(refused):
-        admit(graph, "vertex", known, arguments=arguments)
-    of_graph = () if refused else _of_graph(graph, place)  # which would say some of it again
-    if found := [*refused, *_of_place(graph, place), *of_graph]:
+    wrong = lacks(graph, "vertex", _of_place(graph, place), known, arguments=arguments)
+    if found := [*wrong, *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
@@ -100,7 +95,7 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "name a folder of a bucket: gs://my-bucket/rekindle",
         )
     distributed = [step for step in graph.steps() if step.distribution is not None]
-    ours = rewrite.needs_our_image(graph)
+    ours = any(step.container.image.startswith(rewrite.OWN_IMAGES) for step in graph.steps())
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
         who = "rekindle's steps" if ours else "the launcher of a distributed step"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"

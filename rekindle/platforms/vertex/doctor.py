@@ -7,8 +7,6 @@ none. Google says 403 both for what is not there and for what one may not see. A
 references of serviceusage v1, cloudresourcemanager v1, aiplatform v1, storage v1 and secretmanager
 v1; Artifact Registry is read as any registry. No project has been asked yet."""
 
-from __future__ import annotations
-
 import difflib
 import threading
 from collections.abc import Iterator
@@ -37,7 +35,17 @@ _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.li
 
 def permissions(place: VertexSpec) -> str:
     """Permissions of the account, a line each: its name, what it is for, and a role that has it."""
-    return "\n".join(_lines(place))
+    rules = limits("vertex")
+    account = place.service_account or "platforms.vertex.service_account"
+    needed = [*rules["permissions"], *([rules["secret_permission"]] if place.secrets else [])]
+    groups = {
+        f"The account of the steps, {account}, needs:": needed,
+        "It is better off with:": rules["optional_permissions"],
+    }
+    lines = list[str]()
+    for head, rows in groups.items():
+        lines += [head, *(f"  {name:<48} {why} ({role})" for name, why, role in rows)]
+    return "\n".join(lines)
 
 
 def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
@@ -55,20 +63,6 @@ def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
         yield ask("image", "image", image, wanted, early=True)
     for variable, name in sorted(place.secrets.items()):
         yield ask(f"secret {variable}", f"secrets.{variable}", secret, name)
-
-
-def _lines(place: VertexSpec) -> Iterator[str]:
-    rules = limits("vertex")
-    account = place.service_account or "platforms.vertex.service_account"
-    yield f"The account of the steps, {account}, needs:"
-    rows = [*rules["permissions"], *([rules["secret_permission"]] if place.secrets else [])]
-    yield from (_row(*row) for row in rows)
-    yield "It is better off with:"
-    yield from (_row(*row) for row in rules["optional_permissions"])
-
-
-def _row(name: str, why: str, role: str) -> str:
-    return f"  {name:<48} {why} ({role})"
 
 
 class Project:

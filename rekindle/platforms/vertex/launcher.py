@@ -11,8 +11,6 @@ platforms do is in rekindle/platforms/launcher.py.
 
 What no account has run yet: all of it; see docs/vertex.md."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

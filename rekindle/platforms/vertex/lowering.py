@@ -15,8 +15,6 @@ job) is added by launcher.py.
 
 Pure. Authority: aiplatform_v1.CustomJob. Untested against a real project."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

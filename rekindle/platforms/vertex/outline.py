@@ -1,7 +1,5 @@
 """What a definition for Vertex AI will make of a project, read from the definition itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

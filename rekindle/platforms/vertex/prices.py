@@ -5,8 +5,6 @@ how they are called). Local SSDs, disks and what Vertex AI adds for managing are
 machine of which one part has no price has none. Authority: the reference of cloudbilling v1,
 services.skus.list. It has not been asked from here yet."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

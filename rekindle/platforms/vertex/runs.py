@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import not_resumable
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.failures import check_resumable
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
 from rekindle.platforms.vertex.outline import job_of, launchers
@@ -46,7 +46,6 @@ _STEPS: dict[str, StepStatus] = {
 }  # fmt: skip
 _REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition does not hold"}
 Message = dict[str, Any]
-_AGAIN = ("failed", "cancelled")
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
 _TOLD = "node 0: "  # and repeats with this what that job's own log has
@@ -66,7 +65,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else _message(job)
         return RunSnapshot(
-            status, steps, error, _moment(job, "endTime") if status != "running" else None
+            status, steps, error, moment(job, "endTime") if status != "running" else None
         )
 
 
@@ -113,8 +112,7 @@ def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> 
     not fail or was not stopped."""
     with connected(place) as project:
         state = _state(_job(project, id))
-    if _RUNS.get(state) not in _AGAIN:
-        raise not_resumable(f"the job is {state.lower()}", where(place))
+    check_resumable(_RUNS.get(state), f"the job is {state.lower()}", where(place))
     return submit(definition, place, mark)
 
 
@@ -152,7 +150,7 @@ def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
     with connected(place) as project:
         marked = list[TaggedRun]()
         for job in _listed(project, "pipelineJobs", wanted, more):
-            began = _moment(job, "createTime")
+            began = moment(job, "createTime")
             if (mark := RunTag.of(job.get("labels", {}))) and began:
                 url = page(place, job["name"].rpartition("/")[2])
                 placed = SubmittedRun(job["name"], url, anew=False)
@@ -187,10 +185,17 @@ def _listed(
     project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
 ) -> Iterator[Message]:
     """Everything of a kind that fits."""
-    query = {"filter": wanted, **(more or {})}
+    url = f"{project.url}/{project.parent}/{kind}"
+    return _on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
+
+
+def _on_pages(
+    project: Project, kind: str, method: str, url: str, query: dict[str, Any]
+) -> Iterator[Message]:
+    """What all pages hold under `kind`."""
+    part = "json" if method == "POST" else "params"
     while True:
-        url = f"{project.url}/{project.parent}/{kind}"
-        told = _asked(project, "GET", url, params=query).json()
+        told = _asked(project, method, url, **{part: query}).json()
         yield from told.get(kind, ())
         if not (token := told.get("nextPageToken")):
             return
@@ -249,11 +254,11 @@ def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
     tried = [*container.get("failedMainJobs", ()), container.get("mainJob")]
     jobs = list(dict.fromkeys(filter(None, tried)))
     status = _STEPS.get(state, "running")
-    began = _moment(task, "startTime") if status != "pending" else None
+    began = moment(task, "startTime") if status != "pending" else None
     return StepRecord(
         name=name, status=status, cached=state == "SKIPPED", reason=_REASONS.get(state, ""),
         attempts=len(jobs), log=jobs[-1] if jobs else "", error=_message(task),
-        **step_times(began, _moment(task, "endTime"), now),
+        **step_times(began, moment(task, "endTime"), now),
     )  # fmt: skip
 
 
@@ -266,24 +271,14 @@ def _message(failed: Message) -> str:
     return str(failed.get("error", {}).get("message", ""))
 
 
-def _moment(message: Message, name: str) -> datetime.datetime | None:
-    return datetime.datetime.fromisoformat(message[name]) if message.get(name) else None
-
-
 def _entries(
     project: Project, place: VertexSpec, jobs: Iterable[str], since: str
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
     nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
-    body = log_query(place.project, since, *nodes)
-    while True:
-        url = "https://logging.googleapis.com/v2/entries:list"
-        told = _asked(project, "POST", url, json=body).json()
-        yield from told.get("entries", ())
-        if not (token := told.get("nextPageToken")):
-            return
-        body["pageToken"] = token
+    url = "https://logging.googleapis.com/v2/entries:list"
+    return _on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
 
 
 def _asked(project: Project, method: str, url: str, **more: Any) -> Response:

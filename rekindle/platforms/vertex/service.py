@@ -1,7 +1,5 @@
 """The few calls of Vertex AI and Cloud Logging that a launcher makes, in its own terms."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 from collections.abc import Mapping

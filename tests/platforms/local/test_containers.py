@@ -21,12 +21,12 @@ from rekindle.ir.graph import Graph
 from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.local.containers import NO_CONTAINERS, When, prepare
 from rekindle.platforms.local.execute import ignored
-from rekindle.platforms.local.results import outputs
 from rekindle.records import RunRecord
 from tests.platforms.local import runs
 from tests.platforms.local.images import make
 from tests.platforms.local.runs import module, stored
 from tests.support.local_interruption import eventually
+from tests.support.results import outputs
 
 IMAGE = module("containers").IMAGE
 

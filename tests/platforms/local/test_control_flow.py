@@ -9,8 +9,8 @@ import pytest
 
 from rekindle.errors import StepError, UnsupportedError
 from rekindle.platforms.local.execute import ignored
-from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, run, stored
+from tests.support.results import outputs
 
 
 def test_each_turn_has_steps_of_its_own_and_all_come_from_the_cache_again(home: Path) -> None:

@@ -14,9 +14,9 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
-from rekindle.platforms.local.results import outputs
 from rekindle.report.timeline import last_lines
 from tests.platforms.local.runs import graph, module, run, stored
+from tests.support.results import outputs
 
 
 def test_the_second_document_carries_what_was_asked() -> None:

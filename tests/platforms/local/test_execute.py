@@ -14,13 +14,13 @@ from rekindle.app.pipeline import graph_of
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
-from rekindle.platforms.local.results import outputs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import Ignored, RunRecord
 from rekindle.spec.load import load_target
 from tests.platforms.local.runs import graph, run, stored
 from tests.support.local_execute import alive
 from tests.support.read_pipeline import executor, minimal
+from tests.support.results import outputs
 
 
 def test_independent_steps_run_at_the_same_time(home: Path, folder: Path) -> None:

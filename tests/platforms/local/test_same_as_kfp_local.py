@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import PIPELINES, module, plain, run
+from tests.support.results import outputs
 
 CASES = module("same").CASES
 KNOWN_BUGS = module("same").KNOWN_BUGS

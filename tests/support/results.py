@@ -1,7 +1,5 @@
 """What a pipeline returned, read from the record of its run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
