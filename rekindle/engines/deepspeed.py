@@ -166,10 +166,9 @@ class DeepSpeed:
         try:
             import deepspeed
         except ImportError as error:
-            raise StepError(
-                f"the engine deepspeed is not installed: {error}", where="train.engine",
-                fix="pip install 'rekindle[deepspeed]', in the image of the step where it has one",
-            ) from None  # fmt: skip
+            what = f"the engine deepspeed is not installed: {error}"
+            fix = "pip install 'rekindle[deepspeed]', in the image of the step where it has one"
+            raise StepError(what, where="train.engine", fix=fix) from None
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = self.config(train, dist.get_world_size())
         config["optimizer"]["params"]["lr"] = rate
@@ -239,10 +238,9 @@ def _compile(config: Mapping[str, Any]) -> None:
             try:
                 get_accelerator().create_op_builder(name).load(verbose=False)
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                raise StepError(
-                    f"DeepSpeed cannot compile {name}: {error}", where="train.engine_config",
-                    fix="install g++, or remove offload_optimizer",
-                ) from error  # fmt: skip
+                what = f"DeepSpeed cannot compile {name}: {error}"
+                fix = "install g++, or remove offload_optimizer"
+                raise StepError(what, where="train.engine_config", fix=fix) from error
 
 
 class _Zero:
@@ -371,10 +369,9 @@ class _Zero:
                 _beginning(x) for x in (self.whole(parameter), self._computed_with(parameter))
             )
             if (ours - theirs).abs().max() > _ROUNDED:
-                raise StepError(
-                    f"DeepSpeed keeps weights of another tensor for {name}",
-                    where="train.engine_config", fix="remove what changes the order of its tensors",
-                )  # fmt: skip
+                what = f"DeepSpeed keeps weights of another tensor for {name}"
+                fix = "remove what changes the order of its tensors"
+                raise StepError(what, where="train.engine_config", fix=fix)
         zero = config["zero_optimization"]
         moved = [part for part in _MOVED if at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
@@ -385,10 +382,9 @@ class _Zero:
         facts = self.facts()
         for name, value in wanted.items():
             if facts[name] != value:
-                raise StepError(
-                    f"DeepSpeed trains with {name} {facts[name]}, not {value}",
-                    where="train.engine_config", fix="see the log of the step for its warnings",
-                )  # fmt: skip
+                what = f"DeepSpeed trains with {name} {facts[name]}, not {value}"
+                fix = "see the log of the step for its warnings"
+                raise StepError(what, where="train.engine_config", fix=fix)
 
 
 def _adamw(train: TrainSpec) -> dict[str, Any]:

@@ -221,10 +221,8 @@ def require(cell: Cell, untested: Untested = "check") -> Level:
         return int(differing) + len(set(cell.axes) ^ set(other.axes))
 
     near = sorted((c for c in tested() if c.kind == cell.kind), key=distance)[:3]
-    raise UnsupportedError(
-        f"{cell} is refused: {why}", where="train",
-        fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more,
-    )  # fmt: skip
+    fix = "use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more
+    raise UnsupportedError(f"{cell} is refused: {why}", where="train", fix=fix)
 
 
 def refusal(cell: Cell, untested: Untested = "check") -> str:

@@ -325,7 +325,6 @@ def _positions(config: Any) -> int | None:
 
 
 def _unsupported(config: PretrainedConfig, what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{config.model_type} {what}, which the chunked loss does not compute",
-        where="model.source", fix="use a Llama, Mistral, Qwen or GPT-2 architecture",
-    )  # fmt: skip
+    what = f"{config.model_type} {what}, which the chunked loss does not compute"
+    fix = "use a Llama, Mistral, Qwen or GPT-2 architecture"
+    return UnsupportedError(what, where="model.source", fix=fix)

@@ -115,10 +115,8 @@ def attend(
         call = Call(causal, scaling, dropout, sliding_window, peers)
         return apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
     if attention_mask is not None and sliding_window and length > sliding_window:
-        raise UnsupportedError(
-            f"{type(module).__name__} has a sliding window, and its sequences are padded",
-            where="data.packing", fix="set data.packing: true",
-        )  # fmt: skip
+        what = f"{type(module).__name__} has a sliding window, and its sequences are padded"
+        raise UnsupportedError(what, where="data.packing", fix="set data.packing: true")
     # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
     if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False

@@ -85,11 +85,9 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     """Make a model folder of ours out of what the user's script left; `known` as in `describe`."""
     output = Path(job.output)
     if not list(output.glob("*.safetensors")):
-        raise StepError(
-            f"the script {job.train.entrypoint!r} left no .safetensors file in {output}",
-            where="train.entrypoint",
-            fix="save the weights as safetensors into {model}, so that evaluate can load them",
-        )
+        what = f"the script {job.train.entrypoint!r} left no .safetensors file in {output}"
+        fix = "save the weights as safetensors into {model}, so that evaluate can load them"
+        raise StepError(what, where="train.entrypoint", fix=fix)
     shards = open_shards(Path(job.shards))
     precision = "" if job.train.precision == "auto" else job.train.precision
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)

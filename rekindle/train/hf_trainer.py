@@ -107,10 +107,8 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     train = numerics.decided(job.train, device, None)
     world, batch = dist.get_world_size(), train.global_batch_size
     if batch % world:
-        raise StepError(
-            f"{world} ranks do not divide a global batch of {batch}",
-            where="train.global_batch_size", fix="choose a multiple",
-        )  # fmt: skip
+        what = f"{world} ranks do not divide a global batch of {batch}"
+        raise StepError(what, where="train.global_batch_size", fix="choose a multiple")
     each_epoch = math.ceil(shards.rows(TRAIN) / batch)
     steps = train.steps or max(1, round((train.epochs or DEFAULT_EPOCHS) * each_epoch))
     engine = engine_of(train.engine)
@@ -126,10 +124,9 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     try:
         made = TrainingArguments(**arguments)
     except (TypeError, ValueError, ImportError) as error:
-        raise StepError(
-            f"TrainingArguments: {error}", where="train.engine_config",
-            fix="compare it with the documentation of this version of transformers",
-        ) from None  # fmt: skip
+        what = f"TrainingArguments: {error}"
+        fix = "compare it with the documentation of this version of transformers"
+        raise StepError(what, where="train.engine_config", fix=fix) from None
     torch.manual_seed(train.seed)
     network: Any = _network(job, task, shards)
     # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
@@ -257,10 +254,9 @@ def _facts(trainer: Any) -> dict[str, str]:
     world, found = dist.get_world_size(), trainer.accelerator.num_processes
     wrapped = type(trainer.model_wrapped).__name__
     if found != world or (world > 1 and wrapped == type(trainer.model).__name__):
-        raise StepError(
-            f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone",
-            where="train.engine_config", fix="remove what chooses its devices or its strategy",
-        )  # fmt: skip
+        what = f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone"
+        fix = "remove what chooses its devices or its strategy"
+        raise StepError(what, where="train.engine_config", fix=fix)
     return {
         "transformers": importlib.metadata.version("transformers"),
         "accelerate": importlib.metadata.version("accelerate"),

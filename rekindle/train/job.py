@@ -102,10 +102,9 @@ def _private() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise RequestError(
-            "other users can write to this folder, or own it", where=str(folder),
-            fix="have its owner delete it, or set TMPDIR to a folder of your own",
-        )  # fmt: skip
+        what = "other users can write to this folder, or own it"
+        fix = "have its owner delete it, or set TMPDIR to a folder of your own"
+        raise RequestError(what, where=str(folder), fix=fix)
     if found.st_mode & 0o077:  # an earlier version's, which others can read
         folder.chmod(0o700)
     return folder

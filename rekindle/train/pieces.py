@@ -101,11 +101,9 @@ class Pieces:
                 with storage.reader(_name(number)) as file:
                     yield pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
             except (FileNotFoundError, pa.ArrowInvalid) as error:
-                raise DataError(
-                    f"the scores in {_name(number)} cannot be read: {error}",
-                    where=f"{self.root}/{_name(number)}",
-                    fix=f"delete {self.root} and run the step `score` again",
-                ) from None
+                what = f"the scores in {_name(number)} cannot be read: {error}"
+                fix = f"delete {self.root} and run the step `score` again"
+                raise DataError(what, where=f"{self.root}/{_name(number)}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
         """What `put_samples` stored under that name, or None."""

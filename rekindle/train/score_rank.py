@@ -174,10 +174,8 @@ class Work:
         while of_first(done is not None and not wait([done], BEAT_SECONDS).done):
             self.beat(self.count, "score")
             if done is not None and time.monotonic() > deadline:
-                raise StepError(
-                    f"the task's own `generate` has not ended within {limit:g} s",
-                    fix="make it faster on a CPU, or raise train.hang_seconds",
-                )
+                what = f"the task's own `generate` has not ended within {limit:g} s"
+                raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
         return done.result() if done is not None else []
 
 
@@ -186,10 +184,9 @@ def _compare_nodes(train: TrainSpec) -> None:
     everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
     if len(set(everyone)) > 1:
         found = " and ".join(sorted({precision for precision, _ in everyone}))
-        raise UnsupportedError(
-            f"the nodes that score differ: they would compute in {found}", where="train.precision",
-            fix="give all nodes the same GPUs, or set train.precision to fp32, which trains again",
-        )  # fmt: skip
+        what = f"the nodes that score differ: they would compute in {found}"
+        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
+        raise UnsupportedError(what, where="train.precision", fix=fix)
 
 
 def _last(turns: list[tuple[str, str]]) -> str:

@@ -173,10 +173,9 @@ class Source:
         notes = self.recorder.notes.get(storage, [])
         bad = next((note for note in notes if not note.replayable), None)
         if bad is not None:
-            raise DataError(
-                f"cannot build the starting value of {name} one tensor at a time ({bad.func})",
-                where="model.source", fix="start from a checkpoint with this weight",
-            )  # fmt: skip
+            what = f"cannot build the starting value of {name} one tensor at a time ({bad.func})"
+            fix = "start from a checkpoint with this weight"
+            raise DataError(what, where="model.source", fix=fix)
         original = self.recorder.originals.get(storage)
         if original is not None and not any(n.size.numel() == shape.numel() for n in notes):
             whole = original.clone()
@@ -227,10 +226,9 @@ def _files(folder: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             found |= dict.fromkeys(file.keys(), path.name)
     if not found:
-        raise DataError(
-            f"there are no safetensors weights in {folder}", where="model.source",
-            fix="convert the checkpoint: model.save_pretrained(folder) writes safetensors",
-        )  # fmt: skip
+        what = f"there are no safetensors weights in {folder}"
+        fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
+        raise DataError(what, where="model.source", fix=fix)
     return found
 
 

@@ -116,10 +116,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
 def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
     """Which checkpoints are kept; RequestError where the best is, and no validation finds it."""
     if job.train.exports_best and not shards.rows(VALIDATION):
-        raise RequestError(
-            "without a validation split no weights are the best", where="data.split.validation",
-            fix="give it rows, or remove early_stopping_patience and checkpoint.keep_best",
-        )  # fmt: skip
+        what = "without a validation split no weights are the best"
+        fix = "give it rows, or remove early_stopping_patience and checkpoint.keep_best"
+        raise RequestError(what, where="data.split.validation", fix=fix)
     return job.train.checkpoint.model_copy(update={"keep_best": job.train.exports_best})
 
 
@@ -130,10 +129,9 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
     if step not in (0, last):
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)
         if found is None:
-            raise CheckpointError(
-                f"the weights of step {step}, the best, are lost", where=job.checkpoints,
-                fix="remove this folder, and train again",
-            )  # fmt: skip
+            what = f"the weights of step {step}, the best, are lost"
+            fix = "remove this folder, and train again"
+            raise CheckpointError(what, where=job.checkpoints, fix=fix)
         checkpoint.load(found, trainer.tensors(), trainer.optimizer.replicas)
         trainer.optimizer.restored(None)
     if dist.get_rank() == 0:
