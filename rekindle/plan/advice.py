@@ -41,9 +41,9 @@ def advice(plan: Plan) -> Iterator[str]:
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
         return
-    yield f"{_engine(option.work)}: {strategy(option.work)}"
+    name, other = ("DeepSpeed", _ours) if option.work.zero else ("rekindle's engine", instead)
+    yield f"{name}: {strategy(option.work)}"
     yield from _simpler(option, plan.rejected)
-    other = _ours if option.work.zero else instead
     yield from other(plan.asked, option)
 
 
@@ -113,10 +113,6 @@ def _simpler(option: Option, rejected: Sequence[Rejected]) -> Iterator[str]:
             yield f"not replicas alone: {one.reason}"
             if one.needed_bytes:
                 yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
-
-
-def _engine(work: Work) -> str:
-    return "DeepSpeed" if work.zero else "rekindle's engine"
 
 
 def _host(zero: Zero) -> str:
