@@ -208,24 +208,18 @@ def _by_group(
         places, back, bias = group.by_head(heads)
         # one copy pads, and puts the rows of a head beside each other, as products want them
         q, k, v = (
-            _pad(x.reshape(tokens * heads, size), places, back).view(-1, group.longest, size)
+            _Pad.apply(x.reshape(tokens * heads, size), places, back)  # type: ignore[no-untyped-call]
+            .view(-1, group.longest, size)
             for x in qkv
-        )
+        )  # fmt: skip
         if call.dropout and not _draws_alike(query, call.peers):
             out = _written_out(q, k, v, bias, heads, call)
         else:
             q, k, v = (x.view(group.rows, heads, group.longest, size) for x in (q, k, v))
             out = _one(q, k, v, group.mask, call)
-        found.append(_unpad(out.reshape(-1, size), back).view(tokens, heads, size))
+        out = _Unpad.apply(out.reshape(-1, size), back)  # type: ignore[no-untyped-call]
+        found.append(out.view(tokens, heads, size))
     return torch.cat(found)[None]
-
-
-def _pad(x: torch.Tensor, places: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    return _Pad.apply(x, places, back)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _unpad(padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    return _Unpad.apply(padded, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Pad(torch.autograd.Function):

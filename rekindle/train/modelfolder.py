@@ -69,17 +69,13 @@ class ModelFolder:
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
     model: Any = network
+    kinds = [kind for kind, _ in _stored(folder)]
+    most = max(set(kinds), key=kinds.count)
     model.config.architectures = [type(network).__name__]
-    model.config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
+    model.config.dtype = "bfloat16" if most == "BF16" else "float32"
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-
-
-def stored_dtype(folder: Path) -> str:
-    """safetensors' name of the type that most weights in `folder` have."""
-    kinds = [kind for kind, _ in _stored(folder)]
-    return max(set(kinds), key=kinds.count)
 
 
 def count_parameters(folder: Path) -> int:

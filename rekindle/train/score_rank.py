@@ -159,9 +159,12 @@ class Work:
             texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
         if self.leads:
             samples = [
-                Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)
+                Sample(  # a dialogue may begin with its answer
+                    prompt=p[-1][1][-SAMPLE_CHARACTERS:] if p else "", generated=text,
+                    expected=expected,
+                )
                 for (p, expected), text in zip(openings, texts, strict=True)
-            ]
+            ]  # fmt: skip
             turn.pieces.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
@@ -187,11 +190,6 @@ def _compare_nodes(train: TrainSpec) -> None:
         what = f"the nodes that score differ: they would compute in {found}"
         fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
         raise UnsupportedError(what, where="train.precision", fix=fix)
-
-
-def _last(turns: list[tuple[str, str]]) -> str:
-    """What the model answers; a dialogue may begin with its answer."""
-    return turns[-1][1] if turns else ""
 
 
 def free(device: torch.device) -> None:

@@ -182,7 +182,8 @@ class Source:
         else:
             whole = torch.empty_strided(shape, stride, dtype=dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(self.seed, name))
+            words = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()[:8]
+            torch.manual_seed(int.from_bytes(words, "big") >> 1)
             for note in notes:
                 note.play(whole)
         self._last = (name, whole)
@@ -293,8 +294,3 @@ def whole_of(tensor: torch.Tensor | quantised.FourBit) -> torch.Tensor:
     """The whole tensor, on every rank that holds a shard of it (a collective)."""
     tensor = tensor.whole() if isinstance(tensor, quantised.FourBit) else tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _seed(seed: int, name: str) -> int:
-    words = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
-    return int.from_bytes(words, "big") >> 1

@@ -273,7 +273,11 @@ class Start:
             state = dict(export.gathered(parts))
             if dist.get_rank() == 0:
                 manifest = shards.manifest
-                network = _again(job, self.task, shards)
+                if job.init:
+                    network = modelfolder.open_model(Path(job.init), job.code).network()
+                else:
+                    given = (job.model, manifest.labels, manifest.settings, shards.assets)
+                    network = self.task.build(*given)
                 network.load_state_dict(state)
                 output.mkdir(parents=True, exist_ok=True)
                 self.task.save(network.eval(), output, manifest.labels, manifest.settings)
@@ -282,14 +286,6 @@ class Start:
                 job.task, shards, output, job.run_key,
                 precision=job.train.precision, known=self.known,
             )  # fmt: skip
-
-
-def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
-    """A whole network to put gathered weights into."""
-    manifest = shards.manifest
-    if job.init:
-        return modelfolder.open_model(Path(job.init), job.code).network()
-    return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
