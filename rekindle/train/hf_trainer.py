@@ -12,7 +12,6 @@ import functools
 import importlib.metadata
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,9 +50,7 @@ def main() -> None:
     """Read the job, train, leave."""
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # would change the training without a word in the config
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = Job.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
+    live(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:

@@ -19,8 +19,22 @@ from rekindle.records import write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
 
 
+class Stored:
+    """Base of dataclasses that lie on disk as JSON, for each rank to read."""
+
+    def write(self, path: Path) -> None:
+        """Store it for `read`."""
+        fields = TypeAdapter(type(self)).dump_python(self, mode="json")
+        write_atomically(path, json.dumps(fields, indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `write` stored."""
+        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
+
+
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Stored):
     """Folders are absolute paths; `checkpoints` may be a URI, too. `init` is a model folder to
     start from ("" = `model.source`).
 
@@ -66,16 +80,6 @@ class Job:
         for name, section in (("train", self.train), ("model", self.model)):
             found |= {f"{name}.{k}": value for k, value in section.model_dump(mode="json").items()}
         return found
-
-    def write(self, path: Path) -> None:
-        """Store it for `read`."""
-        fields = TypeAdapter(Job).dump_python(self, mode="json")
-        write_atomically(path, json.dumps(fields, indent=2))
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The job that `write` stored."""
-        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 def folder_of(artifact_root: str, kind: str, key: str) -> str:

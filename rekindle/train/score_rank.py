@@ -7,9 +7,7 @@ when all ranks have done their share of it."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -50,9 +48,7 @@ BEAT_SECONDS = 1.0
 
 def main() -> None:
     """Read the job, score, leave."""
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = ScoreJob.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_score, job))
+    live(ScoreJob, _score)
 
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:

@@ -7,10 +7,8 @@ starts and ends."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -62,9 +60,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Read the job, train, leave."""
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = Job.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
+    live(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
