@@ -96,8 +96,11 @@ class _Ingestion:
     def validated(self, source: str) -> ExamplesSummary:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
-        if not findings:  # else what was read may not be all
-            self._check_held(source)
+        # with findings, what was read may not be all
+        if not findings and source and source != self.seen:
+            what = "the data changed between `fingerprint` and `ingest`"
+            fix = "run the same command again; who writes files aside and renames them changes them"
+            raise DataError(what, where=data.source, fix=f"{fix} in one instant")
         rows, counted = dict(self.rows), SPLITS if self.labelled else ()
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
@@ -141,15 +144,6 @@ class _Ingestion:
                 table, keep = self.normaliser(raw)
                 yield table, times[keep], raw.split
         self.seen = records.digest() if by_column else reader.seen()
-
-    def _check_held(self, source: str) -> None:
-        """Raises DataError where the data that were read have another fingerprint."""
-        if source and source != self.seen:
-            raise DataError(
-                "the data changed between `fingerprint` and `ingest`", where=self.data.source,
-                fix="run the same command again; who writes files aside and renames them changes "
-                "them in one instant",
-            )  # fmt: skip
 
     def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
         table = table.append_column("split", split_names(indices))
