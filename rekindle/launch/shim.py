@@ -364,12 +364,9 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     see may be named, by a link neither."""
     place = Path(uri.removeprefix("file://")).resolve()
     inside = within is None or any(place.is_relative_to(folder) for folder in within)
-    if not _is_remote(uri) and not inside:
+    is_remote = "://" in uri and not uri.startswith("file://")
+    if not is_remote and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
-
-
-def _is_remote(uri: str) -> bool:
-    return "://" in uri and not uri.startswith("file://")
 
 
 def _content(name: str, path: str, within: list[str] | None) -> str:
