@@ -208,17 +208,16 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operators that DeepSpeed would compile at their first use, in one process of a
+    """Compile the operator that DeepSpeed would compile at its first use, in one process of a
     machine at a time. StepError where that fails.
 
     The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
     waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
-    names = []
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
-        names.append("CPUAdamBuilder")
+        name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
-        names.append("FusedAdamBuilder")
-    if not names:
+        name = "FusedAdamBuilder"
+    else:
         return
     from deepspeed.accelerator import get_accelerator
 
@@ -233,14 +232,13 @@ def _compile(config: Mapping[str, Any]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         for left in [] if given else folder.glob("**/lock"):
             left.unlink()
-        for name in names:
-            log.info("compiling DeepSpeed's %s, unless that was done before", name)
-            try:
-                get_accelerator().create_op_builder(name).load(verbose=False)
-            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                what = f"DeepSpeed cannot compile {name}: {error}"
-                fix = "install g++, or remove offload_optimizer"
-                raise StepError(what, where="train.engine_config", fix=fix) from error
+        log.info("compiling DeepSpeed's %s, unless that was done before", name)
+        try:
+            get_accelerator().create_op_builder(name).load(verbose=False)
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            what = f"DeepSpeed cannot compile {name}: {error}"
+            fix = "install g++, or remove offload_optimizer"
+            raise StepError(what, where="train.engine_config", fix=fix) from error
 
 
 class _Zero:
@@ -332,12 +330,8 @@ class _Zero:
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found: torch.Tensor | None = None
-        if parameter.requires_grad:
-            found = safe_get_full_fp32_param(parameter)
-        if found is not None:
-            return found.detach()
-        return self._computed_with(parameter)
+        found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        return self._computed_with(parameter) if found is None else found.detach()
 
     def _computed_with(self, parameter: torch.Tensor) -> torch.Tensor:
         import deepspeed
