@@ -320,16 +320,6 @@ def _nearest_divisor(total: int, wanted: int) -> int:
 
 
 _RULES = (
-    _task,
-    _pipeline,
-    _data,
-    _documents,
-    _train,
-    _engine,
-    _optimizer,
-    _quantised,
-    _entrypoint,
-    _gate,
-    _schedule,
-    _secrets,
-)
+    _task, _pipeline, _data, _documents, _train, _engine, _optimizer, _quantised, _entrypoint,
+    _gate, _schedule, _secrets,
+)  # fmt: skip
