@@ -60,7 +60,6 @@ class Outlook:
     `in_both` is the chance of keeping time and budget at once; `fallback_usd` is the expected cost
     with on-demand machines at the end."""
 
-    reclaims: Reclaims
     mtbf_hours: float
     expected: Expectation
     expected_usd: float
@@ -103,7 +102,7 @@ def weigh(
     on_demand_usd = hours * offer.on_demand_usd_per_hour
 
     def at(reclaims: Reclaims) -> Outlook:
-        found = outlook(work, chosen, rates[reclaims], reclaims, offer, needs)
+        found = outlook(work, chosen, rates[reclaims], offer, needs)
         reasons = tuple(_reasons(found, work, on_demand_usd, needs))
         return dataclasses.replace(found, reasons=reasons)
 
@@ -130,9 +129,7 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
     return min(sorted(halves, reverse=True), key=cost_usd)
 
 
-def outlook(
-    work: Work, every: int, per_hour: float, reclaims: Reclaims, offer: Offer, needs: Needs
-) -> Outlook:
+def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
@@ -149,7 +146,7 @@ def outlook(
 
     limits = needs.max_run_hours, paid_hours
     return Outlook(
-        reclaims=reclaims, mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
+        mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
         expected_usd=mean.cost_usd(price),
         in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
         in_budget=None if paid_hours is None else within(None, paid_hours),

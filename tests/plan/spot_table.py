@@ -4,11 +4,12 @@ tests.plan.spot_table` prints it."""
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 import numpy as np
 
 from rekindle.catalog.tables import presets
-from rekindle.plan.risk import Work, hazard
+from rekindle.plan.risk import Reclaims, Work, hazard
 from rekindle.plan.simulation import simulate
 from rekindle.plan.spot import Needs, Offer, Outlook, weigh
 
@@ -35,8 +36,8 @@ def table() -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for name in presets():
         spot = weigh(WORK, hazard(name), NODES, OFFER, NEEDS)
-        for outlook in (spot.independent, spot.together):
-            cells = (name, outlook.reclaims, *_cells(outlook, spot.every))
+        for reclaims in get_args(Reclaims):
+            cells = (name, reclaims, *_cells(getattr(spot, reclaims), spot.every))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -30,7 +30,7 @@ def test_both_ends_are_shown_with_one_interval_for_both() -> None:
     assert spot.viable == "yes"
     assert (spot.independent.in_time, spot.independent.fallback) == (None, None)
     one = weigh(WORK, hazard("rough"), 1, CHEAP, Needs())
-    assert one.independent == dataclasses.replace(one.together, reclaims="independent")
+    assert one.independent == one.together
 
 
 def test_the_users_interval_is_taken_as_it_is_on_demand_too() -> None:
