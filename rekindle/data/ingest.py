@@ -113,7 +113,10 @@ class _Ingestion:
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
             if not findings:  # rows that were refused are missing from every split
-                check_splits(rows, self.class_rows, labels, self._required(), complete, findings)
+                # a source's own splits may lack validation
+                lacks = data.split.by == "source" or data.split.validation == 0
+                required = ("train", "test") if lacks else SPLITS
+                check_splits(rows, self.class_rows, labels, required, complete, findings)
         findings.raise_if_any()
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
@@ -179,12 +182,6 @@ class _Ingestion:
                     for batch in ExamplesFile(path):
                         times = np.asarray(batch.column(_TIME))
                         self._distribute(writer, pa.table(batch), time_splits(times, cuts))
-
-    def _required(self) -> list[str]:
-        """The splits that must hold something; a source's own may lack validation."""
-        if self.data.split.by == "source" or self.data.split.validation == 0:
-            return ["train", "test"]
-        return list(SPLITS)
 
     def _note_nothing(self) -> None:
         if self.window is not None and self.span.rows:

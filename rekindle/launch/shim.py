@@ -93,9 +93,6 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
     return int(result["exit_code"])
 
 
-# What to run
-
-
 def render(argument: Any, task: dict[str, Any]) -> list[str]:
     """The texts that one lowered argument stands for: one, or for an `if` none or several."""
     if isinstance(argument, str):
@@ -196,9 +193,6 @@ def create_output_parents(outputs: dict[str, Any]) -> None:
     files += [a["uri"] for group in outputs["artifacts"].values() for a in group["artifacts"]]
     for folder in {Path(file).parent for file in files if "://" not in file}:
         folder.mkdir(parents=True, exist_ok=True)
-
-
-# Running it
 
 
 class Supervisor:
@@ -325,9 +319,6 @@ def _children() -> Iterator[int]:
     except OSError:
         names = []
     return map(int, names)
-
-
-# What it left behind
 
 
 def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -204,9 +204,6 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     )
 
 
-# What if, and what is not known
-
-
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:
     cluster, constants = option.cluster, option.profile.constants
     seconds = option.step.seconds / option.profile.factor

@@ -70,14 +70,10 @@ def install(network: nn.Module, peers: Peers) -> None:
     body = modules.backbone(network)
     if not hasattr(body, PEERS):
         setattr(body, PEERS, peers)
-        body.warn_if_padding_and_no_attention_mask = _no_warning  # type: ignore[assignment]
+        # a warning about padding, before which GPT-2 reads tokens back from the device each time
+        body.warn_if_padding_and_no_attention_mask = lambda *_: None  # type: ignore[assignment]
         mask = functools.partial(_mask_of_padding, causal=causal)
         body.register_forward_pre_hook(mask, with_kwargs=True)
-
-
-def _no_warning(*_: Any) -> None:
-    """In place of a warning of transformers' about padding, before which GPT-2 reads tokens back
-    from the device in every forward pass."""
 
 
 def _mask_of_padding(
