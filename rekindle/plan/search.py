@@ -93,13 +93,10 @@ def search(asked: Asked, cluster: Cluster) -> Found:
         if candidate.reason:
             rejected[name] = Rejected(name, candidate.reason)
             continue
-        timed = [
-            _Timed(step_time(w, cluster, profile.constants), w, known)
-            for w, known in candidate.ways
-        ]
+        ways, constants = candidate.ways, profile.constants
+        timed = [_Timed(step_time(work, cluster, constants), work, known) for work, known in ways]
         weighed += len(timed)
-        fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)
-        if fitting is not None:
+        if fitting := _fastest_that_fits(timed, cluster.gpu.memory_bytes):
             one, held = fitting
             examples = asked.train.global_batch_size
             best[name] = Option(one.work, cluster, held, one.step, profile, examples, one.proven)

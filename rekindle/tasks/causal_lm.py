@@ -240,15 +240,11 @@ def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
 
 
 _tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+_source = lru_cache(maxsize=4)(lambda assets: (assets / _TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:
     return ChatTemplate(_source(assets), settings["special_tokens"])
-
-
-@lru_cache(maxsize=4)
-def _source(assets: Path) -> str:
-    return (assets / _TEMPLATE).read_text(encoding="utf-8")
 
 
 def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
