@@ -27,7 +27,7 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.engines import engine_of
 from rekindle.errors import StepError
 from rekindle.launch.events import emit
-from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.records import HistoryRow
 from rekindle.spec import rates
 from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
@@ -268,22 +268,18 @@ def _finish(
     validation: Mapping[str, float],
 ) -> None:  # fmt: skip
     """Rank 0 leaves the model, the summary, and the word that says so."""
-    output, target = Path(job.output), Path(job.history)
+    output = Path(job.output)
     known = modelfolder.inherited(job.init, job.model)
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(output, safe_serialization=True)
     precision = _precision(trainer)
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
-    target.mkdir(parents=True, exist_ok=True)
-    TrainingSummary(
-        run_key=job.run_key, task=job.task, engine=job.train.engine, in_effect=facts,
-        world_size=dist.get_world_size(), steps=last, epochs=rows[-1].epoch if rows else 0.0,
-        global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
-        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output), train_rows=shards.rows(TRAIN),
+    job.summarise(
+        engine=job.train.engine, in_effect=facts, world_size=dist.get_world_size(), steps=last,
+        epochs=rows[-1].epoch if rows else 0.0, precision=precision,
+        parameters=modelfolder.count_parameters(output), train_rows=shards.rows(TRAIN),
         device=device_name(trainer.args.device), validation=validation,
-    ).write(target / "training.json")  # fmt: skip
-    write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
+    )  # fmt: skip
     say(Path(job.status), {"status": "done", "step": last})
 
 

@@ -15,8 +15,9 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from rekindle.errors import RequestError
-from rekindle.records import write_atomically
+from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.train.modelfolder import weights_sha256
 
 
 class Stored:
@@ -73,6 +74,19 @@ class Job(Stored):
     def curve(self) -> Path:
         """Where the loss curve grows while training."""
         return self.working / "history.jsonl"
+
+    def summarise(self, **found: Any) -> None:
+        """Leave the loss curve, damaged lines included, and the summary of the training, in which
+        `found` completes what the job and its model say."""
+        target = Path(self.history)
+        target.mkdir(parents=True, exist_ok=True)
+        if self.curve.exists():
+            write_atomically(target / "history.jsonl", self.curve.read_text(errors="replace"))
+        TrainingSummary(
+            run_key=self.run_key, task=self.task, seed=self.train.seed, init_from=self.init_from,
+            global_batch_size=self.train.global_batch_size,
+            weights_sha256=weights_sha256(Path(self.output)), **found,
+        ).write(target / "training.json")  # fmt: skip
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""

@@ -19,7 +19,6 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
-from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
 from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
@@ -287,35 +286,27 @@ class Start:
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
     """Rank 0 writes the summary of a training that is done after step `last`, then the word that
     says so. `best`: the step whose weights were exported, if it was asked for."""
-    output = Path(job.output)
     rows = list(read_history(history.path))
     final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
-    summary = TrainingSummary(
-        run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
+    job.summarise(
+        engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect={
             **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
             **float8.facts(trainer.parts),
         },
-        world_size=trainer.world,
-        epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,
-        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output), train_rows=trainer.batches.order.rows,
+        epochs=trainer.plan.epoch(last), precision=job.train.precision,
+        deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,
+        parameters=modelfolder.count_parameters(Path(job.output)),
         validation={name: value for name, value in validation.items() if value is not None},
         layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
         best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
     )  # fmt: skip
-    target = Path(job.history)
-    target.mkdir(parents=True, exist_ok=True)
-    summary.write(target / "training.json")
-    curve = history.path.read_text(errors="replace") if history.path.exists() else ""
-    write_atomically(target / "history.jsonl", curve)
     if (job.working / PROFILE).exists():
-        shutil.copyfile(job.working / PROFILE, target / PROFILE)
+        shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)
     say(Path(job.status), {"status": "done", "step": last})
 
 
