@@ -194,6 +194,6 @@ def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
         return RequestError(f"no layout trains on {fleet}{said}", where="train.layout", fix=fix)
     more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
     more += _divisible(asked)
-    other = "" if asked.zero else "; ".join(instead(asked, None, fleet.cluster))
+    other = "" if asked.zero else "; ".join(instead(asked, fleet.cluster))
     what = f"no layout fits on {fleet}{said}"
     return RequestError(what, where="resources", fix=f"{more}; {other}" if other else more)
