@@ -173,9 +173,8 @@ class DeepSpeed:
         config = self.config(train, dist.get_world_size())
         config["optimizer"]["params"]["lr"] = rate
         if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
-            raise StepError(
-                _NARROW, where="train.engine_config", fix="stage: 1, or precision: fp32"
-            )
+            fix = "stage: 1, or precision: fp32"
+            raise StepError(_NARROW, where="train.engine_config", fix=fix)
         trained = [p for p in part.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.ndim > 1]},

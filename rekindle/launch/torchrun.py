@@ -200,6 +200,5 @@ def _give_up(verdict: Report, train: TrainSpec) -> None:
     if verdict.ending == "preempted":
         raise PreemptedError("stopped from outside after a save", fix=RESUMES)
     if verdict.asked:
-        raise PreemptedError(
-            "stopped from outside; what the last checkpoint holds is kept", fix=RESUMES
-        )
+        what = "stopped from outside; what the last checkpoint holds is kept"
+        raise PreemptedError(what, fix=RESUMES)

@@ -158,13 +158,11 @@ def _of_hub(name: str, revision: str | None, where: str) -> Mapping[str, Any]:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise RequestError(
-            f"the shape of `{name}` is not known here", where=where, fix=fix
-        ) from error
+        what = f"the shape of `{name}` is not known here"
+        raise RequestError(what, where=where, fix=fix) from error
     try:
         return _read(Path(hf_hub_download(name, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RequestError(
-            f"cannot read the config of `{name}`: {first}", where=where, fix=fix
-        ) from error
+        what = f"cannot read the config of `{name}`: {first}"
+        raise RequestError(what, where=where, fix=fix) from error

@@ -425,9 +425,8 @@ def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
         reads.append(_Read(info.relative_path, info.offset, info.length, part, target))
         found += math.prod(item.lengths)
     if found != piece.local.numel():
-        raise CheckpointError(
-            f"it holds {found} of {piece.local.numel()} values of a part of {name}"
-        )
+        what = f"it holds {found} of {piece.local.numel()} values of a part of {name}"
+        raise CheckpointError(what)
     return reads
 
 

@@ -193,9 +193,8 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
         raise UnsupportedError(
             f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
             f"{layout.stages} stages",
-            where="train.layout.pp",
-            fix="use fewer stages, or a layout without pp",
-        )
+            where="train.layout.pp", fix="use fewer stages, or a layout without pp",
+        )  # fmt: skip
     parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
     made = copy.deepcopy(network)
     if isinstance(made, nn.Sequential):
