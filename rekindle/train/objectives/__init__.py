@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
@@ -10,7 +11,9 @@ from rekindle.train.objectives.classes import Classes
 from rekindle.train.objectives.tags import Tags
 from rekindle.train.objectives.tokens import Tokens
 
-OBJECTIVES: Mapping[str, Objective] = {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+    {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
+)
 """By the name that a task gives its own."""
 
 
