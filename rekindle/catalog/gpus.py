@@ -8,7 +8,6 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rekindle.catalog.tables import rows, unknown
 
@@ -39,7 +38,13 @@ class Gpu:
 @functools.cache
 def gpus() -> Mapping[str, Gpu]:
     """All GPUs by name, in the order in which names of devices are looked up."""
-    return {row["name"]: _gpu(row) for row in rows(Path(__file__).with_suffix(".yaml"))}
+    return {
+        row["name"]: Gpu(
+            row["name"], row["memory_mib"] * 2**20, row["gb_per_second"] * 1e9, row["tflops"],
+            row["source"], row["as_of"], row["match"], row.get("asked_as", row["name"]),
+        )
+        for row in rows(Path(__file__).with_suffix(".yaml"))
+    }  # fmt: skip
 
 
 def gpu(name: str) -> Gpu:
@@ -66,10 +71,3 @@ def peak_flops(device_name: str, precision: str, tf32: bool = False) -> float | 
     found = recognised(device_name)
     tflops = found.product_tflops(precision, tf32) if found else None
     return tflops * 1e12 if tflops else None
-
-
-def _gpu(row: Mapping[str, Any]) -> Gpu:
-    return Gpu(
-        row["name"], row["memory_mib"] * 2**20, row["gb_per_second"] * 1e9, row["tflops"],
-        row["source"], row["as_of"], row["match"], row.get("asked_as", row["name"]),
-    )  # fmt: skip

@@ -159,10 +159,10 @@ class PriceBook:
         below = self._prices.get((machine.removeprefix("ml."), region))
         if found is below or below is None or (found and found.spot_usd_per_hour is not None):
             return found
-        factor = next(
-            (f for f in self._factors.values() if re.fullmatch(f.machines, machine)), None
-        )
-        return found if factor is None else _reckoned(machine, found, below, factor)
+        for factor in self._factors.values():
+            if re.fullmatch(factor.machines, machine):
+                return _reckoned(machine, found, below, factor)
+        return found
 
     def regions(self, machine: str) -> tuple[str, ...]:
         """Where there is a price of the machine, on demand or spot."""

@@ -128,7 +128,8 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
         values = values.dictionary_decode()
     if any(is_text(values.type) for is_text in _TEXT_TYPES):
         return _decoded(raw, values.cast(pa.binary()), column, findings)
-    if pa.types.is_null(values.type) or (kind == "scalar" and _is_scalar(values.type)):
+    scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
+    if scalar or pa.types.is_null(values.type):
         return Texts.all_fine(_scalar_texts(values))
     if kind == "scalar" and pa.types.is_floating(values.type):
         return _texts_of_objects(raw, values.to_pylist(), column, kind, findings)
@@ -156,11 +157,7 @@ _TEXT_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
     pa.types.is_large_binary,
 )  # fmt: skip
-
-
-def _is_scalar(kind: pa.DataType) -> bool:
-    checks = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
-    return any(check(kind) for check in checks)
+_SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
 
 
 def _scalar_texts(values: pa.Array) -> pa.StringArray:

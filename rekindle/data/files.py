@@ -228,9 +228,7 @@ def locate(data: DataSpec) -> Files:
         raise DataError(f"{data.source} {what}", where="data.source", fix=fix)
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
-    kind = _format_of(files, data)
-    ordered = tuple(sorted(files, key=lambda file: file.name))
-    return Files(ordered, kind, partitions.unit if partitions else "")
+    return Files(tuple(files), _format_of(files, data), partitions.unit if partitions else "")
 
 
 def delimiter_of(name: str, head: bytes) -> str:
@@ -250,7 +248,7 @@ def content_hash(uri: str) -> str:
     files = _source_files(filesystem, found, root)
     if not files:
         raise DataError(f"no such file or folder: {uri}", fix="check the path")
-    return Files(tuple(sorted(files, key=lambda file: file.name)), "").fingerprint(named=True)
+    return Files(tuple(files), "").fingerprint(named=True)
 
 
 def split_of(name: str) -> str:
@@ -286,14 +284,12 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    seen = Seen()
+    """By name."""
+    seen, places = Seen(), [(_below(info["name"], root), info) for info in found]
     return [
-        SourceFile(
-            filesystem, root, info["name"], _below(info["name"], root),
-            int(info.get("size") or 0), seen=seen,
-        )
-        for info in found
-    ]  # fmt: skip
+        SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), seen=seen)
+        for name, info in sorted(places, key=lambda place: place[0])
+    ]
 
 
 def _parent(path: str) -> str:

@@ -49,7 +49,8 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
                 head = file.read(_HEAD_BYTES)
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
             delimiter = delimiter_of(path.name, head)
-            names = _of_csv(lines, delimiter) if kind == "csv" else _of_json(lines)
+            rows = csv.reader(lines, delimiter=delimiter)
+            names = next(filter(None, rows), []) if kind == "csv" else _of_json(lines)
     return (path.name, names) if names else None
 
 
@@ -76,10 +77,6 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         if not findings:  # else not all rows were read
             return sorted(filter(None, found))
     return []
-
-
-def _of_csv(lines: list[str], delimiter: str) -> list[str]:
-    return next(filter(None, csv.reader(lines, delimiter=delimiter)), [])
 
 
 def _of_json(lines: Iterable[str]) -> list[str]:

@@ -96,8 +96,11 @@ class _Ingestion:
     def validated(self, source: str) -> ExamplesSummary:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
-        if not findings:  # else what was read may not be all
-            self._check_held(source)
+        # with findings, what was read may not be all
+        if not findings and source and source != self.seen:
+            what = "the data changed between `fingerprint` and `ingest`"
+            fix = "run the same command again; who writes files aside and renames them changes them"
+            raise DataError(what, where=data.source, fix=f"{fix} in one instant")
         rows, counted = dict(self.rows), SPLITS if self.labelled else ()
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
@@ -110,7 +113,10 @@ class _Ingestion:
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
             if not findings:  # rows that were refused are missing from every split
-                check_splits(rows, self.class_rows, labels, self._required(), complete, findings)
+                # a source's own splits may lack validation
+                lacks = data.split.by == "source" or data.split.validation == 0
+                required = ("train", "test") if lacks else SPLITS
+                check_splits(rows, self.class_rows, labels, required, complete, findings)
         findings.raise_if_any()
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
@@ -141,15 +147,6 @@ class _Ingestion:
                 table, keep = self.normaliser(raw)
                 yield table, times[keep], raw.split
         self.seen = records.digest() if by_column else reader.seen()
-
-    def _check_held(self, source: str) -> None:
-        """Raises DataError where the data that were read have another fingerprint."""
-        if source and source != self.seen:
-            raise DataError(
-                "the data changed between `fingerprint` and `ingest`", where=self.data.source,
-                fix="run the same command again; who writes files aside and renames them changes "
-                "them in one instant",
-            )  # fmt: skip
 
     def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
         table = table.append_column("split", split_names(indices))
@@ -185,12 +182,6 @@ class _Ingestion:
                     for batch in ExamplesFile(path):
                         times = np.asarray(batch.column(_TIME))
                         self._distribute(writer, pa.table(batch), time_splits(times, cuts))
-
-    def _required(self) -> list[str]:
-        """The splits that must hold something; a source's own may lack validation."""
-        if self.data.split.by == "source" or self.data.split.validation == 0:
-            return ["train", "test"]
-        return list(SPLITS)
 
     def _note_nothing(self) -> None:
         if self.window is not None and self.span.rows:

@@ -396,7 +396,7 @@ def _csv_batches(
 ) -> Iterator[pa.RecordBatch]:
     # texts are checked for UTF-8 later, row by row; an image is the path of one
     types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
-    reader = pa.csv.open_csv(
+    yield from pa.csv.open_csv(
         pa.PythonFile(stream, mode="r"),
         read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
         parse_options=pa.csv.ParseOptions(
@@ -404,7 +404,6 @@ def _csv_batches(
         ),
         convert_options=pa.csv.ConvertOptions(include_columns=list(columns), column_types=types),
     )
-    yield from reader
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:

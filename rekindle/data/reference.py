@@ -28,7 +28,8 @@ def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     if "::" in value or not value.isprintable():
         raise ValueError(f"{value!r} is a chained URI or holds control characters")
     scheme, has_scheme, _ = value.partition("://")
-    if has_scheme and scheme not in _protocols(filesystem):
+    own = filesystem.protocol
+    if has_scheme and scheme not in ((own,) if isinstance(own, str) else own):
         raise ValueError(f"{value!r} is not of the source's own scheme")
     path = str(filesystem._strip_protocol(value)) if has_scheme else value
     if not has_scheme and not value.startswith("/"):
@@ -70,11 +71,6 @@ def _open_without_links(path: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     finally:
         os.close(folder)
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    given = filesystem.protocol
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _decoded(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,11 @@ class Engine(Protocol):
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
+
+
+@runtime_checkable
+class StepperEngine(Engine, Protocol):
+    """An engine that is a stepper."""
 
     def start(
         self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device

@@ -166,17 +166,15 @@ class DeepSpeed:
         try:
             import deepspeed
         except ImportError as error:
-            raise StepError(
-                f"the engine deepspeed is not installed: {error}", where="train.engine",
-                fix="pip install 'rekindle[deepspeed]', in the image of the step where it has one",
-            ) from None  # fmt: skip
+            what = f"the engine deepspeed is not installed: {error}"
+            fix = "pip install 'rekindle[deepspeed]', in the image of the step where it has one"
+            raise StepError(what, where="train.engine", fix=fix) from None
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = self.config(train, dist.get_world_size())
         config["optimizer"]["params"]["lr"] = rate
         if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
-            raise StepError(
-                _NARROW, where="train.engine_config", fix="stage: 1, or precision: fp32"
-            )
+            fix = "stage: 1, or precision: fp32"
+            raise StepError(_NARROW, where="train.engine_config", fix=fix)
         trained = [p for p in part.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.ndim > 1]},
@@ -209,17 +207,16 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operators that DeepSpeed would compile at their first use, in one process of a
+    """Compile the operator that DeepSpeed would compile at its first use, in one process of a
     machine at a time. StepError where that fails.
 
     The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
     waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
-    names = []
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
-        names.append("CPUAdamBuilder")
+        name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
-        names.append("FusedAdamBuilder")
-    if not names:
+        name = "FusedAdamBuilder"
+    else:
         return
     from deepspeed.accelerator import get_accelerator
 
@@ -234,15 +231,13 @@ def _compile(config: Mapping[str, Any]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         for left in [] if given else folder.glob("**/lock"):
             left.unlink()
-        for name in names:
-            log.info("compiling DeepSpeed's %s, unless that was done before", name)
-            try:
-                get_accelerator().create_op_builder(name).load(verbose=False)
-            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                raise StepError(
-                    f"DeepSpeed cannot compile {name}: {error}", where="train.engine_config",
-                    fix="install g++, or remove offload_optimizer",
-                ) from error  # fmt: skip
+        log.info("compiling DeepSpeed's %s, unless that was done before", name)
+        try:
+            get_accelerator().create_op_builder(name).load(verbose=False)
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            what = f"DeepSpeed cannot compile {name}: {error}"
+            fix = "install g++, or remove offload_optimizer"
+            raise StepError(what, where="train.engine_config", fix=fix) from error
 
 
 class _Zero:
@@ -334,12 +329,8 @@ class _Zero:
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found: torch.Tensor | None = None
-        if parameter.requires_grad:
-            found = safe_get_full_fp32_param(parameter)
-        if found is not None:
-            return found.detach()
-        return self._computed_with(parameter)
+        found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        return self._computed_with(parameter) if found is None else found.detach()
 
     def _computed_with(self, parameter: torch.Tensor) -> torch.Tensor:
         import deepspeed
@@ -371,10 +362,9 @@ class _Zero:
                 _beginning(x) for x in (self.whole(parameter), self._computed_with(parameter))
             )
             if (ours - theirs).abs().max() > _ROUNDED:
-                raise StepError(
-                    f"DeepSpeed keeps weights of another tensor for {name}",
-                    where="train.engine_config", fix="remove what changes the order of its tensors",
-                )  # fmt: skip
+                what = f"DeepSpeed keeps weights of another tensor for {name}"
+                fix = "remove what changes the order of its tensors"
+                raise StepError(what, where="train.engine_config", fix=fix)
         zero = config["zero_optimization"]
         moved = [part for part in _MOVED if at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
@@ -385,10 +375,9 @@ class _Zero:
         facts = self.facts()
         for name, value in wanted.items():
             if facts[name] != value:
-                raise StepError(
-                    f"DeepSpeed trains with {name} {facts[name]}, not {value}",
-                    where="train.engine_config", fix="see the log of the step for its warnings",
-                )  # fmt: skip
+                what = f"DeepSpeed trains with {name} {facts[name]}, not {value}"
+                fix = "see the log of the step for its warnings"
+                raise StepError(what, where="train.engine_config", fix=fix)
 
 
 def _adamw(train: TrainSpec) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rekindle.engines.base import AUTO, CONFIG, Finding, contradictions
 from rekindle.errors import did_you_mean
@@ -87,10 +87,6 @@ class Trainer:
             **given, **decided, "lr_scheduler_type": _SCHEDULES[train.lr_schedule],
             "per_device_train_batch_size": micro, "gradient_accumulation_steps": each // micro,
         }  # fmt: skip
-
-    def start(self, *_: object) -> NoReturn:
-        """A program has no stepper."""
-        raise NotImplementedError
 
 
 def _owned(train: TrainSpec) -> Mapping[tuple[str, ...], tuple[str, Any]]:

@@ -39,18 +39,12 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
             "examples")  # fmt: skip
     return Evidence(
-        run_key=record.candidate.run_key,
-        model_digest=record.candidate.digest,
-        metrics=dict(ours.metrics),
-        champion_metrics=dict(theirs.metrics) if theirs else {},
-        labels=record.candidate.labels,
-        confusion=ours.confusion(),
-        classes=_classes(ours, theirs),
-        calibration=ours.calibration(),
-        slices=tuple(slices),
-        **vars(verdict),
+        run_key=record.candidate.run_key, model_digest=record.candidate.digest,
+        metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
+        labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
+        calibration=ours.calibration(), slices=tuple(slices), **vars(verdict),
         **{name: getattr(record, name) for name in told},
-    )
+    )  # fmt: skip
 
 
 def candidate_scores(scores: Path) -> tuple[Scores, Any]:

@@ -2,7 +2,7 @@
 int class indices.
 
 Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
-of the top probability). Each also exists per example where the paired bootstrap can use it."""
+of the top probability), of all examples and of resamples, for the paired bootstrap."""
 
 from __future__ import annotations
 
@@ -19,31 +19,6 @@ Ints = NDArray[np.int64]
 
 BINS = 15
 EPSILON = 1e-12
-
-
-def accuracy(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """Share of examples whose most probable class is the true one, 0 to 1."""
-    return float((probabilities_NC.argmax(1) == labels_N).mean())
-
-
-def log_loss(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """Mean negative log-probability of the true class, in nats. Certain and right: 0; a coin flip:
-    0.693."""
-    picked = probabilities_NC[np.arange(len(labels_N)), labels_N]
-    return float(-np.log(np.clip(picked, EPSILON, 1.0)).mean())
-
-
-def macro_f1(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """Mean over classes of the harmonic mean of precision and recall.
-
-    A class that no example has and no prediction names is left out."""
-    return float(np.nanmean(_f1_per_class(confusion(probabilities_NC, labels_N)[None])[0]))
-
-
-def calibration_error(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """Mean gap between confidence and accuracy over the bins, weighted by their size, 0 to 1."""
-    everything = np.arange(len(labels_N))[None]
-    return float(_calibration_errors(probabilities_NC, labels_N, everything)[0])
 
 
 def calibration_bins(probabilities_NC: Floats, labels_N: Ints) -> tuple[CalibrationBin, ...]:
@@ -92,15 +67,21 @@ def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
     """All metrics by name; see `rekindle.spec.metrics.METRICS`. NaN for all if a probability is."""
     if not np.isfinite(probabilities_NC).all():
         return dict.fromkeys(METRICS, math.nan)
-    measures = (accuracy, macro_f1, log_loss, calibration_error)
-    return {measure.__name__: measure(probabilities_NC, labels_N) for measure in measures}
+    everything = np.arange(len(labels_N))[None]
+    found = {name: resampled(name, probabilities_NC, labels_N, everything) for name in METRICS}
+    return {name: float(value_R[0]) for name, value_R in found.items()}
 
 
 def resampled(
     metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
 ) -> Floats:
-    """[R] values of `metric` on each resample; `picks_RN` holds row indices. Vectorised where the
-    metric is a mean."""
+    """[R] values of `metric` on each resample; `picks_RN` holds row indices.
+
+    Accuracy is the share of examples whose most probable class is the true one; log-loss the mean
+    negative log-probability of the true class in nats (a coin flip: 0.693); macro-F1 the mean over
+    classes of the harmonic mean of precision and recall, without those that no example has and no
+    prediction names; the calibration error the mean gap between confidence and accuracy over the
+    bins, weighted by their size."""
     if metric == "accuracy":
         right_N = (probabilities_NC.argmax(1) == labels_N).astype(np.float64)
         return np.asarray(right_N[picks_RN].mean(1), np.float64)

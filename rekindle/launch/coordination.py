@@ -330,11 +330,9 @@ class Member:
         if not self.stopped():
             how = f"gave up after {self.place.patience_seconds:g} s of"
         nodes = ", ".join(map(str, missing))
-        raise PreemptedError(
-            f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}",
-            where=f"{self.place.address}:{self.place.port}",
-            fix="start all nodes again: the same command resumes from the last checkpoint",
-        )
+        what = f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}"
+        fix = "start all nodes again: the same command resumes from the last checkpoint"
+        raise PreemptedError(what, where=f"{self.place.address}:{self.place.port}", fix=fix)
 
     def _start(self, restart: int, port: int) -> Start:
         """How the ranks of this node reach the store, whose exit listens on `port` of node 0."""

@@ -42,10 +42,8 @@ class Fault:
         kinds: tuple[Kind, ...] = get_args(Kind)
         kind = next((kind for kind in kinds if match and kind == match["kind"]), None)
         if match is None or kind is None or int(match["step"]) < 1:
-            raise RequestError(
-                f"{text!r} is not a fault", where="--rehearse-preemption",
-                fix=f"one of {', '.join(kinds)}, then @step=N with N from 1: kill@step=5",
-            )  # fmt: skip
+            fix = f"one of {', '.join(kinds)}, then @step=N with N from 1: kill@step=5"
+            raise RequestError(f"{text!r} is not a fault", where="--rehearse-preemption", fix=fix)
         return cls(kind, int(match["step"]))
 
     def environment(self) -> dict[str, str]:

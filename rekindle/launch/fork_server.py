@@ -29,8 +29,6 @@ from typing import IO, Any, NoReturn
 # Environment of a process that is to import pyarrow and fork: its allocator keeps a thread.
 THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
-# From outside
-
 
 @dataclasses.dataclass(frozen=True)
 class ForkServer:
@@ -114,9 +112,6 @@ class Forked:
 def link() -> tuple[socket.socket, socket.socket]:
     """The end for a `ForkServer`, and the one for `serve`."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-# From inside
 
 
 def can_fork() -> bool:

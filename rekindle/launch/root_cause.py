@@ -84,9 +84,8 @@ def _from_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills:
     doing = f" in {heartbeat.doing}" if heartbeat else ""
     log = "see the step's log for what it printed last"
     if code >= 0:
-        return Cause(
-            "ended", rank, when, f"rank {rank} ended with exit code {code}{doing}", "", log
-        )
+        what = f"rank {rank} ended with exit code {code}{doing}"
+        return Cause("ended", rank, when, what, "", log)
     followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
     what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
     starved_at = heartbeat.step if heartbeat and oom_kills and code == -signal.SIGKILL else None

@@ -45,8 +45,7 @@ def _agreed(place: Rendezvous, uri: str) -> str:
                 staging.write_text(uri, made := secrets.token_hex(32), mode=0o600)
                 return made
             if time.monotonic() > deadline:
-                raise PreemptedError(
-                    f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0",
-                    where=uri, fix="all nodes have to read and write below the artifact root",
-                ) from None  # fmt: skip
+                what = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
+                fix = "all nodes have to read and write below the artifact root"
+                raise PreemptedError(what, where=uri, fix=fix) from None
         time.sleep(_POLL_SECONDS)

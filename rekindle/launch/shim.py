@@ -93,9 +93,6 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
     return int(result["exit_code"])
 
 
-# What to run
-
-
 def render(argument: Any, task: dict[str, Any]) -> list[str]:
     """The texts that one lowered argument stands for: one, or for an `if` none or several."""
     if isinstance(argument, str):
@@ -196,9 +193,6 @@ def create_output_parents(outputs: dict[str, Any]) -> None:
     files += [a["uri"] for group in outputs["artifacts"].values() for a in group["artifacts"]]
     for folder in {Path(file).parent for file in files if "://" not in file}:
         folder.mkdir(parents=True, exist_ok=True)
-
-
-# Running it
 
 
 class Supervisor:
@@ -327,9 +321,6 @@ def _children() -> Iterator[int]:
     return map(int, names)
 
 
-# What it left behind
-
-
 def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters by their IR types and artifacts, from executor_output.json and the files of single
     outputs."""
@@ -364,12 +355,9 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     see may be named, by a link neither."""
     place = Path(uri.removeprefix("file://")).resolve()
     inside = within is None or any(place.is_relative_to(folder) for folder in within)
-    if not _is_remote(uri) and not inside:
+    is_remote = "://" in uri and not uri.startswith("file://")
+    if not is_remote and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
-
-
-def _is_remote(uri: str) -> bool:
-    return "://" in uri and not uri.startswith("file://")
 
 
 def _content(name: str, path: str, within: list[str] | None) -> str:

@@ -138,10 +138,9 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def _profile_failed(script: str, why: str) -> StepError:
-    return StepError(
-        f"the script that tells NCCL of this machine's network failed: {why}", where=script,
-        fix=f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment",
-    )  # fmt: skip
+    what = f"the script that tells NCCL of this machine's network failed: {why}"
+    fix = f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment"
+    return StepError(what, where=script, fix=fix)
 
 
 def _network(environment: Mapping[str, str], how: str) -> str:
@@ -195,13 +194,11 @@ def _give_up(verdict: Report, train: TrainSpec) -> None:
         raise StepError(what, where=where, fix=fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"
-        raise StepError(
-            f"train.max_hours ({train.max_hours:g} h) are over; {saved}", where="train.max_hours",
-            fix=f"raise train.max_hours; {RESUMES}, and the time starts again at zero",
-        )  # fmt: skip
+        what = f"train.max_hours ({train.max_hours:g} h) are over; {saved}"
+        fix = f"raise train.max_hours; {RESUMES}, and the time starts again at zero"
+        raise StepError(what, where="train.max_hours", fix=fix)
     if verdict.ending == "preempted":
         raise PreemptedError("stopped from outside after a save", fix=RESUMES)
     if verdict.asked:
-        raise PreemptedError(
-            "stopped from outside; what the last checkpoint holds is kept", fix=RESUMES
-        )
+        what = "stopped from outside; what the last checkpoint holds is kept"
+        raise PreemptedError(what, fix=RESUMES)

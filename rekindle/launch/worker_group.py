@@ -116,12 +116,6 @@ class WorkerGroup:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.send_signal(signal.SIGTERM)
 
-    @property
-    def out_of_time(self) -> bool:
-        """Whether `train.max_hours` are over."""
-        hours = self.train.max_hours
-        return hours is not None and time.monotonic() - self.began > hours * 3600
-
     def run(self, start: Start, on_poll: Callable[[], Halt | None]) -> Report:
         """One life; `on_poll` is called some times a second and may end it."""
         self.status.mkdir(parents=True, exist_ok=True)
@@ -206,8 +200,9 @@ class _Attempt:
 
     def _is_over(self, halt: Halt | None) -> bool:
         """Whether the ranks have to be killed now."""
-        group, now = self.group, time.monotonic()
-        if group.out_of_time and group.stopped_at is None:
+        group, now, hours = self.group, time.monotonic(), self.group.train.max_hours
+        out_of_time = hours is not None and now - group.began > hours * 3600
+        if out_of_time and group.stopped_at is None:
             log.warning("train.max_hours are over; asking the ranks to save and end")
             group.expired = True
             group.stop()

@@ -41,10 +41,10 @@ def advice(plan: Plan) -> Iterator[str]:
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
         return
-    yield f"{_engine(option.work)}: {strategy(option.work)}"
+    name, other = ("DeepSpeed", _ours) if option.work.zero else ("rekindle's engine", instead)
+    yield f"{name}: {strategy(option.work)}"
     yield from _simpler(option, plan.rejected)
-    other = _ours if option.work.zero else instead
-    yield from other(plan.asked, option)
+    yield from other(plan.asked, option.cluster, option)
 
 
 def strategy(work: Work) -> str:
@@ -62,10 +62,8 @@ def strategy(work: Work) -> str:
     return ", ".join(word.format(degree) for degree, word in words if degree > 1)
 
 
-def instead(asked: Asked, best: Option | None, cluster: Cluster | None = None) -> Iterator[str]:
+def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Iterator[str]:
     """DeepSpeed's fastest stage that fits; nothing where DeepSpeed does not train what is asked."""
-    on = best.cluster if best else cluster
-    assert on is not None
     train = asked.train
     half = train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8")
     quantised = asked.lora is not None and asked.lora.base == "4bit"
@@ -74,7 +72,7 @@ def instead(asked: Asked, best: Option | None, cluster: Cluster | None = None) -
     free = train.model_copy(update={"layout": AUTO, "engine": "deepspeed"})
     for section in _STAGES:
         zero = Zero.of({"zero_optimization": section})
-        found = search(dataclasses.replace(asked, train=free, zero=zero), on).options
+        found = search(dataclasses.replace(asked, train=free, zero=zero), cluster).options
         if found:
             break
     else:
@@ -83,10 +81,10 @@ def instead(asked: Asked, best: Option | None, cluster: Cluster | None = None) -
     yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}"
 
 
-def _ours(asked: Asked, best: Option) -> Iterator[str]:
+def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
     """Rekindle's own engine in the place of DeepSpeed."""
     train = asked.train.model_copy(update={"engine": "rekindle"})
-    found = search(dataclasses.replace(asked, train=train, zero=None), best.cluster)
+    found = search(dataclasses.replace(asked, train=train, zero=None), cluster)
     if found.options:
         how = f"{found.options[0].work.layout}: {_beside(found.options[0], best)}"
         yield f"or rekindle's engine, {how}; --set train.engine=rekindle"
@@ -113,10 +111,6 @@ def _simpler(option: Option, rejected: Sequence[Rejected]) -> Iterator[str]:
             yield f"not replicas alone: {one.reason}"
             if one.needed_bytes:
                 yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
-
-
-def _engine(work: Work) -> str:
-    return "DeepSpeed" if work.zero else "rekindle's engine"
 
 
 def _host(zero: Zero) -> str:

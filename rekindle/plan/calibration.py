@@ -35,17 +35,16 @@ class Speeds:
 
     def profile(self, gpu: str, compiled: bool, engine: str) -> Profile:
         """What is known of all trainings there."""
+        plain = profile_of(gpu, compiled, engine)
         known = [one for one in self._like(gpu, compiled, engine) if one.constants == stamp()]
         if not known:
-            return profile_of(gpu, compiled, engine)
+            return plain
         factor = math.exp(sum(math.log(one.ratio) for one in known) / len(known))
         runs = ", ".join(one.run_id for one in known[-3:])
         basis = f"measured on {gpu} in {runs}: {factor:.2f} times what was predicted"
-        spread = spread_of("calibrated")
-        plain = profile_of(gpu, compiled, engine)
         return dataclasses.replace(
-            plain, spread=spread, basis=basis, factor=factor, guessed=gpu == CPU
-        )  # fmt: skip
+            plain, spread=spread_of("calibrated"), basis=basis, factor=factor, guessed=gpu == CPU
+        )
 
     def applied(self, options: Sequence[Option]) -> list[Option]:
         """Layouts on the same machines at the speed that was measured. Work that was measured takes
@@ -92,9 +91,8 @@ def _at(option: Option, profile: Profile, job: Calibration | None) -> Option:
     if job is not None:
         basis = f"measured in {job.run_id}, the same work on such machines"
         factor = job.measured / option.step.seconds
-        spread = spread_of("same_job")
         profile = dataclasses.replace(
-            profile, spread=spread, basis=basis, factor=factor, guessed=True
-        )  # fmt: skip
+            profile, spread=spread_of("same_job"), basis=basis, factor=factor, guessed=True
+        )
     terms = {name: profile.factor * seconds for name, seconds in option.step.terms.items()}
     return dataclasses.replace(option, step=StepTime(terms), profile=profile)

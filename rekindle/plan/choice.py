@@ -60,16 +60,14 @@ def choose(
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
-        raise RequestError(
-            f"no price of a machine{where} is known, so the cheapest cannot be chosen",
-            where="resources.machine", fix="rekindle prices refresh, or name one",
-        )  # fmt: skip
+        what = f"no price of a machine{where} is known, so the cheapest cannot be chosen"
+        fix = "rekindle prices refresh, or name one"
+        raise RequestError(what, where="resources.machine", fix=fix)
     results = list(_among(spec, asked, offered, steps, speeds))
     if not results:
-        raise RequestError(
-            "the model fits on none of the machines that may be chosen", where="resources.machine",
-            fix=f"allow larger ones, or train adapters (model.lora){_divisible(asked)}",
-        )  # fmt: skip
+        what = "the model fits on none of the machines that may be chosen"
+        fix = f"allow larger ones, or train adapters (model.lora){_divisible(asked)}"
+        raise RequestError(what, where="resources.machine", fix=fix)
     ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
     return [choice for choice, _ in ranked], ranked[0][1]
 
@@ -192,14 +190,10 @@ def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
     nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
     if nearest is not None and nearest.needed_bytes is None:
-        return RequestError(
-            f"no layout trains on {fleet}{said}", where="train.layout",
-            fix="leave train.layout and train.micro_batch_size to the plan: `auto`",
-        )  # fmt: skip
+        fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
+        return RequestError(f"no layout trains on {fleet}{said}", where="train.layout", fix=fix)
     more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
     more += _divisible(asked)
-    other = "" if asked.zero else "; ".join(instead(asked, None, fleet.cluster))
-    return RequestError(
-        f"no layout fits on {fleet}{said}", where="resources",
-        fix=f"{more}; {other}" if other else more,
-    )  # fmt: skip
+    other = "" if asked.zero else "; ".join(instead(asked, fleet.cluster))
+    what = f"no layout fits on {fleet}{said}"
+    return RequestError(what, where="resources", fix=f"{more}; {other}" if other else more)

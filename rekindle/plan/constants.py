@@ -70,8 +70,6 @@ def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Pr
         basis = f"{basis}; {table['compiled']['basis']}"
     other = engine != "rekindle"
     if other:
-        spread, basis = (
-            max(spread, table["spread"]["other_engine"]),
-            f"{basis}; not measured with {engine}",
-        )
+        spread = max(spread, table["spread"]["other_engine"])
+        basis = f"{basis}; not measured with {engine}"
     return Profile(Constants(**numbers), spread, basis, guessed=other or not measured)

@@ -104,10 +104,8 @@ def fleets(
         return (_here(ranks),)
     names = list(_names(resources, platform))
     if not names:
-        raise RequestError(
-            "no machine of the catalog has these GPUs",
-            where="resources", fix="name a machine: resources.machine, or `auto`",
-        )  # fmt: skip
+        fix = "name a machine: resources.machine, or `auto`"
+        raise RequestError("no machine of the catalog has these GPUs", where="resources", fix=fix)
     found = [
         Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
               book.find(name, place))
@@ -129,18 +127,15 @@ def _here(ranks: int) -> Fleet:
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
     if resources.machine != AUTO and not resources.gpus_per_node:
-        raise RequestError(
-            "the config asks for no GPUs, and the planner has CPU data only for this machine",
-            where="resources.gpus_per_node",
-            fix="set gpus_per_node, and accelerator or machine; machine: auto; or --platform local",
-        )
+        what = "the config asks for no GPUs, and the planner has CPU data only for this machine"
+        fix = "set gpus_per_node, and accelerator or machine; machine: auto; or --platform local"
+        raise RequestError(what, where="resources.gpus_per_node", fix=fix)
     if resources.machine not in ("", AUTO):
         has = machine(resources.machine)
         if has.gpus < resources.gpus_per_node:
-            raise RequestError(
-                f"{resources.machine} has {has.gpus or 'no'} GPUs, not {resources.gpus_per_node}",
-                where="resources.machine", fix="name one that has them, or `auto`",
-            )  # fmt: skip
+            what = f"{resources.machine} has {has.gpus or 'no'} GPUs, not {resources.gpus_per_node}"
+            fix = "name one that has them, or `auto`"
+            raise RequestError(what, where="resources.machine", fix=fix)
         yield resources.machine
         return
     known = [name for name in _offered(platform) if _suits(machine(name), resources)]
@@ -191,10 +186,8 @@ def here(ranks: int) -> tuple[Gpu, int, Link | None]:
     if not names:
         return _cpu(ranks), ranks, None
     if len(names) < ranks:
-        raise RequestError(
-            f"{ranks} ranks have {len(names)} GPUs here", where="platforms.local.ranks",
-            fix=f"at most {len(names)}",
-        )  # fmt: skip
+        what = f"{ranks} ranks have {len(names)} GPUs here"
+        raise RequestError(what, where="platforms.local.ranks", fix=f"at most {len(names)}")
     found = recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")

@@ -143,9 +143,9 @@ class Moments(Temporaries):
                 activations = saved + self.loss_kept(at.stage)
                 yield {**terms, "activations": activations, "temporaries": more}
             return
+        there = copies if self.sharded else self._passing(at)[0]  # of the forward pass still
+        one_less = self.gathered * (self.block + self.adapters) if self.grouped else 0
         for activations, temporaries in self._beginning(at, saved):
-            one_less = self.gathered * (self.block + self.adapters) if self.grouped else 0
-            there = copies if self.sharded else self._passing(at)[0]
             yield {
                 "gradients": before, self.copies: there - one_less,
                 "activations": activations, "temporaries": temporaries + self.left,
@@ -155,9 +155,6 @@ class Moments(Temporaries):
         if self.work.checkpointing != "none":
             again = self.norm_and_attention + self.attention_forward
             more = self._head_gradient() + self.left
-            there = (
-                self._passing(at)[0] if not self.sharded else copies
-            )  # of the forward pass still
             yield {**terms, self.copies: there, "activations": saved, "temporaries": again + more}
         whole = saved + (self.narrowed if self.stages[at.stage] == self.final else 0)
         for done in {0, 1, count - 2, count - 1}:
@@ -220,9 +217,8 @@ class Moments(Temporaries):
             temporaries -= self.stream * self.part * self.hidden
         if not there and not self.replicated:
             each = self.exact if self.sharded and self.layout.pp > 1 else self.each_gradient
-            gradients += (
-                done * each * self.trained_block // (1 if self.layout.pp > 1 else self.group)
-            )
+            divided = 1 if self.layout.pp > 1 else self.group
+            gradients += done * each * self.trained_block // divided
         if self.layout.pp == 1 and self.sharded:
             temporaries += self.reduced if done else 0  # those of the block before
             narrow = self.each_gradient - self.exact if there else 0

@@ -160,10 +160,9 @@ def traced(plan: Plan, spec: Spec) -> Plan:
         if needed(answer.memory.peak_bytes).bytes <= option.cluster.gpu.memory_bytes:
             found.append(Choice(one.fleet, option))
     if not found:
-        raise RequestError(
-            "neither of the two best layouts fits, as a trace says", where="resources",
-            fix=f"{'; '.join(notes)}: more or larger machines, or train.layout for another one",
-        )  # fmt: skip
+        what = "neither of the two best layouts fits, as a trace says"
+        fix = f"{'; '.join(notes)}: more or larger machines, or train.layout for another one"
+        raise RequestError(what, where="resources", fix=fix)
     others = (*found[1:], *plan.others[AT_MOST - 1 :])
     return dataclasses.replace(
         plan, chosen=found[0], others=others, notes=(*plan.notes, *dict.fromkeys(notes))
@@ -203,9 +202,6 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     return weigh(
         work, risk.hazard(limits.hazard), choice.fleet.nodes, Offer(cheap, dear), needs, every
     )
-
-
-# What if, and what is not known
 
 
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:

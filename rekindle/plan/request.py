@@ -53,10 +53,9 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     It cannot for networks of images, the user's own networks and scripts, and models whose config
     is out of reach (the hub is asked last, if at all)."""
     if spec.pipeline is not None:
-        raise RequestError(
-            "the planner does not know what a pipeline of your own computes", where="pipeline",
-            fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
-        )  # fmt: skip
+        what = "the planner does not know what a pipeline of your own computes"
+        fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
+        raise RequestError(what, where="pipeline", fix=fix)
     if spec.train.engine not in ("rekindle", "deepspeed"):
         raise RequestError(
             f"the planner does not know what the engine {spec.train.engine} holds on each machine",
@@ -87,10 +86,9 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
     RequestError for other numbers than fp32."""
     train, free = asked.train, asked.free
     if train.precision not in ("fp32", "auto"):
-        raise RequestError(
-            f"the planner knows this CPU in fp32, not in {train.precision}",
-            where="train.precision", fix="name GPUs in `resources`, or train in fp32 here",
-        )  # fmt: skip
+        what = f"the planner knows this CPU in fp32, not in {train.precision}"
+        fix = "name GPUs in `resources`, or train in fp32 here"
+        raise RequestError(what, where="train.precision", fix=fix)
     layout = resolve(train, ranks)
     if "micro_batch_size" in free and layout.pp == 1:
         total = train.global_batch_size
@@ -160,13 +158,11 @@ def _of_hub(name: str, revision: str | None, where: str) -> Mapping[str, Any]:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise RequestError(
-            f"the shape of `{name}` is not known here", where=where, fix=fix
-        ) from error
+        what = f"the shape of `{name}` is not known here"
+        raise RequestError(what, where=where, fix=fix) from error
     try:
         return _read(Path(hf_hub_download(name, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RequestError(
-            f"cannot read the config of `{name}`: {first}", where=where, fix=fix
-        ) from error
+        what = f"cannot read the config of `{name}`: {first}"
+        raise RequestError(what, where=where, fix=fix) from error

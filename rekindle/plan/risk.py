@@ -61,9 +61,8 @@ def hazard(choice: str | float) -> Hazard:
     another word or a number below zero."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
-            raise RequestError(
-                f"a hazard of {choice} interruptions per node-hour", fix="give a number from 0 on"
-            )
+            what = f"a hazard of {choice} interruptions per node-hour"
+            raise RequestError(what, fix="give a number from 0 on")
         return Hazard(float(choice), "given")
     known = presets()
     if choice not in known:

@@ -53,11 +53,6 @@ class Option:
         spread = self.profile.spread
         return self.step.seconds / (1 + spread), self.step.seconds * (1 + spread)
 
-    @property
-    def order(self) -> tuple[float, tuple[int, ...]]:
-        """Faster ones first, then simpler ones."""
-        return self.step.seconds, _complexity(self.work, self.proven)
-
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
@@ -93,13 +88,10 @@ def search(asked: Asked, cluster: Cluster) -> Found:
         if candidate.reason:
             rejected[name] = Rejected(name, candidate.reason)
             continue
-        timed = [
-            _Timed(step_time(w, cluster, profile.constants), w, known)
-            for w, known in candidate.ways
-        ]
+        ways, constants = candidate.ways, profile.constants
+        timed = [_Timed(step_time(work, cluster, constants), work, known) for work, known in ways]
         weighed += len(timed)
-        fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)
-        if fitting is not None:
+        if fitting := _fastest_that_fits(timed, cluster.gpu.memory_bytes):
             one, held = fitting
             examples = asked.train.global_batch_size
             best[name] = Option(one.work, cluster, held, one.step, profile, examples, one.proven)
@@ -118,15 +110,11 @@ class _Timed(NamedTuple):
     work: Work
     proven: bool
 
-    @property
-    def order(self) -> tuple[float, tuple[int, ...]]:
-        return self.step.seconds, _complexity(self.work, self.proven)
-
 
 def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
     """With its memory; that of slower ones need not be known, and takes longer to find than the
     time of a step."""
-    for one in sorted(timed, key=lambda one: one.order):
+    for one in sorted(timed, key=_order):
         if needed(least_bytes(one.work)).bytes <= room:
             held = memory(one.work)
             if needed(held.peak_bytes).bytes <= room:
@@ -134,14 +122,14 @@ def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memo
     return None
 
 
-def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
-    """Proven ones first, then the simplest: replicas, shards, both; then tp, pp, cp; then
-    recomputation."""
-    layout = work.layout
+def _order(one: _Timed | Option) -> tuple[float, tuple[int, ...]]:
+    """Faster ones first; then proven ones, then the simplest: replicas, shards, both; then tp, pp,
+    cp; then recomputation."""
+    layout = one.work.layout
     data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
     axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-    schedule, again = SCHEDULES.index(layout.schedule), RECOMPUTED.index(work.checkpointing)
-    return int(not proven), data + axes, schedule, again
+    schedule, again = SCHEDULES.index(layout.schedule), RECOMPUTED.index(one.work.checkpointing)
+    return one.step.seconds, (int(not one.proven), data + axes, schedule, again)
 
 
 def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
@@ -150,8 +138,8 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
         return []
     fastest = min(option.step.seconds for option in options)
     as_fast = [option for option in options if option.step.seconds <= fastest * (1 + tie)]
-    first = min(as_fast, key=lambda option: option.order[::-1])
-    return [first, *sorted((o for o in options if o is not first), key=lambda o: o.order)]
+    first = min(as_fast, key=lambda option: _order(option)[::-1])
+    return [first, *sorted((o for o in options if o is not first), key=_order)]
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:

@@ -102,10 +102,9 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
     `shape_of({"model_type": "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
     if known.family is None:
-        raise RequestError(
-            f"the planner does not know the architecture `{kind}`", where="model.source",
-            fix=did_you_mean(kind, FAMILIES) or f"it knows {', '.join(FAMILIES)}",
-        )  # fmt: skip
+        what = f"the planner does not know the architecture `{kind}`"
+        fix = did_you_mean(kind, FAMILIES) or f"it knows {', '.join(FAMILIES)}"
+        raise RequestError(what, where="model.source", fix=fix)
     return _Reader(known.family, known).shape(kind, classes)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rekindle.plan.risk import Work, expected, segments, uninterrupted_seconds
 
@@ -60,15 +60,6 @@ class Fallback:
 
 
 @dataclasses.dataclass(frozen=True)
-class Range:
-    """What suffices with a chance of 10, 50 and 90 %."""
-
-    p10: float
-    p50: float
-    p90: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Runs:
     """Hours of many runs, one entry each: with the waits, and those that are paid."""
 
@@ -80,13 +71,6 @@ class Runs:
         wall = self.wall <= (math.inf if wall_hours is None else wall_hours)
         running = self.running <= (math.inf if running_hours is None else running_hours)
         return float((wall & running).mean())
-
-    def range(self, of: Literal["wall", "running"], factor: float = 1.0) -> Range:
-        """What suffices with a chance of 10, 50 and 90 %."""
-        import numpy as np
-
-        low, middle, high = np.quantile(getattr(self, of), (0.1, 0.5, 0.9)) * factor
-        return Range(float(low), float(middle), float(high))
 
 
 def hopeless(work: Work, every: int, per_hour: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from rekindle.formats import duration
 from rekindle.plan import risk
 from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
-from rekindle.plan.simulation import Fallback, Range, fallback, hopeless, simulate
+from rekindle.plan.simulation import Fallback, fallback, hopeless, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
 # hazard, which is not known to a factor of two.
@@ -56,16 +56,13 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions. Ranges are missing where it is hopeless, chances
-    where no limit was given. `in_both` is the chance of keeping time and budget at once;
-    `fallback_usd` is the expected cost with on-demand machines at the end."""
+    """Spot machines at one rate of interruptions. Chances are missing where no limit was given.
+    `in_both` is the chance of keeping time and budget at once; `fallback_usd` is the expected cost
+    with on-demand machines at the end."""
 
-    reclaims: Reclaims
     mtbf_hours: float
     expected: Expectation
     expected_usd: float
-    wall_hours: Range | None
-    cost_usd: Range | None
     in_time: float | None
     in_budget: float | None
     in_both: float | None
@@ -105,7 +102,7 @@ def weigh(
     on_demand_usd = hours * offer.on_demand_usd_per_hour
 
     def at(reclaims: Reclaims) -> Outlook:
-        found = outlook(work, chosen, rates[reclaims], reclaims, offer, needs)
+        found = outlook(work, chosen, rates[reclaims], offer, needs)
         reasons = tuple(_reasons(found, work, on_demand_usd, needs))
         return dataclasses.replace(found, reasons=reasons)
 
@@ -132,9 +129,7 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
     return min(sorted(halves, reverse=True), key=cost_usd)
 
 
-def outlook(
-    work: Work, every: int, per_hour: float, reclaims: Reclaims, offer: Offer, needs: Needs
-) -> Outlook:
+def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
@@ -151,9 +146,8 @@ def outlook(
 
     limits = needs.max_run_hours, paid_hours
     return Outlook(
-        reclaims=reclaims, mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
-        expected_usd=mean.cost_usd(price), wall_hours=runs.range("wall") if runs else None,
-        cost_usd=runs.range("running", price) if runs else None,
+        mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
+        expected_usd=mean.cost_usd(price),
         in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
         in_budget=None if paid_hours is None else within(None, paid_hours),
         in_both=None if None in limits else within(*limits), fallback=mixed, fallback_usd=mixed_usd,

@@ -107,12 +107,6 @@ class Work:
         return self.layout.micro_batch_size * self.sequence // self.layout.cp
 
     @property
-    def tokens_per_step(self) -> int:
-        """Of the global batch."""
-        each = self.layout.micro_batch_size * self.sequence
-        return each * self.accumulation * self.layout.data
-
-    @property
     def turns(self) -> int:
         """How often a micro-batch comes by on one rank of the pipeline."""
         return self.chunks or self.layout.stages // self.layout.pp

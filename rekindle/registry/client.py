@@ -69,10 +69,9 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         raise
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
-        raise RegistryError(
-            f"cannot {doing}: {first_line(error)[:300]}", where=without_password(uri),
-            fix=_fix(tracking_uri, error),
-        ) from error  # fmt: skip
+        what = f"cannot {doing}: {first_line(error)[:300]}"
+        fix = _fix(tracking_uri, error)
+        raise RegistryError(what, where=without_password(uri), fix=fix) from error
 
 
 def _asked(uri: str) -> MlflowClient:

@@ -188,9 +188,8 @@ class Claim:
                 raise RegistryError(
                     f"the registry gave no answer to promoting version {self.version}, and may "
                     f"still do it; no other version is promoted until that is known: {error}",
-                    where=self.where.shown_uri,
-                    fix=_look(self.where.name, self.key),
-                ) from error
+                    where=self.where.shown_uri, fix=_look(self.where.name, self.key),
+                ) from error  # fmt: skip
             self.unsure = False
             if refused:
                 raise

@@ -24,9 +24,7 @@ def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
     return {inputs.column: inputs.encoded(row.content, row.id)}
 
 
-def smoke(
-    host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs
-) -> None:  # fmt: skip
+def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
     """Ask the server on this machine. Raises StepError with the first difference."""
     body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
     if kept.tokens:

@@ -94,9 +94,8 @@ def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: 
         raise RefusedError(400, f"the body is not a CSV in UTF-8: {error}") from None
     if wide := [i for i, row in enumerate(rows, 1) if len(row) != 1]:
         raise RefusedError(400, f"row {wide[0]}: one value, `{inputs.column}`, is needed")
-    asked = predict(
-        dumped({"instances": [{inputs.column: row[0]} for row in rows]}), headers, inputs, about
-    )
+    instances = [{inputs.column: row[0]} for row in rows]
+    asked = predict(dumped({"instances": instances}), headers, inputs, about)
     return dataclasses.replace(asked, render=_as_csv, media=media)
 
 
@@ -109,9 +108,8 @@ def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -
         raise RefusedError(400, f"inputs: one input, called `{inputs.column}`, is needed")
     texts = [text for row in tensor.data for text in (row if isinstance(row, list) else [row])]
     if tensor.shape not in ([len(texts)], [len(texts), 1]):
-        raise RefusedError(
-            400, f"inputs: the shape {tensor.shape} does not hold {len(texts)} values"
-        )
+        what = f"inputs: the shape {tensor.shape} does not hold {len(texts)} values"
+        raise RefusedError(400, what)
     values = [inputs.encoded(text, f"data {i}") for i, text in enumerate(texts)]
     contents = inputs.contents([{inputs.column: value} for value in values])
     same = {"id": asked.id, "model_name": about["name"], "model_version": about["version"]}

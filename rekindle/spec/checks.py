@@ -111,8 +111,9 @@ def _train(spec: Spec) -> Iterator[Finding]:
     size, total = train.micro_batch_size, train.global_batch_size
     if isinstance(size, int) and (size < 1 or total % size):
         what = f"{size} does not divide the global batch, which is {total}"
-        fix = f"use {_nearest_divisor(total, size)}, or auto"
-        yield ("train", "micro_batch_size"), what, fix
+        divisors = [d for d in range(1, total + 1) if total % d == 0]
+        nearest = sorted(divisors, key=lambda divisor: abs(divisor - size))[0]
+        yield ("train", "micro_batch_size"), what, f"use {nearest}, or auto"
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
             yield ("train", field), what, fix
@@ -314,22 +315,7 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
             yield from _texts(child, (*path, i))
 
 
-def _nearest_divisor(total: int, wanted: int) -> int:
-    divisors = (d for d in range(1, total + 1) if total % d == 0)
-    return min(divisors, key=lambda d: (abs(d - wanted), d))
-
-
 _RULES = (
-    _task,
-    _pipeline,
-    _data,
-    _documents,
-    _train,
-    _engine,
-    _optimizer,
-    _quantised,
-    _entrypoint,
-    _gate,
-    _schedule,
-    _secrets,
-)
+    _task, _pipeline, _data, _documents, _train, _engine, _optimizer, _quantised, _entrypoint,
+    _gate, _schedule, _secrets,
+)  # fmt: skip

@@ -16,16 +16,8 @@ from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
 TRAINING = (
-    "errors.py",
-    "records.py",
-    "spec",
-    "data",
-    "tasks",
-    "launch",
-    "engines",
-    "families",
-    "train",
-)
+    "errors.py", "records.py", "spec", "data", "tasks", "launch", "engines", "families", "train",
+)  # fmt: skip
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20

@@ -89,81 +89,51 @@ _ONE, _TWO, _THREE = _up_to(1), _up_to(2), _up_to(3)
 GROUPS = (
     Group(_TWO, schedules=SCHEDULES),
     Group(_THREE, kinds=("tokens",)),
-    Group(
-        (("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",), schedules=SCHEDULES
-    ),
+    Group((("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",), schedules=SCHEDULES),
     Group((("shard", "tp", "pp", "cp"),), kinds=("tokens",)),
     Group(_TWO, checkpointing=("full",), schedules=("1f1b", "interleaved")),
     Group(_ONE, checkpointing=("selective",), schedules=("1f1b", "interleaved")),
-    Group(
-        _TWO, kinds=("tokens",), checkpointing=("selective",), schedules=("1f1b", "interleaved")
-    ),
+    Group(_TWO, kinds=("tokens",), checkpointing=("selective",), schedules=("1f1b", "interleaved")),
     Group(_TWO, precision=("bf16",)),
     Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
     Group(_TWO, kinds=("tokens",), precision=("bf16",), checkpointing=("selective", "full")),
-    Group(
-        (("dp", "shard", "tp"), ("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",),
-        schedules=("1f1b", "interleaved"), precision=("bf16",),
-        checkpointing=("none", "selective", "full"),
-    ),
+    Group((("dp", "shard", "tp"), ("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",),
+          schedules=("1f1b", "interleaved"), precision=("bf16",),
+          checkpointing=("none", "selective", "full")),
     Group((("shard", "tp", "cp"),), kinds=("tokens",), precision=("bf16",),
           checkpointing=("none", "full")),
     Group(_up_to(1)[:3], precision=("fp16",)),
-    Group(
-        _up_to(1)[:3], kinds=("tokens",), precision=("fp8",),
-        checkpointing=("none", "selective", "full"),
-    ),
+    Group(_up_to(1)[:3], kinds=("tokens",), precision=("fp8",),
+          checkpointing=("none", "selective", "full")),
     Group(_up_to(1)[:3], kinds=("tokens",), precision=("fp8",), compile=(True,)),
     Group(_up_to(1)[:3], compile=(True,), kinds=("text", "tokens")),
-    Group(
-        _up_to(1)[:3], compile=(True,), precision=("bf16",), kinds=("text", "tokens"),
-        checkpointing=("none", "full"),
-    ),
-    Group(
-        (*_ONE, ("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), lora=(True,),
-        precision=("fp32", "bf16"),
-    ),
-    Group(
-        _up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",),
-        precision=("fp32", "bf16"),
-    ),
+    Group(_up_to(1)[:3], compile=(True,), precision=("bf16",), kinds=("text", "tokens"),
+          checkpointing=("none", "full")),
+    Group((*_ONE, ("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), lora=(True,),
+          precision=("fp32", "bf16")),
+    Group(_up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",),
+          precision=("fp32", "bf16")),
     # recipes that people use, each of which adds pairs of features to those that may be composed
-    Group(
-        (("cp",), ("shard", "cp"), ("dp", "shard")), kinds=("tokens",), lora=(True,),
-        checkpointing=("full",), precision=("fp32", "bf16"),
-    ),
-    Group(
-        (("shard",), ("cp",)), kinds=("tokens",), lora=(True,), checkpointing=("selective",),
-        precision=("bf16",),
-    ),
-    Group(
-        (("tp",), ("shard", "tp"), ("pp",)), kinds=("tokens",), lora=(True,),
-        checkpointing=("full",),
-    ),
-    Group(
-        (("shard",),), kinds=("text", "tokens"), compile=(True,), checkpointing=("selective",),
-        precision=("fp32", "bf16"),
-    ),
-    Group(
-        (("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), compile=(True,),
-        precision=("fp32", "bf16"),
-    ),
+    Group((("cp",), ("shard", "cp"), ("dp", "shard")), kinds=("tokens",), lora=(True,),
+          checkpointing=("full",), precision=("fp32", "bf16")),
+    Group((("shard",), ("cp",)), kinds=("tokens",), lora=(True,), checkpointing=("selective",),
+          precision=("bf16",)),
+    Group((("tp",), ("shard", "tp"), ("pp",)), kinds=("tokens",), lora=(True,),
+          checkpointing=("full",)),
+    Group((("shard",),), kinds=("text", "tokens"), compile=(True,), checkpointing=("selective",),
+          precision=("fp32", "bf16")),
+    Group((("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), compile=(True,),
+          precision=("fp32", "bf16")),
     Group((("tp",), ("pp",), ("cp",)), kinds=("tokens",), compile=(True,)),
     Group((("shard",),), kinds=("tokens",), compile=(True,), lora=(True,)),
-    Group(
-        (("shard",),), kinds=("tokens",), compile=(True,), lora=(True,), precision=("bf16",),
-        checkpointing=("full",),
-    ),
-    Group(
-        ((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
-        checkpointing=("none", "full"),
-    ),
+    Group((("shard",),), kinds=("tokens",), compile=(True,), lora=(True,), precision=("bf16",),
+          checkpointing=("full",)),
+    Group(((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
+          checkpointing=("none", "full")),
     # what divides no token and no block
     Group((*_up_to(1)[:3], ("dp", "shard")), kinds=("tags",), precision=("fp32", "bf16")),
-    Group(
-        (("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"),
-        checkpointing=("none", "selective", "full"), lora=(False, True),
-    ),
+    Group((("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"),
+          checkpointing=("none", "selective", "full"), lora=(False, True)),
     Group((("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"), compile=(True,)),
 )  # fmt: skip
 
@@ -221,10 +191,8 @@ def require(cell: Cell, untested: Untested = "check") -> Level:
         return int(differing) + len(set(cell.axes) ^ set(other.axes))
 
     near = sorted((c for c in tested() if c.kind == cell.kind), key=distance)[:3]
-    raise UnsupportedError(
-        f"{cell} is refused: {why}", where="train",
-        fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more,
-    )  # fmt: skip
+    fix = "use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more
+    raise UnsupportedError(f"{cell} is refused: {why}", where="train", fix=fix)
 
 
 def refusal(cell: Cell, untested: Untested = "check") -> str:

@@ -79,9 +79,8 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
     try:
         spec = strict(Spec, values)
     except ValidationError as error:
-        problems = told.problems(error)
-        problems += _checks_of_the_rest(values, error, told)
-        raise SpecError(problems) from None
+        rest = _checks_of_the_rest(values, error, told)
+        raise SpecError([*told.problems(error), *rest]) from None
     if found := [told.problem(*finding) for finding in check(spec)]:
         raise SpecError(found)
     return spec

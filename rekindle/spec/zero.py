@@ -39,15 +39,13 @@ class Zero:
         overlaps = bool(given.get("overlap_comm", stage == 3))
         collected = stage > 0 and bool(given.get("contiguous_gradients", True))
         return cls(
-            stage=stage,
-            optimizer_offloaded=_on_host(given.get("offload_optimizer")),
+            stage=stage, optimizer_offloaded=_on_host(given.get("offload_optimizer")),
             parameters_offloaded=_on_host(given.get("offload_param")),
             bucket=int(given.get("reduce_bucket_size", cls.bucket)) if collected else 0,
-            buckets=1 + (overlaps and stage in (1, 2)),
-            overlaps=overlaps,
+            buckets=1 + (overlaps and stage in (1, 2)), overlaps=overlaps,
             gathered=max(int(given.get(name, cls.gathered)) for name in _KEPT),
             updated=int(given.get("sub_group_size", cls.updated)),
-        )
+        )  # fmt: skip
 
     def __str__(self) -> str:
         moved = {"optimizer": self.optimizer_offloaded, "weights": self.parameters_offloaded}

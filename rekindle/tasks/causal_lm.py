@@ -240,15 +240,11 @@ def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
 
 
 _tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+_source = lru_cache(maxsize=4)(lambda assets: (assets / _TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:
     return ChatTemplate(_source(assets), settings["special_tokens"])
-
-
-@lru_cache(maxsize=4)
-def _source(assets: Path) -> str:
-    return (assets / _TEMPLATE).read_text(encoding="utf-8")
 
 
 def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
@@ -325,7 +321,6 @@ def _positions(config: Any) -> int | None:
 
 
 def _unsupported(config: PretrainedConfig, what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{config.model_type} {what}, which the chunked loss does not compute",
-        where="model.source", fix="use a Llama, Mistral, Qwen or GPT-2 architecture",
-    )  # fmt: skip
+    what = f"{config.model_type} {what}, which the chunked loss does not compute"
+    fix = "use a Llama, Mistral, Qwen or GPT-2 architecture"
+    return UnsupportedError(what, where="model.source", fix=fix)

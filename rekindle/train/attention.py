@@ -70,14 +70,10 @@ def install(network: nn.Module, peers: Peers) -> None:
     body = modules.backbone(network)
     if not hasattr(body, PEERS):
         setattr(body, PEERS, peers)
-        body.warn_if_padding_and_no_attention_mask = _no_warning  # type: ignore[assignment]
+        # a warning about padding, before which GPT-2 reads tokens back from the device each time
+        body.warn_if_padding_and_no_attention_mask = lambda *_: None  # type: ignore[assignment]
         mask = functools.partial(_mask_of_padding, causal=causal)
         body.register_forward_pre_hook(mask, with_kwargs=True)
-
-
-def _no_warning(*_: Any) -> None:
-    """In place of a warning of transformers' about padding, before which GPT-2 reads tokens back
-    from the device in every forward pass."""
 
 
 def _mask_of_padding(
@@ -115,10 +111,8 @@ def attend(
         call = Call(causal, scaling, dropout, sliding_window, peers)
         return apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
     if attention_mask is not None and sliding_window and length > sliding_window:
-        raise UnsupportedError(
-            f"{type(module).__name__} has a sliding window, and its sequences are padded",
-            where="data.packing", fix="set data.packing: true",
-        )  # fmt: skip
+        what = f"{type(module).__name__} has a sliding window, and its sequences are padded"
+        raise UnsupportedError(what, where="data.packing", fix="set data.packing: true")
     # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
     if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False
@@ -210,24 +204,18 @@ def _by_group(
         places, back, bias = group.by_head(heads)
         # one copy pads, and puts the rows of a head beside each other, as products want them
         q, k, v = (
-            _pad(x.reshape(tokens * heads, size), places, back).view(-1, group.longest, size)
+            _Pad.apply(x.reshape(tokens * heads, size), places, back)  # type: ignore[no-untyped-call]
+            .view(-1, group.longest, size)
             for x in qkv
-        )
+        )  # fmt: skip
         if call.dropout and not _draws_alike(query, call.peers):
             out = _written_out(q, k, v, bias, heads, call)
         else:
             q, k, v = (x.view(group.rows, heads, group.longest, size) for x in (q, k, v))
             out = _one(q, k, v, group.mask, call)
-        found.append(_unpad(out.reshape(-1, size), back).view(tokens, heads, size))
+        out = _Unpad.apply(out.reshape(-1, size), back)  # type: ignore[no-untyped-call]
+        found.append(out.view(tokens, heads, size))
     return torch.cat(found)[None]
-
-
-def _pad(x: torch.Tensor, places: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    return _Pad.apply(x, places, back)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _unpad(padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    return _Unpad.apply(padded, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Pad(torch.autograd.Function):

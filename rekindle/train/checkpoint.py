@@ -326,6 +326,5 @@ def _cause(error: CheckpointException, step: int) -> CheckpointError:
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, CheckpointError):
         return cause
-    return CheckpointError(
-        f"the checkpoint of step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
-    )
+    what = f"the checkpoint of step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
+    return CheckpointError(what)

@@ -59,10 +59,8 @@ def _window(known: Mapping[str, Any], window_size: tuple[int, int]) -> dict[str,
     if "window_size" in known:
         return {"window_size": window_size}
     if window_size not in (EVERYTHING, NOT_LATER):
-        raise UnsupportedError(
-            f"varlen attention of torch {torch.__version__} has no sliding window",
-            where="model.source", fix="use torch 2.11 or later",
-        )  # fmt: skip
+        what = f"varlen attention of torch {torch.__version__} has no sliding window"
+        raise UnsupportedError(what, where="model.source", fix="use torch 2.11 or later")
     return {"is_causal": window_size == NOT_LATER}
 
 
@@ -82,10 +80,8 @@ def require_newest(what: str, where: str, fix: str) -> None:
     """Raises UnsupportedError for `what` on a torch older than the one it is tested with."""
     # NGC's builds are pre-releases of their version: 2.10.0a0+b4e4ee8.nv25.12
     if Version(torch.__version__).release[:2] < NEWEST:
-        raise UnsupportedError(
-            f"{what} needs torch {NEWEST[0]}.{NEWEST[1]}, this is torch {torch.__version__}",
-            where=where, fix=fix,
-        )  # fmt: skip
+        what = f"{what} needs torch {NEWEST[0]}.{NEWEST[1]}, this is torch {torch.__version__}"
+        raise UnsupportedError(what, where=where, fix=fix)
 
 
 def check_schedule(layout: Layout) -> None:

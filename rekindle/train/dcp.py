@@ -258,10 +258,8 @@ def _memory_format(kind: Any, name: str) -> Any:
     only members of the one enum that metadata has."""
     if kind is _MEM_FORMAT_ENCODING:
         return _MEM_FORMAT_ENCODING[name]
-    raise CheckpointError(
-        f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does",
-        fix=_FOREIGN,
-    )
+    what = f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does"
+    raise CheckpointError(what, fix=_FOREIGN)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -271,10 +269,8 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _memory_format
-        raise CheckpointError(
-            f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does",
-            fix=_FOREIGN,
-        )
+        what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does"
+        raise CheckpointError(what, fix=_FOREIGN)
 
 
 def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
@@ -429,9 +425,8 @@ def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
         reads.append(_Read(info.relative_path, info.offset, info.length, part, target))
         found += math.prod(item.lengths)
     if found != piece.local.numel():
-        raise CheckpointError(
-            f"it holds {found} of {piece.local.numel()} values of a part of {name}"
-        )
+        what = f"it holds {found} of {piece.local.numel()} values of a part of {name}"
+        raise CheckpointError(what)
     return reads
 
 

@@ -22,7 +22,7 @@ from rekindle.launch.process import die_with_parent, owned
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
-from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.records import HistoryRow, TrainingSummary
 from rekindle.spec.checks import unknown_classes
 from rekindle.spec.model import ENTRYPOINT_WORDS
 from rekindle.train import modelfolder
@@ -85,26 +85,18 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     """Make a model folder of ours out of what the user's script left; `known` as in `describe`."""
     output = Path(job.output)
     if not list(output.glob("*.safetensors")):
-        raise StepError(
-            f"the script {job.train.entrypoint!r} left no .safetensors file in {output}",
-            where="train.entrypoint",
-            fix="save the weights as safetensors into {model}, so that evaluate can load them",
-        )
+        what = f"the script {job.train.entrypoint!r} left no .safetensors file in {output}"
+        fix = "save the weights as safetensors into {model}, so that evaluate can load them"
+        raise StepError(what, where="train.entrypoint", fix=fix)
     shards = open_shards(Path(job.shards))
     precision = "" if job.train.precision == "auto" else job.train.precision
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
-    target = Path(job.history)
-    target.mkdir(parents=True, exist_ok=True)
-    if job.curve.exists():  # damaged lines, too: the card says so
-        write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
-    TrainingSummary(
-        run_key=job.run_key, task=job.task, engine="entrypoint", world_size=world_size,
-        steps=rows[-1].step if rows else 0, epochs=rows[-1].epoch if rows else 0.0,
-        global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
-        parameters=0, init_from=job.init_from, weights_sha256=modelfolder.weights_sha256(output),
+    job.summarise(
+        engine="entrypoint", world_size=world_size, steps=rows[-1].step if rows else 0,
+        epochs=rows[-1].epoch if rows else 0.0, precision=precision, parameters=0,
         train_rows=shards.rows("train"),
-    ).write(target / "training.json")  # fmt: skip
+    )  # fmt: skip
 
 
 class _Follower:

@@ -30,16 +30,13 @@ def convert(network: nn.Module, device: torch.device) -> None:
     try:
         torchao: Any = importlib.import_module("torchao.float8")
     except ImportError as error:
-        raise StepError(
-            f"fp8 needs torchao, which is not installed: {error}", where=_WHERE,
-            fix="pip install 'rekindle[fp8]', in the image of the step where it has one",
-        ) from None  # fmt: skip
+        what = f"fp8 needs torchao, which is not installed: {error}"
+        fix = "pip install 'rekindle[fp8]', in the image of the step where it has one"
+        raise StepError(what, where=_WHERE, fix=fix) from None
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise UnsupportedError(
-            f"{torch.cuda.get_device_name(device)} does not multiply in fp8",
-            where=_WHERE,
-            fix="use GPUs that do (NVIDIA's L4, L40S, H100 and later), or bf16",
-        )
+        what = f"{torch.cuda.get_device_name(device)} does not multiply in fp8"
+        fix = "use GPUs that do (NVIDIA's L4, L40S, H100 and later), or bf16"
+        raise UnsupportedError(what, where=_WHERE, fix=fix)
     emulated = device.type != "cuda"
     config = torchao.Float8LinearConfig(emulate=emulated, pad_inner_dim=True)
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear

@@ -30,10 +30,8 @@ def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     if teacher is None:
         return plain
     if layout.tp * layout.pp * layout.cp > 1:
-        raise UnsupportedError(
-            f"a teacher needs whole examples and scores, which no rank of {layout} has",
-            where="model.teacher", fix="use dp and shard",
-        )  # fmt: skip
+        what = f"a teacher needs whole examples and scores, which no rank of {layout} has"
+        raise UnsupportedError(what, where="model.teacher", fix="use dp and shard")
     folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
     if (folder / modelfolder.DESCRIPTION).exists():
         modelfolder.check_start(folder, shards, "model.teacher.source", job.code)

@@ -114,11 +114,6 @@ def step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def _copy(source: BinaryIO, path: Path) -> None:
-    with path.open("wb") as target:
-        shutil.copyfileobj(source, target)
-
-
 def _copied(path: Path, target: BinaryIO) -> None:
     with path.open("rb") as source:
         shutil.copyfileobj(source, target)

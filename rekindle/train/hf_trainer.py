@@ -12,7 +12,6 @@ import functools
 import importlib.metadata
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.engines import engine_of
 from rekindle.errors import StepError
 from rekindle.launch.events import emit
-from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.records import HistoryRow
 from rekindle.spec import rates
 from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
@@ -51,9 +50,7 @@ def main() -> None:
     """Read the job, train, leave."""
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # would change the training without a word in the config
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = Job.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
+    live(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
@@ -107,10 +104,8 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     train = numerics.decided(job.train, device, None)
     world, batch = dist.get_world_size(), train.global_batch_size
     if batch % world:
-        raise StepError(
-            f"{world} ranks do not divide a global batch of {batch}",
-            where="train.global_batch_size", fix="choose a multiple",
-        )  # fmt: skip
+        what = f"{world} ranks do not divide a global batch of {batch}"
+        raise StepError(what, where="train.global_batch_size", fix="choose a multiple")
     each_epoch = math.ceil(shards.rows(TRAIN) / batch)
     steps = train.steps or max(1, round((train.epochs or DEFAULT_EPOCHS) * each_epoch))
     engine = engine_of(train.engine)
@@ -126,10 +121,9 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     try:
         made = TrainingArguments(**arguments)
     except (TypeError, ValueError, ImportError) as error:
-        raise StepError(
-            f"TrainingArguments: {error}", where="train.engine_config",
-            fix="compare it with the documentation of this version of transformers",
-        ) from None  # fmt: skip
+        what = f"TrainingArguments: {error}"
+        fix = "compare it with the documentation of this version of transformers"
+        raise StepError(what, where="train.engine_config", fix=fix) from None
     torch.manual_seed(train.seed)
     network: Any = _network(job, task, shards)
     # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
@@ -257,10 +251,9 @@ def _facts(trainer: Any) -> dict[str, str]:
     world, found = dist.get_world_size(), trainer.accelerator.num_processes
     wrapped = type(trainer.model_wrapped).__name__
     if found != world or (world > 1 and wrapped == type(trainer.model).__name__):
-        raise StepError(
-            f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone",
-            where="train.engine_config", fix="remove what chooses its devices or its strategy",
-        )  # fmt: skip
+        what = f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone"
+        fix = "remove what chooses its devices or its strategy"
+        raise StepError(what, where="train.engine_config", fix=fix)
     return {
         "transformers": importlib.metadata.version("transformers"),
         "accelerate": importlib.metadata.version("accelerate"),
@@ -275,22 +268,18 @@ def _finish(
     validation: Mapping[str, float],
 ) -> None:  # fmt: skip
     """Rank 0 leaves the model, the summary, and the word that says so."""
-    output, target = Path(job.output), Path(job.history)
+    output = Path(job.output)
     known = modelfolder.inherited(job.init, job.model)
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(output, safe_serialization=True)
     precision = _precision(trainer)
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
-    target.mkdir(parents=True, exist_ok=True)
-    TrainingSummary(
-        run_key=job.run_key, task=job.task, engine=job.train.engine, in_effect=facts,
-        world_size=dist.get_world_size(), steps=last, epochs=rows[-1].epoch if rows else 0.0,
-        global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
-        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output), train_rows=shards.rows(TRAIN),
+    job.summarise(
+        engine=job.train.engine, in_effect=facts, world_size=dist.get_world_size(), steps=last,
+        epochs=rows[-1].epoch if rows else 0.0, precision=precision,
+        parameters=modelfolder.count_parameters(output), train_rows=shards.rows(TRAIN),
         device=device_name(trainer.args.device), validation=validation,
-    ).write(target / "training.json")  # fmt: skip
-    write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
+    )  # fmt: skip
     say(Path(job.status), {"status": "done", "step": last})
 
 

@@ -15,12 +15,27 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from rekindle.errors import RequestError
-from rekindle.records import write_atomically
+from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.train.modelfolder import weights_sha256
+
+
+class Stored:
+    """Base of dataclasses that lie on disk as JSON, for each rank to read."""
+
+    def write(self, path: Path) -> None:
+        """Store it for `read`."""
+        fields = TypeAdapter(type(self)).dump_python(self, mode="json")
+        write_atomically(path, json.dumps(fields, indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `write` stored."""
+        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Stored):
     """Folders are absolute paths; `checkpoints` may be a URI, too. `init` is a model folder to
     start from ("" = `model.source`).
 
@@ -60,22 +75,25 @@ class Job:
         """Where the loss curve grows while training."""
         return self.working / "history.jsonl"
 
+    def summarise(self, **found: Any) -> None:
+        """Leave the loss curve, damaged lines included, and the summary of the training, in which
+        `found` completes what the job and its model say."""
+        target = Path(self.history)
+        target.mkdir(parents=True, exist_ok=True)
+        if self.curve.exists():
+            write_atomically(target / "history.jsonl", self.curve.read_text(errors="replace"))
+        TrainingSummary(
+            run_key=self.run_key, task=self.task, seed=self.train.seed, init_from=self.init_from,
+            global_batch_size=self.train.global_batch_size,
+            weights_sha256=weights_sha256(Path(self.output)), **found,
+        ).write(target / "training.json")  # fmt: skip
+
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""
         found = {"task": self.task, "run_key": self.run_key, "init_from": self.init_from}
         for name, section in (("train", self.train), ("model", self.model)):
             found |= {f"{name}.{k}": value for k, value in section.model_dump(mode="json").items()}
         return found
-
-    def write(self, path: Path) -> None:
-        """Store it for `read`."""
-        fields = TypeAdapter(Job).dump_python(self, mode="json")
-        write_atomically(path, json.dumps(fields, indent=2))
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The job that `write` stored."""
-        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 def folder_of(artifact_root: str, kind: str, key: str) -> str:
@@ -102,10 +120,9 @@ def _private() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise RequestError(
-            "other users can write to this folder, or own it", where=str(folder),
-            fix="have its owner delete it, or set TMPDIR to a folder of your own",
-        )  # fmt: skip
+        what = "other users can write to this folder, or own it"
+        fix = "have its owner delete it, or set TMPDIR to a folder of your own"
+        raise RequestError(what, where=str(folder), fix=fix)
     if found.st_mode & 0o077:  # an earlier version's, which others can read
         folder.chmod(0o700)
     return folder

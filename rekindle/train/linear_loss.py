@@ -80,13 +80,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if lesson is not None:
                 divergence, soft_NV = _softened(logits_NV, lesson, piece)
                 loss += divergence
-            entropy, hits = _hardened(
-                logits_NV,
-                labels_N[piece] - start,
-                columns,
-                factor * hard if learns else None,
-                group,
-            )
+            share = factor * hard if learns else None
+            entropy, hits = _hardened(logits_NV, labels_N[piece] - start, columns, share, group)
             loss += hard * entropy
             right += hits
             if not learns:

@@ -78,11 +78,8 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _copied(self, source: torch.Tensor, out: torch.Tensor) -> None:
         held = self._held.get(source.untyped_storage()._cdata)
-        if (
-            held is not None
-            and held.kind in (PARAMETERS, GATHERED)
-            and source.numel() == out.numel()
-        ):
+        of_weights = held is not None and held.kind in (PARAMETERS, GATHERED)
+        if of_weights and source.numel() == out.numel():
             self.call(CASTS, [out])
 
     def call(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:

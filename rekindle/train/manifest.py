@@ -66,10 +66,9 @@ class Checkpoint:
                 return text.decode()
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise CheckpointError(f"the loss curve cannot be read: {error}", where=where) from error
-        raise CheckpointError(
-            f"the loss curve is larger than {_MOST_HISTORY_BYTES:,} bytes", where=where,
-            fix=f"remove {self.root}/{self.name} to start from the checkpoint before",
-        )  # fmt: skip
+        what = f"the loss curve is larger than {_MOST_HISTORY_BYTES:,} bytes"
+        fix = f"remove {self.root}/{self.name} to start from the checkpoint before"
+        raise CheckpointError(what, where=where, fix=fix)
 
 
 def signed(body: Mapping[str, Any]) -> bytes:
@@ -101,10 +100,9 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
             yield unread, f"{MANIFEST} cannot be read: {error!r}"
             continue
         if not problem and found != run_key:
-            raise CheckpointError(
-                f"checkpoint {name} is of the run key {found}, not of {run_key}", where=where,
-                fix="data, settings or code differ: train into another folder, or remove this one",
-            )  # fmt: skip
+            what = f"checkpoint {name} is of the run key {found}, not of {run_key}"
+            fix = "data, settings or code differ: train into another folder, or remove this one"
+            raise CheckpointError(what, where=where, fix=fix)
         yield Checkpoint(storage.root, name, step, state, files), problem
 
 

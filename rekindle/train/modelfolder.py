@@ -69,17 +69,13 @@ class ModelFolder:
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
     model: Any = network
+    kinds = [kind for kind, _ in _stored(folder)]
+    most = max(set(kinds), key=kinds.count)
     model.config.architectures = [type(network).__name__]
-    model.config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
+    model.config.dtype = "bfloat16" if most == "BF16" else "float32"
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-
-
-def stored_dtype(folder: Path) -> str:
-    """safetensors' name of the type that most weights in `folder` have."""
-    kinds = [kind for kind, _ in _stored(folder)]
-    return max(set(kinds), key=kinds.count)
 
 
 def count_parameters(folder: Path) -> int:
@@ -111,10 +107,9 @@ def _trained_on(folder: Path) -> np.ndarray:
     be one that the model knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
-        raise DataError(
-            f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}",
-            fix="copy the model's folder with all its files, or train the model again",
-        )
+        what = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
+        fix = "copy the model's folder with all its files, or train the model again"
+        raise DataError(what, fix=fix)
     return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -206,10 +201,8 @@ def open_model(folder: Path, code: str = "") -> ModelFolder:
     the same byte for byte. With ANY_CODE its copy is run, whatever it is."""
     path = folder / DESCRIPTION
     if not path.is_file():
-        raise DataError(
-            f"{folder} is not a model of rekindle: it has no {DESCRIPTION}",
-            fix="name a folder that a rekindle run wrote",
-        )
+        what = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"
+        raise DataError(what, fix="name a folder that a rekindle run wrote")
     said = json.loads(path.read_text())
     name = said["task"]
     own = name not in TASKS
@@ -240,18 +233,16 @@ def _own_task(folder: Path, name: str, code: str) -> str:
     file, _, wanted = name.rpartition(":")
     copy = folder / CODE
     if file != CODE or not copy.is_file():
-        raise DataError(
-            f"the model in {folder} names the task `{name}`, and holds no such code",
-            where=str(folder / DESCRIPTION), fix="name a folder that a rekindle run wrote",
-        )  # fmt: skip
+        what = f"the model in {folder} names the task `{name}`, and holds no such code"
+        fix = "name a folder that a rekindle run wrote"
+        raise DataError(what, where=str(folder / DESCRIPTION), fix=fix)
     if code == ANY_CODE:
         return f"{copy}:{wanted}"
     if may_run(_code(copy, name), code):
         return code
-    raise DataError(
-        f"the model in {folder} brings code that is not the task of this config", where=str(copy),
-        fix="read it, and if it may run here, set register.trust_code: true",
-    )  # fmt: skip
+    what = f"the model in {folder} brings code that is not the task of this config"
+    fix = "read it, and if it may run here, set register.trust_code: true"
+    raise DataError(what, where=str(copy), fix=fix)
 
 
 def check_start(
@@ -263,11 +254,9 @@ def check_start(
     model = open_model(folder, code)
     labels = shards.manifest.labels
     if model.labels != labels:
-        raise StepError(
-            f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}",
-            where=where,
-            fix="set data.labels to the model's classes, or name another model",
-        )  # fmt: skip
+        what = f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}"
+        fix = "set data.labels to the model's classes, or name another model"
+        raise StepError(what, where=where, fix=fix)
     ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
         raise StepError(
@@ -282,10 +271,9 @@ def digest_of(folder: Path) -> str:
     anything but files and folders of its own: what a link leads to is not part of it."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise DataError(
-                "a model folder holds files of its own only, and this is a link or a device",
-                where=str(path), fix="replace it by a copy of the file that it stands for",
-            )  # fmt: skip
+            what = "a model folder holds files of its own only, and this is a link or a device"
+            fix = "replace it by a copy of the file that it stands for"
+            raise DataError(what, where=str(path), fix=fix)
     return folder_fingerprint(folder)
 
 

@@ -75,10 +75,9 @@ def required(network: nn.Module, what: str) -> Modules:
     """The same; raises UnsupportedError that names the model where there are none."""
     found = known(network)
     if found is None:
-        raise UnsupportedError(
-            f"there is no {what} plan for {model_type(network)}", where="train.layout",
-            fix=f"use dp, or shard; {what} knows {', '.join(DIVISIBLE)}",
-        )  # fmt: skip
+        fix = f"use dp, or shard; {what} knows {', '.join(DIVISIBLE)}"
+        why = f"there is no {what} plan for {model_type(network)}"
+        raise UnsupportedError(why, where="train.layout", fix=fix)
     return found
 
 
@@ -194,9 +193,8 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
         raise UnsupportedError(
             f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
             f"{layout.stages} stages",
-            where="train.layout.pp",
-            fix="use fewer stages, or a layout without pp",
-        )
+            where="train.layout.pp", fix="use fewer stages, or a layout without pp",
+        )  # fmt: skip
     parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
     made = copy.deepcopy(network)
     if isinstance(made, nn.Sequential):
@@ -250,11 +248,9 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> fl
     targets = list(spec.targets) or known
     lost = [t for t in targets if not any(name.endswith(t) for name in known)]
     if lost:
-        raise RequestError(
-            f"{model_type(network)} has no layer called {lost[0]}",
-            where="model.lora.targets",
-            fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
-        )
+        what = f"{model_type(network)} has no layer called {lost[0]}"
+        fix = f"use some of {', '.join(name.rpartition('.')[2] for name in known)}"
+        raise RequestError(what, where="model.lora.targets", fix=fix)
     config = LoraConfig(
         r=spec.rank, lora_alpha=cast(int, spec.alpha), lora_dropout=spec.dropout,
         target_modules=targets,

@@ -74,9 +74,8 @@ class Optimizer:
                 f"{modules.model_type(self.parts.network)} has none to train",
                 where="train.optimizer", fix="remove it: AdamW updates any network",
             )  # fmt: skip
-        return UPDATES[name](
-            chosen, [h.local for h in self.held if h.name not in matrices], self.spec
-        )
+        others = [h.local for h in self.held if h.name not in matrices]
+        return UPDATES[name](chosen, others, self.spec)
 
     def facts(self) -> dict[str, str]:
         """What is in effect besides AdamW, in words for the record."""

@@ -152,8 +152,6 @@ def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(value, device=device) if value.is_meta else value.to(device)
 
 
-# Activations and compilation
-
 _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
           "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu",
           "_scaled_dot_product_cudnn_attention", "convolution", "_scaled_mm")  # fmt: skip
@@ -202,23 +200,14 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
 def _selective() -> Any:
     """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
     2022, arXiv 2205.05198)."""
-    saved, kinds = saved_operations(), checkpoint.CheckpointPolicy
+    aten, varlen, kinds = torch.ops.aten, torch.ops.torch_attn, checkpoint.CheckpointPolicy
+    saved = {getattr(aten, name).default for name in _SAVED if hasattr(aten, name)}
+    saved |= {getattr(varlen, _VARLEN).default} if hasattr(varlen, _VARLEN) else set()
 
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> checkpoint.CheckpointPolicy:
         return kinds.MUST_SAVE if op in saved else kinds.PREFER_RECOMPUTE
 
     return checkpoint.create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-
-
-def saved_operations() -> frozenset[Any]:
-    """What selective recomputation keeps the results of."""
-    aten, varlen = torch.ops.aten, torch.ops.torch_attn
-    found = [getattr(aten, name).default for name in _SAVED if hasattr(aten, name)]
-    found += [getattr(varlen, _VARLEN).default] if hasattr(varlen, _VARLEN) else []
-    return frozenset(found)
-
-
-# Replicas and shards
 
 
 def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:

@@ -27,7 +27,7 @@ import json
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +36,10 @@ from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
 from rekindle.errors import CheckpointError, DataError
-from rekindle.records import Sample, canonical_json, write_atomically
+from rekindle.records import Sample, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import TrainSpec
+from rekindle.train.job import Stored
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
 from rekindle.train.storage import storage_of
 
@@ -101,11 +102,9 @@ class Pieces:
                 with storage.reader(_name(number)) as file:
                     yield pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
             except (FileNotFoundError, pa.ArrowInvalid) as error:
-                raise DataError(
-                    f"the scores in {_name(number)} cannot be read: {error}",
-                    where=f"{self.root}/{_name(number)}",
-                    fix=f"delete {self.root} and run the step `score` again",
-                ) from None
+                what = f"the scores in {_name(number)} cannot be read: {error}"
+                fix = f"delete {self.root} and run the step `score` again"
+                raise DataError(what, where=f"{self.root}/{_name(number)}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
         """What `put_samples` stored under that name, or None."""
@@ -168,7 +167,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreJob:
+class ScoreJob(Stored):
     """`turns` in order, the candidate last; `judged` are the folders of all contenders, also of a
     champion that is `incomparable` (see records.Scores). `status` belongs to one attempt; `code`
     is as for modelfolder.open_model."""
@@ -187,16 +186,6 @@ class ScoreJob:
     def candidate(self) -> Turn:
         """The model that may be promoted."""
         return self.turns[-1]
-
-    def write(self, path: Path) -> None:
-        """Store it for `read`."""
-        fields = TypeAdapter(ScoreJob).dump_python(self, mode="json")
-        write_atomically(path, json.dumps(fields, indent=2))
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The job that `write` stored."""
-        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 def judged_rows(job: ScoreJob) -> np.ndarray:

@@ -40,12 +40,10 @@ class Profiler:
     def __init__(
         self, steps: int, device: torch.device, target: Path, tips: Mapping[str, str]
     ) -> None:
-        self.left, self.steps, self.device, self.target = SKIPPED + steps, steps, device, target
-        self.tips = tips
+        self.left = SKIPPED + steps if steps else -1
+        self.steps, self.device, self.target, self.tips = steps, device, target, tips
         self.recorder: Any = None
         self.began = self.waited = 0.0
-        if not steps:
-            self.left = -1
 
     def step(self, waited: float) -> None:
         """To be called at the end of each step; `waited`: seconds waited for data since the
@@ -55,20 +53,17 @@ class Profiler:
         if self.left == 0:
             self._finish(waited)
         elif self.left == self.steps:
-            activities = [ProfilerActivity.CPU]
-            if self.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self.recorder = profile(activities=activities)
+            cuda = [ProfilerActivity.CUDA] * (self.device.type == "cuda")
+            self.recorder = profile(activities=[ProfilerActivity.CPU, *cuda])
             self.recorder.start()
             self.began, self.waited = time.perf_counter(), waited
         self.left -= 1
 
     def _finish(self, waited: float) -> None:
-        if self.device.type == "cuda":
+        if cuda := self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - self.began
         self.recorder.stop()
-        cuda = self.device.type == "cuda"
         clock = "self_device_time_total" if cuda else "self_cpu_time_total"  # microseconds
         found = self.recorder.key_averages()
         events = [(event.key, event.count, float(getattr(event, clock)) / 1e6) for event in found]

@@ -50,10 +50,9 @@ class FourBit(nn.Module):
         try:
             codes = quantise(weight.float().contiguous().to(device), BLOCK, "nf4", torch.uint8)
         except (NotImplementedError, RuntimeError) as error:
-            raise StepError(
-                f"bitsandbytes cannot quantise on {device}: {error}", where=_WHERE,
-                fix="use a GPU that it supports, or remove `base: 4bit`",
-            ) from error  # fmt: skip
+            what = f"bitsandbytes cannot quantise on {device}: {error}"
+            fix = "use a GPU that it supports, or remove `base: 4bit`"
+            raise StepError(what, where=_WHERE, fix=fix) from error
         self.packed.copy_(codes[0])
         self.scales.copy_(codes[1])
 
@@ -117,7 +116,6 @@ def version() -> str:
     try:
         return str(importlib.import_module("bitsandbytes").__version__)
     except ImportError as error:
-        raise StepError(
-            f"a base in 4 bits needs bitsandbytes, which is not installed: {error}", where=_WHERE,
-            fix="pip install 'rekindle[qlora]', in the image of the step where it has one",
-        ) from None  # fmt: skip
+        what = f"a base in 4 bits needs bitsandbytes, which is not installed: {error}"
+        fix = "pip install 'rekindle[qlora]', in the image of the step where it has one"
+        raise StepError(what, where=_WHERE, fix=fix) from None

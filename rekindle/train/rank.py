@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,12 @@ import torch.distributed as dist
 from rekindle.launch import meeting
 from rekindle.launch.process import die_with_parent, leave, name_process, on_signal
 from rekindle.records import write_atomically
+from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
+from rekindle.train.pieces import ScoreJob
 from rekindle.train.vitals import Vitals
+
+J = TypeVar("J", Job, ScoreJob)
 
 # warnings from torch that a user cannot act on
 _NOT_FOR_USERS = (
@@ -32,24 +36,25 @@ _NOT_FOR_USERS = (
 )
 
 
-def live(
-    status: Path, grace_seconds: float, work: Callable[[int, StopFlag, Vitals], None]
-) -> NoReturn:
-    """Do `work` as the rank that torchrun made of this process, then end it."""
+def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoReturn:
+    """Do `work` as the rank that torchrun made of this process, for the job whose file the command
+    line names, then end it."""
+    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
+    job = kind.read(Path(sys.argv[1]))
     die_with_parent()
     rank = int(os.environ["RANK"])
     name_process(f"rank {rank}")
-    vitals = Vitals(status, rank)
+    vitals = Vitals(Path(job.status), rank)
     restart = os.environ.get("REKINDLE_RESTART", "0")
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
     )
     for words in _NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message=words)
-    stop = StopFlag(grace_seconds)
+    stop = StopFlag(job.train.grace_seconds)
     try:
         with on_signal(stop.raise_it):
-            work(rank, stop, vitals)
+            work(job, rank, stop, vitals)
             dist.barrier()
             # With everything still alive: a process group that is taken apart, here or when its
             # last user is, may wait for ever for a thread of gloo's that waits for Python's lock.

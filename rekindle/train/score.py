@@ -166,10 +166,8 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         model = open_model(Path(turn.folder), job.code)
         scored = _scored(job, turn).filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
-            raise DataError(
-                "the scores are those of other examples", where=turn.kept,
-                fix=f"delete {turn.kept} and run the step `score` again",
-            )  # fmt: skip
+            fix = f"delete {turn.kept} and run the step `score` again"
+            raise DataError("the scores are those of other examples", where=turn.kept, fix=fix)
         nats = None
         if "target_ids" in scored.column_names:
             cuts.append(scored.column("cut").combine_chunks())

@@ -7,9 +7,7 @@ when all ranks have done their share of it."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -50,9 +48,7 @@ BEAT_SECONDS = 1.0
 
 def main() -> None:
     """Read the job, score, leave."""
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = ScoreJob.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_score, job))
+    live(ScoreJob, _score)
 
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
@@ -159,9 +155,12 @@ class Work:
             texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
         if self.leads:
             samples = [
-                Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)
+                Sample(  # a dialogue may begin with its answer
+                    prompt=p[-1][1][-SAMPLE_CHARACTERS:] if p else "", generated=text,
+                    expected=expected,
+                )
                 for (p, expected), text in zip(openings, texts, strict=True)
-            ]
+            ]  # fmt: skip
             turn.pieces.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
@@ -174,10 +173,8 @@ class Work:
         while of_first(done is not None and not wait([done], BEAT_SECONDS).done):
             self.beat(self.count, "score")
             if done is not None and time.monotonic() > deadline:
-                raise StepError(
-                    f"the task's own `generate` has not ended within {limit:g} s",
-                    fix="make it faster on a CPU, or raise train.hang_seconds",
-                )
+                what = f"the task's own `generate` has not ended within {limit:g} s"
+                raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
         return done.result() if done is not None else []
 
 
@@ -186,15 +183,9 @@ def _compare_nodes(train: TrainSpec) -> None:
     everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
     if len(set(everyone)) > 1:
         found = " and ".join(sorted({precision for precision, _ in everyone}))
-        raise UnsupportedError(
-            f"the nodes that score differ: they would compute in {found}", where="train.precision",
-            fix="give all nodes the same GPUs, or set train.precision to fp32, which trains again",
-        )  # fmt: skip
-
-
-def _last(turns: list[tuple[str, str]]) -> str:
-    """What the model answers; a dialogue may begin with its answer."""
-    return turns[-1][1] if turns else ""
+        what = f"the nodes that score differ: they would compute in {found}"
+        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
+        raise UnsupportedError(what, where="train.precision", fix=fix)
 
 
 def free(device: torch.device) -> None:

@@ -239,8 +239,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
         if source.fresh:
-            raise DataError(
-                f"the model lacks {', '.join(source.fresh[:5])}", where=str(folder),
-                fix="train it again: its folder is not complete",
-            )  # fmt: skip
+            what = f"the model lacks {', '.join(source.fresh[:5])}"
+            fix = "train it again: its folder is not complete"
+            raise DataError(what, where=str(folder), fix=fix)
     return parts

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.engines import engine_of
-from rekindle.engines.base import Stepper
+from rekindle.engines.base import Stepper, StepperEngine
 from rekindle.spec.model import TrainSpec
 from rekindle.train.dcp import Piece
 from rekindle.train.optimizer import Optimizer, peak_rate
@@ -23,7 +23,7 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
     """The parts, which have values, in the hands of the engine that the config names; None where
     that is rekindle's own."""
     engine = engine_of(train.engine)
-    if engine is None:
+    if not isinstance(engine, StepperEngine):
         return None
     (stage,) = parts.stages
     stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device)

@@ -56,10 +56,9 @@ def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError
     """The error for a write to a folder that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room(root, needed_bytes)
-    return CheckpointError(
-        f"cannot write a checkpoint to {root}: {error.strerror or error}", where=root,
-        fix="the same command goes on from the checkpoint before",
-    )  # fmt: skip
+    what = f"cannot write a checkpoint to {root}: {error.strerror or error}"
+    fix = "the same command goes on from the checkpoint before"
+    return CheckpointError(what, where=root, fix=fix)
 
 
 class Folder:
@@ -145,10 +144,8 @@ class ObjectStore:
             # a listing from a cache would hide what another machine did
             self.fs, path = fsspec.core.url_to_fs(self.root, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot open {uri}: {error}", where=uri,
-                fix="use a path or an fsspec URI, and install the driver of its protocol",
-            ) from None  # fmt: skip
+            fix = "use a path or an fsspec URI, and install the driver of its protocol"
+            raise CheckpointError(f"cannot open {uri}: {error}", where=uri, fix=fix) from None
         self.prefix = str(path).rstrip("/")
 
     def folders(self) -> list[str]:
@@ -267,10 +264,8 @@ Storage: TypeAlias = Folder | ObjectStore
 
 
 def _exists(root: str, path: str) -> CheckpointError:
-    return CheckpointError(
-        f"{root}/{path} was written by another attempt", where=root,
-        fix="stop the other attempt at the same work",
-    )  # fmt: skip
+    what = f"{root}/{path} was written by another attempt"
+    return CheckpointError(what, where=root, fix="stop the other attempt at the same work")
 
 
 def _sync_folder(folder: Path) -> None:

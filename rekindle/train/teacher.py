@@ -80,8 +80,7 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
             shard(block)
         whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
         shard(modules.backbone(network), ignored_params=whole)
-    weights.transform(network, lambda value: _placed(value, mesh.device))
-
-
-def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(value, device=device) if value.is_meta else value.to(device)
+    device = mesh.device
+    weights.transform(
+        network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
+    )

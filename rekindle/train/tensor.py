@@ -160,10 +160,8 @@ def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> No
     which are gathered, so that what lies between (dropout) sees the whole."""
     layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
     if not layers:
-        raise UnsupportedError(
-            f"there is no matrix to divide in {modules.model_type(network)}",
-            where="train.layout.tp", fix="use dp, or shard",
-        )  # fmt: skip
+        what = f"there is no matrix to divide in {modules.model_type(network)}"
+        raise UnsupportedError(what, where="train.layout.tp", fix="use dp, or shard")
     for name in layers:
         layer = network.get_submodule(name)
         if isinstance(layer, nn.Linear):  # not another stage's

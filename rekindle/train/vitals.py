@@ -102,8 +102,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-# Out of memory
-
 _SHARD = "shard the model over more ranks (train.layout.shard)"
 _FEWER = "lower train.micro_batch_size"
 _ANYTHING = f"{_FEWER}, set train.activation_checkpointing: full, or {_SHARD}"

@@ -173,17 +173,17 @@ class Source:
         notes = self.recorder.notes.get(storage, [])
         bad = next((note for note in notes if not note.replayable), None)
         if bad is not None:
-            raise DataError(
-                f"cannot build the starting value of {name} one tensor at a time ({bad.func})",
-                where="model.source", fix="start from a checkpoint with this weight",
-            )  # fmt: skip
+            what = f"cannot build the starting value of {name} one tensor at a time ({bad.func})"
+            fix = "start from a checkpoint with this weight"
+            raise DataError(what, where="model.source", fix=fix)
         original = self.recorder.originals.get(storage)
         if original is not None and not any(n.size.numel() == shape.numel() for n in notes):
             whole = original.clone()
         else:
             whole = torch.empty_strided(shape, stride, dtype=dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(self.seed, name))
+            words = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()[:8]
+            torch.manual_seed(int.from_bytes(words, "big") >> 1)
             for note in notes:
                 note.play(whole)
         self._last = (name, whole)
@@ -227,10 +227,9 @@ def _files(folder: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             found |= dict.fromkeys(file.keys(), path.name)
     if not found:
-        raise DataError(
-            f"there are no safetensors weights in {folder}", where="model.source",
-            fix="convert the checkpoint: model.save_pretrained(folder) writes safetensors",
-        )  # fmt: skip
+        what = f"there are no safetensors weights in {folder}"
+        fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
+        raise DataError(what, where="model.source", fix=fix)
     return found
 
 
@@ -295,8 +294,3 @@ def whole_of(tensor: torch.Tensor | quantised.FourBit) -> torch.Tensor:
     """The whole tensor, on every rank that holds a shard of it (a collective)."""
     tensor = tensor.whole() if isinstance(tensor, quantised.FourBit) else tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _seed(seed: int, name: str) -> int:
-    words = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
-    return int.from_bytes(words, "big") >> 1

@@ -7,10 +7,8 @@ starts and ends."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -21,7 +19,6 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
-from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
 from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
@@ -62,9 +59,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Read the job, train, leave."""
-    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
-    job = Job.read(Path(sys.argv[1]))
-    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
+    live(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
@@ -116,10 +111,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
 def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
     """Which checkpoints are kept; RequestError where the best is, and no validation finds it."""
     if job.train.exports_best and not shards.rows(VALIDATION):
-        raise RequestError(
-            "without a validation split no weights are the best", where="data.split.validation",
-            fix="give it rows, or remove early_stopping_patience and checkpoint.keep_best",
-        )  # fmt: skip
+        what = "without a validation split no weights are the best"
+        fix = "give it rows, or remove early_stopping_patience and checkpoint.keep_best"
+        raise RequestError(what, where="data.split.validation", fix=fix)
     return job.train.checkpoint.model_copy(update={"keep_best": job.train.exports_best})
 
 
@@ -130,10 +124,9 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
     if step not in (0, last):
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)
         if found is None:
-            raise CheckpointError(
-                f"the weights of step {step}, the best, are lost", where=job.checkpoints,
-                fix="remove this folder, and train again",
-            )  # fmt: skip
+            what = f"the weights of step {step}, the best, are lost"
+            fix = "remove this folder, and train again"
+            raise CheckpointError(what, where=job.checkpoints, fix=fix)
         checkpoint.load(found, trainer.tensors(), trainer.optimizer.replicas)
         trainer.optimizer.restored(None)
     if dist.get_rank() == 0:
@@ -275,7 +268,11 @@ class Start:
             state = dict(export.gathered(parts))
             if dist.get_rank() == 0:
                 manifest = shards.manifest
-                network = _again(job, self.task, shards)
+                if job.init:
+                    network = modelfolder.open_model(Path(job.init), job.code).network()
+                else:
+                    given = (job.model, manifest.labels, manifest.settings, shards.assets)
+                    network = self.task.build(*given)
                 network.load_state_dict(state)
                 output.mkdir(parents=True, exist_ok=True)
                 self.task.save(network.eval(), output, manifest.labels, manifest.settings)
@@ -286,46 +283,30 @@ class Start:
             )  # fmt: skip
 
 
-def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
-    """A whole network to put gathered weights into."""
-    manifest = shards.manifest
-    if job.init:
-        return modelfolder.open_model(Path(job.init), job.code).network()
-    return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
-
-
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
     """Rank 0 writes the summary of a training that is done after step `last`, then the word that
     says so. `best`: the step whose weights were exported, if it was asked for."""
-    output = Path(job.output)
     rows = list(read_history(history.path))
     final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
-    summary = TrainingSummary(
-        run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
+    job.summarise(
+        engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect={
             **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
             **float8.facts(trainer.parts),
         },
-        world_size=trainer.world,
-        epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,
-        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output), train_rows=trainer.batches.order.rows,
+        epochs=trainer.plan.epoch(last), precision=job.train.precision,
+        deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,
+        parameters=modelfolder.count_parameters(Path(job.output)),
         validation={name: value for name, value in validation.items() if value is not None},
         layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
         best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
     )  # fmt: skip
-    target = Path(job.history)
-    target.mkdir(parents=True, exist_ok=True)
-    summary.write(target / "training.json")
-    curve = history.path.read_text(errors="replace") if history.path.exists() else ""
-    write_atomically(target / "history.jsonl", curve)
     if (job.working / PROFILE).exists():
-        shutil.copyfile(job.working / PROFILE, target / PROFILE)
+        shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)
     say(Path(job.status), {"status": "done", "step": last})
 
 

@@ -56,7 +56,9 @@ class Fit:
 def predicted(row: Row, constants: Constants) -> float:
     """Tokens a second of one GPU."""
     seconds = step_time(row.work, row.cluster, constants).seconds
-    return row.work.tokens_per_step / seconds / row.cluster.gpus
+    work, layout = row.work, row.work.layout
+    tokens = layout.micro_batch_size * work.sequence * work.accumulation * layout.data
+    return tokens / seconds / row.cluster.gpus
 
 
 def family(row: Row) -> str:

@@ -4,9 +4,13 @@ tests.plan.spot_table` prints it."""
 from __future__ import annotations
 
 import sys
+from typing import get_args
+
+import numpy as np
 
 from rekindle.catalog.tables import presets
-from rekindle.plan.risk import Work, hazard
+from rekindle.plan.risk import Reclaims, Work, hazard
+from rekindle.plan.simulation import simulate
 from rekindle.plan.spot import Needs, Offer, Outlook, weigh
 
 # ten hours of steps on eight nodes; prices are round, so that nobody takes them for an offer
@@ -32,20 +36,21 @@ def table() -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for name in presets():
         spot = weigh(WORK, hazard(name), NODES, OFFER, NEEDS)
-        for outlook in (spot.independent, spot.together):
-            cells = (name, outlook.reclaims, *_cells(outlook, spot.every))
+        for reclaims in get_args(Reclaims):
+            cells = (name, reclaims, *_cells(getattr(spot, reclaims), spot.every))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _cells(outlook: Outlook, every: int) -> tuple[str, ...]:
-    wall, mixed = outlook.wall_hours, outlook.fallback
-    assert wall is not None
+    mixed = outlook.fallback
     assert mixed is not None
+    wall = simulate(WORK, every, 1 / outlook.mtbf_hours).wall
+    low, middle, high = np.quantile(wall, (0.1, 0.5, 0.9))
     return (
         _duration(outlook.mtbf_hours),
         f"{every * WORK.step_seconds / 60:.0f} min",
-        f"{wall.p50:.1f} ({wall.p10:.1f} to {wall.p90:.1f})",
+        f"{middle:.1f} ({low:.1f} to {high:.1f})",
         f"{outlook.expected.lost_hours:.1f} h",
         f"${outlook.expected_usd:,.0f}",
         f"{outlook.in_time:.0%}",
