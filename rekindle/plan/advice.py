@@ -63,12 +63,13 @@ def strategy(work: Work) -> str:
 
 
 def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Iterator[str]:
-    """DeepSpeed's fastest stage that fits; nothing where DeepSpeed does not train what is asked."""
+    """DeepSpeed's lowest stage that fits; nothing where DeepSpeed does not train what is asked."""
     train = asked.train
     half = train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8")
     quantised = asked.lora is not None and asked.lora.base == "4bit"
     if train.compile or half or quantised or train.optimizer != "adamw":
         return
+    layout = "" if "layout" in asked.free else " --set train.layout=auto"
     free = train.model_copy(update={"layout": AUTO, "engine": "deepspeed"})
     for section in _STAGES:
         zero = Zero.of({"zero_optimization": section})
@@ -78,7 +79,7 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
     else:
         yield "DeepSpeed's ZeRO does not fit either, with everything in the host's memory"
         return
-    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}"
+    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}{layout}"
 
 
 def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
@@ -86,8 +87,9 @@ def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
     train = asked.train.model_copy(update={"engine": "rekindle"})
     found = search(dataclasses.replace(asked, train=train, zero=None), cluster)
     if found.options:
+        back = "--set train.engine=rekindle --set train.engine_config=null"
         how = f"{found.options[0].work.layout}: {_beside(found.options[0], best)}"
-        yield f"or rekindle's engine, {how}; --set train.engine=rekindle"
+        yield f"or rekindle's engine, {how}; {back}"
     else:
         yield "rekindle's engine does not fit there"
 

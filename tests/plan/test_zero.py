@@ -184,7 +184,20 @@ def test_advice_says_what_is_done_why_and_what_the_other_engine_would_do():
     words = shlex.split(other.split("; ", 1)[1])
     plan = planned("plan/7b-spot.yaml", *words[1::2])
     assert plan.chosen.option.work.engine == "deepspeed"
-    assert told(plan).advice[-1].startswith("or rekindle's engine, shard 8: ")
+    back = told(plan).advice[-1]
+    assert back.startswith("or rekindle's engine, shard 8: ")
+    again = planned("plan/7b-spot.yaml", *words[1::2], *shlex.split(back.split("; ", 1)[1])[1::2])
+    assert again.chosen.option.work.engine == "rekindle"
+
+
+def test_the_command_gives_up_a_layout_that_deepspeed_does_not_have():
+    fixed = ("train.layout={shard: 8}",)
+    other = told(planned("plan/7b-spot.yaml", *fixed)).advice[-1]
+    words = shlex.split(other.split("; ", 1)[1])
+    assert words[-1] == "train.layout=auto"
+    assert (
+        planned("plan/7b-spot.yaml", *fixed, *words[1::2]).chosen.option.work.engine == "deepspeed"
+    )
 
 
 def test_no_advice_names_deepspeed_where_it_refuses_the_config():

@@ -185,7 +185,7 @@ def png(pixels: np.ndarray) -> str:
 
 
 def again(model: ServedModel) -> ServedModel:
-    """The same after its files were changed, as a copy that somebody registered would be: its digest is right."""
+    """The same after its files were changed, as a copy that another user registered would be: its digest is right."""
     return dataclasses.replace(model, digest=digest_of(Path(model.path)))
 
 

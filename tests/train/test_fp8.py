@@ -5,6 +5,7 @@ model. Real torchrun, two ranks on gloo.
 import importlib.metadata
 import importlib.util
 import signal
+import sys
 
 import pytest
 import torch
@@ -103,13 +104,13 @@ def test_sides_that_sixteen_does_not_divide_stay_and_none_at_all_is_an_error():
 
 def test_without_torchao_the_extra_is_named_before_and_in_the_step(tmp_path, monkeypatch):
     spec = Spec.model_validate({"name": "x", "task": "causal_lm", "train": {"precision": "fp8"}})
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if "site-packages" not in p])
-    monkeypatch.setitem(__import__("sys").modules, "torchao", None)
-    monkeypatch.setitem(__import__("sys").modules, "torchao.float8", None)
+    monkeypatch.setattr("sys.path", [p for p in sys.path if "site-packages" not in p])
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(StepError, match="fp8 needs torchao") as refused:
         float8.convert(nn.Linear(16, 16), torch.device("cpu"))
     assert "rekindle[fp8]" in refused.value.problems[0].fix
-    monkeypatch.delitem(__import__("sys").modules, "torchao")
+    monkeypatch.delitem(sys.modules, "torchao")
     problems = [p.what for p in looks(spec, tmp_path)["engine"]]
     assert problems == ["fp8 needs the package torchao"]
 
