@@ -393,7 +393,8 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
     for place in _PLACES:
         values, seen = at(given, *place), _SEEN[place[-1]]
         for key in sorted(set(values if isinstance(values, Mapping) else ()) - set(seen)):
-            if values[key] not in (_DEFAULTS.get(key, False), None, AUTO):
+            open_ = values[key] is None and key.isidentifier()  # `stage:3` is a key, to YAML
+            if not open_ and values[key] not in (_DEFAULTS.get(key, False), AUTO):
                 fix = did_you_mean(key, seen) or "remove it"
                 yield (*CONFIG, *place, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(given) & set(_REFUSED)):

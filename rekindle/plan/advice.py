@@ -100,7 +100,7 @@ def _beside(option: Option, best: Option | None) -> str:
     if best is None:
         return room
     by = option.step.seconds / best.step.seconds - 1
-    return f"{room}, {f'{by:+.0%} time' if abs(by) >= 0.005 else 'as fast'}"
+    return f"{room}, {f'{by:+.0%} time' if abs(by) >= 0.005 else 'as fast'}, a guess"
 
 
 def _simpler(option: Option, rejected: Sequence[Rejected]) -> Iterator[str]:

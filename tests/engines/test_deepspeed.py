@@ -244,6 +244,7 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
      {"zero_optimization": {"round_robin_gradients": True}}, {"zero_optimization": {"offload_param": {"pinned": True}}},
      {"zero_optimization": {"stage": "2"}}, {"zero_optimization": {"stage": True}}, {"zero_optimization": {"offload_optimizer": "cpu"}},
      {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, {"zero_optimization": {"stages": 3}},
+     {"zero_optimization": {"stage:3": None}},
      {"data_types": {"grad_accum_dtype": "bf16"}}, {"optimizer": {"params": {"adam_w_mode": False}}}, {"optimizer": {"params": {"amsgrad": True}}}],
     ids=str,
 )  # fmt: skip
