@@ -28,7 +28,8 @@ SCHEMA_VERSION = 1
 StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled"]
 RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
 Objective = Literal["classes", "tags", "tokens"]
-Decision = Literal["promoted", "pending", "approval_needed", "refused"]
+Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
+ChangeKind = Literal["gate", "reason", "rollback"]
 
 
 class Record(BaseModel):
@@ -559,6 +560,39 @@ class Registration(Record):
     decision: Decision
     tracking_uri: str
     tags: Mapping[str, str] = Field(default_factory=dict)
+
+
+class ChampionChange(Record):
+    """The `version` became champion `at` a time (ISO 8601, UTC): by the `gate`, by a person's
+    `reason` (`promote --reason`), or by a `rollback`."""
+
+    version: str
+    at: str
+    how: ChangeKind
+    reason: str
+
+
+class ChampionRecord(Record):
+    """What `rekindle champion --json` prints. `change` made it champion (null where that was before
+    rekindle kept it), `reason` is its gate's, `beaten` the version it was compared with. `history`
+    has the oldest change first; its last one is `unfinished` where the alias did not follow yet.
+    `serves_at` are the addresses of its deployments."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    version: str
+    digest: str
+    change: ChampionChange | None
+    beaten: str
+    reason: str
+    metrics: Mapping[str, float]
+    window: str
+    run_key: str
+    challenger: str
+    history: tuple[ChampionChange, ...]
+    unfinished: bool
+    tracking_uri: str
+    serves_at: tuple[str, ...] = ()
 
 
 class GateSummary(Record):

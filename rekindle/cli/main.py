@@ -27,6 +27,8 @@ VERBS = {
     "submit": "run the pipeline on a platform, once",
     "schedule": "create, list, pause or delete a schedule on a platform",
     "promote": "promote a candidate that is waiting for approval",
+    "champion": "which version is champion, since when and why",
+    "rollback": "make the champion before the champion again",
     "serve": "answer requests over HTTP with the champion",
     "predict": "write the champion's predictions for a file",
     "runs": "list runs, with metric, gate and model version",

@@ -114,4 +114,5 @@ _WORDS = {
     "pending": "passed, but the promotion did not happen",
     "approval_needed": "passed, waits for `rekindle promote {run}`",
     "refused": "refused",
+    "rolled_back": "passed, but was rolled back; `rekindle promote {run} --reason WHY` overrides",
 }

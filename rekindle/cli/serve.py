@@ -10,12 +10,10 @@ from pathlib import Path
 import click
 from pydantic import TypeAdapter
 
-from rekindle.app.runs import find_run, newest_first
+from rekindle.app.champion import registry_of, wanted
 from rekindle.cli.options import at_home
 from rekindle.errors import RequestError
-from rekindle.report.collect import collect
 from rekindle.serve.model import ServedModel, ServeJob
-from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
 _PACKAGES = {
@@ -59,29 +57,11 @@ def require(*packages: str) -> None:
         raise RequestError(f"{', '.join(missing)} is not installed", fix=fix)
 
 
-def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
-    """The config of what is to be served, and the version where it is not the champion."""
-    if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
-        return load_target(target), ""
-    for record in newest_first(home):
-        spec = Spec.model_validate(record.spec)
-        if target in (None, spec.model_name):
-            return spec, ""
-    record = find_run(home, target or "latest")
-    registered = collect(record, history=False).registration
-    if registered is None:
-        what = f"the run {record.run_id} registered no model"
-        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
-    return Spec.model_validate(record.spec), registered.version
-
-
 def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
     """The model of a config. Raises RequestError where there is none to serve."""
-    from rekindle.registry.models import Registry
     from rekindle.registry.served import served_model
 
-    where = Registry(spec.registration, spec.model_name, str(home.resolve()))
-    return served_model(where, spec, version)
+    return served_model(registry_of(spec, home), spec, version)
 
 
 def threads() -> dict[str, str]:

@@ -164,17 +164,20 @@ def register(
         _ensure_model(client, where.name)
         version = _same_work(client, where.name, fingerprint.run_key, digest)
         created = version is None
+        before = tags_of(version).get("decision") if version else None
         if version is None:
             tags[f"{PREFIX}{KEPT}"] = file_sha256(evidence_file)
             version = _new_version(client, where, model, code, evidence_file, tags)
-        elif evidence.promote or tags_of(version).get("decision") != "promoted":
-            # else it keeps what it once was promoted for: later champions beat that
+        elif before != "rolled_back" and (evidence.promote or before != "promoted"):
+            # else it keeps what it once was promoted, or rolled back, for
             _retag(client, where.name, version, tags)
         champion = by_alias(client, where, CHAMPION)
         is_champion = champion is not None and champion.version == version.version
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
         decision = _decision(where, evidence, is_champion)
+        if before == "rolled_back" and not is_champion:
+            decision = "rolled_back"
         return registration(client, where, version, created, decision)
 
 

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING
 
 from rekindle.errors import RegistryError
 from rekindle.launch.events import emit
-from rekindle.records import Evidence, Registration
+from rekindle.records import ChangeKind, Evidence, Registration
 from rekindle.registry.client import PREFIX, tags_of
+from rekindle.registry.history import champion_before, changes, existing, note
 from rekindle.registry.models import (
     CHALLENGER,
     CHAMPION,
@@ -56,18 +57,25 @@ IN_TIME, ANSWER, STEP_BACK = 60.0, 20.0, 5.0
 the claim to take back theirs."""
 
 
-def promote(where: Registry, registered: Registration, evidence_file: Path) -> Registration:
+def promote(
+    where: Registry, registered: Registration, evidence_file: Path, reason: str = ""
+) -> Registration:
     """Make the registered version the champion if the evidence, the version's tags and files, and
-    the registry of this moment all agree."""
+    the registry of this moment all agree. With a person's `reason` also a version that was compared
+    with another champion, or was rolled back."""
     version, evidence = registered.version, Evidence.read(evidence_file)
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
             fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
-                ask = (client, where, version, evidence, evidence_file)
+                ask = (client, where, version, evidence, evidence_file, reason)
                 may = functools.partial(_may_replace, *ask)
                 if may():
+                    how: ChangeKind = "reason" if reason else "gate"
+                    note(client, where.name, version, how, reason or evidence.reason)
                     claim.replace_champion(may)
+        elif changes(client, where.name):  # a roll back that was interrupted may be the last entry
+            note(client, where.name, version, "reason" if reason else "gate", reason)
         challenger = by_alias(client, where, CHALLENGER)
         if challenger is not None and str(challenger.version) == version:
             client.delete_registered_model_alias(where.name, CHALLENGER)
@@ -77,9 +85,46 @@ def promote(where: Registry, registered: Registration, evidence_file: Path) -> R
         return registration(client, where, found, registered.created, "promoted")
 
 
+def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
+    """Make version `to`, or the champion before, the champion again; returns the version that was
+    champion and the one that is. The former is not promoted again without a person's reason. Raises
+    RegistryError where there is none, it is gone, was never champion, or has other files."""
+    with where.alone(), where.open(f"roll back {where.name}") as client:
+        champion = by_alias(client, where, CHAMPION)
+        if champion is None:
+            what = f"{where.name} has no champion to roll back"
+            raise RegistryError(what, where=where.shown_uri, fix="`rekindle run` trains one")
+        now = str(champion.version)
+        to = to or champion_before(client, where, now)
+        if to == now:
+            return now, now
+        tags = existing(client, where, to)
+        if tags.get("decision") != "promoted":
+            what = f"version {to} of {where.name} was never champion, or was rolled back"
+            fix = "`rekindle promote RUN --reason WHY` promotes one that passed its gate"
+            raise RegistryError(what, where=where.shown_uri, fix=fix)
+        fetch_model(where, to, tags.get("model_digest", ""))
+        with _claimed(client, where, to) as claim:
+            may = functools.partial(_is_still_champion, client, where, now)
+            may()
+            for name, value in {"decision": "rolled_back", "rolled_back_for": reason}.items():
+                client.set_model_version_tag(where.name, now, f"{PREFIX}{name}", value)
+            note(client, where.name, to, "rollback", reason)
+            claim.replace_champion(may)
+        return now, to
+
+
 def _is_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     champion = by_alias(client, where, CHAMPION)
     return champion is not None and str(champion.version) == version
+
+
+def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
+    if not _is_champion(client, where, version):
+        what = f"version {version} of {where.name} is no longer the champion"
+        fix = "`rekindle champion` shows which is; then run the command again"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
+    return True
 
 
 def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
@@ -93,8 +138,9 @@ def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: 
 
 
 def _may_replace(
-    client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path
-) -> bool:
+    client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path,
+    reason: str,
+) -> bool:  # fmt: skip
     """False if it is the champion by now. Raises RegistryError where the evidence, the version or
     the champion of this moment speaks against it."""
     champion = by_alias(client, where, CHAMPION)
@@ -111,14 +157,19 @@ def _may_replace(
         "the evidence was changed after it was registered": file_sha256(evidence_file)
         != tags.get("evidence_sha256"),
         f"the champion is now version {now or 'none'}, and the candidate was compared with version "
-        f"{evidence.champion_version or 'none'}": now != evidence.champion_version,
+        f"{evidence.champion_version or 'none'}": not reason and now != evidence.champion_version,
         f"the champion, version {now}, is another model now than the one that the candidate was "
-        "compared with": now == evidence.champion_version and digest != evidence.champion_digest,
+        "compared with": not reason
+        and now == evidence.champion_version
+        and digest != evidence.champion_digest,
+        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason
+        and tags.get("decision") == "rolled_back",
         "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
     found = [doubt for doubt, true in doubts.items() if true]
     if found:
-        fix = "run the same config again: it is judged against the champion of that moment"
+        fix = "run the same config again: it is judged against the champion of that moment; or "
+        fix += "promote what passed its gate in spite of that: `rekindle promote RUN --reason WHY`"
         raise RegistryError(f"not promoted: {'; '.join(found)}", where=where.shown_uri, fix=fix)
     return True
 

@@ -118,6 +118,10 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
     model = f"version {registration.version} of {registration.name}"
     reason = found.evidence.reason if found.evidence else ""
     is_champion = "champion" in registration.aliases
+    if registration.decision == "rolled_back":
+        because = registration.tags.get("rolled_back_for", "")
+        sentence = f"Rolled back: {model} was champion, and is not promoted again by itself."
+        return Verdict("bad", "rolled back", sentence, because or reason)
     if not registration.created:
         role = "the champion" if is_champion else "a challenger"
         sentence = f"Nothing new: the same work is already {model}, {role}. No version was made."

@@ -1,0 +1,31 @@
+"""`rekindle rollback [MODEL|RUN|CONFIG]`: the champion before is the champion again."""
+
+from pathlib import Path
+
+import click
+
+from rekindle.app.champion import registry_of, wanted
+from rekindle.cli.options import agree, shared, tell, yes
+
+
+@click.command("rollback")
+@click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
+@click.option("--to", default="", metavar="VERSION",
+              help="A version that was champion. Default: the one before.")  # fmt: skip
+@click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
+@yes
+@shared
+def command(target: str | None, to: str, reason: str, yes: bool, home: Path, as_json: bool) -> None:
+    """Make version --to, or the champion before, the champion again. The version that was champion
+    is not promoted again by itself: that needs `rekindle promote RUN --reason`."""
+    from rekindle.app.champion import roll_back
+    from rekindle.registry.history import champion_of
+
+    where = registry_of(wanted(target, home)[0], home)
+    now = champion_of(where).version
+    agree(yes, f"Roll {where.name} back from version {now} to {to or 'the champion before'}?")
+    before, after = roll_back(home, where, reason, to)
+    changed = f"version {after} is the champion again, not version {before}"
+    text = f"version {after} is already the champion; nothing changed"
+    found = champion_of(where)
+    tell(found, f"{where.name}: {changed if before != after else text}", as_json)

@@ -1,0 +1,94 @@
+"""Which versions were champion, since when and why: numbered tags of the registered model, each
+written before the alias moves. An entry that the alias does not follow was interrupted; the same
+command completes it."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+from rekindle.errors import RegistryError
+from rekindle.records import ChampionChange, ChampionRecord, ChangeKind
+from rekindle.registry.client import PREFIX, tags_of
+from rekindle.registry.models import CHALLENGER, CHAMPION, Registry, by_alias
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CHANGE = f"{PREFIX}champion."
+MOST_LETTERS = 2_000  # of a reason: MLflow's tags hold 5,000
+
+
+def changes(client: MlflowClient, name: str) -> list[ChampionChange]:
+    """The history of the model's champions, oldest first."""
+    tags = dict(client.get_registered_model(name).tags)
+    numbers = sorted(key for key in tags if key.startswith(CHANGE))
+    return [ChampionChange.model_validate_json(tags[key]) for key in numbers]
+
+
+def note(client: MlflowClient, name: str, version: str, how: ChangeKind, reason: str) -> None:
+    """Add that the version becomes champion, unless that is the last entry already."""
+    known = changes(client, name)
+    if known and known[-1].version == version:
+        return
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    change = ChampionChange(version=version, at=now, how=how, reason=reason[:MOST_LETTERS])
+    client.set_registered_model_tag(name, f"{CHANGE}{len(known) + 1:06}", change.to_json())
+
+
+def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
+    """The version that a roll back of the champion `now` leads to: the champion before it that was
+    not rolled back itself. Raises RegistryError where there is none."""
+    known = changes(client, where.name)
+    if known and known[-1].how == "rollback" and known[-1].version != now:
+        return known[-1].version  # interrupted between this entry and the alias
+    past = [change.version for change in known]
+    while past and past.pop() != now:
+        pass
+    beaten = tags_of(client.get_model_version(where.name, now)).get("beaten", "")
+    for version in dict.fromkeys([*past[::-1], *filter(None, [beaten])]):
+        if version != now and _decision(client, where, version) != "rolled_back":
+            return version
+    what = f"version {now} of {where.name} is the first champion, or all before were rolled back"
+    fix = "name a version that passed its gate: --to N"
+    raise RegistryError(what, where=where.shown_uri, fix=fix)
+
+
+def _decision(client: MlflowClient, where: Registry, version: str) -> str:
+    return existing(client, where, version).get("decision", "")
+
+
+def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, str]:
+    """The tags of a version. Raises RegistryError where it is gone."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return tags_of(client.get_model_version(where.name, version))
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        what = f"version {version} of {where.name} does not exist, or was deleted"
+        fix = "name another version with --to; `rekindle champion` lists those that were champion"
+        raise RegistryError(what, where=where.shown_uri, fix=fix) from None
+
+
+def champion_of(where: Registry) -> ChampionRecord:
+    """The champion, since when and on what evidence. Raises RegistryError where there is none."""
+    with where.open(f"ask for the champion of {where.name}") as client:
+        version = by_alias(client, where, CHAMPION)
+        if version is None:
+            what, fix = f"{where.name} has no champion", "`rekindle run CONFIG` trains a candidate"
+            raise RegistryError(what, where=where.shown_uri, fix=fix)
+        challenger = by_alias(client, where, CHALLENGER)
+        known, tags = changes(client, where.name), tags_of(version)
+    now = str(version.version)
+    metrics = {k.removeprefix("metric."): v for k, v in tags.items() if k.startswith("metric.")}
+    return ChampionRecord(
+        name=where.name, version=now, digest=tags.get("model_digest", ""),
+        change=next((change for change in known[::-1] if change.version == now), None),
+        beaten=tags.get("beaten", ""), reason=tags.get("reason", ""),
+        metrics={name: float(value) for name, value in metrics.items()},
+        window=tags.get("window", ""), run_key=tags.get("run_key", ""),
+        challenger=str(challenger.version) if challenger else "", history=tuple(known),
+        unfinished=bool(known) and known[-1].version != now, tracking_uri=where.shown_uri,
+    )  # fmt: skip
