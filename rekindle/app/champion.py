@@ -63,7 +63,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     registration = promote(where, found.registration, found.files["evidence"], reason)
     registration.write(found.files["registration"])
     shown_anew(record, home)
-    _show(home, where, {before})
+    _show(home, where, {before, version})
     return registration, done
 
 

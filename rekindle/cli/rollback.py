@@ -19,11 +19,11 @@ def command(target: str | None, to: str, reason: str, yes: bool, home: Path, as_
     """Make version --to, or the champion before, the champion again. The version that was champion
     is not promoted again by itself: that needs `rekindle promote RUN --reason`."""
     from rekindle.app.champion import roll_back
-    from rekindle.registry.history import champion_of
+    from rekindle.registry.history import champion_of, way_back
 
     where = registry_of(wanted(target, home)[0], home)
-    now = champion_of(where).version
-    agree(yes, f"Roll {where.name} back from version {now} to {to or 'the champion before'}?")
+    now, to = (champion_of(where).version, to) if to else way_back(where)
+    agree(yes, f"Roll {where.name} back from version {now} to version {to}?")
     before, after = roll_back(home, where, reason, to)
     changed = f"version {after} is the champion again, not version {before}"
     text = f"version {after} is already the champion; nothing changed"

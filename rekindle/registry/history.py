@@ -72,6 +72,13 @@ def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, s
         raise RegistryError(what, where=where.shown_uri, fix=fix) from None
 
 
+def way_back(where: Registry) -> tuple[str, str]:
+    """The champion, and the version that a roll back leads to. Raises RegistryError."""
+    now = champion_of(where).version
+    with where.open(f"ask for the champion before version {now}") as client:
+        return now, champion_before(client, where, now)
+
+
 def champion_of(where: Registry) -> ChampionRecord:
     """The champion, since when and on what evidence. Raises RegistryError where there is none."""
     with where.open(f"ask for the champion of {where.name}") as client:

@@ -257,3 +257,43 @@ def test_13_scores_of_a_champion_do_not_count_for_another_one_with_its_number(cl
     assert {"score", "evaluate"} <= executed(result)
     assert result["gate"]["promoted"] is False
     assert registry("digits", "again")["aliases"]["champion"] == "1"
+
+
+@pytest.mark.slow
+def test_14_a_roll_back_and_a_person_s_word_show_everywhere(cli, home, registry):
+    """Alias, history, `runs`, cards and index agree after each, and the rolled-back model stays back."""
+    write_digits(cli.folder)
+
+    def run(*words):
+        return cli.json("run", "digits.yaml", "--home", "back", *words)
+
+    weak, better = run(*WEAK)["run_id"], run()["run_id"]
+
+    def shown():
+        rows = cli.json("runs", "--home", "back")["runs"]
+        index = (home / "back" / "index.html").read_text()
+        champion = cli.json("champion", "digits", "--home", "back")
+        assert registry("digits", "back")["aliases"]["champion"] == champion["version"]
+        assert f"champion is version {champion['version']}" in index
+        decisions = {row["run_id"]: row["gate"]["decision"] for row in rows}
+        return champion, [row["run_id"] for row in rows if row["champion"]], decisions
+
+    assert shown()[1] == [better]
+    asked = cli("rollback", "digits", "--home", "back", "--reason", "bad labels", code=2)
+    assert "pass --yes" in asked.stderr
+    cli("rollback", "digits", "--home", "back", "--reason", "bad labels", "--yes")
+    champion, marked, decisions = shown()
+    assert (champion["version"], champion["change"]["reason"]) == ("1", "bad labels")
+    assert marked == [weak]
+    assert decisions == {weak: "promoted", better: "rolled_back"}
+    card = (home / "back" / "runs" / better / "card.html").read_text()
+    assert "Rolled back: version 2 of digits was champion" in card
+    assert "bad labels" in card
+    again = run()
+    assert (again["gate"]["decision"], again["gate"]["promoted"]) == ("rolled_back", False)
+    assert registry("digits", "back")["tags"]["2"]["rekindle.decision"] == "rolled_back"
+    cli("promote", better, "--home", "back", code=1)
+    cli("promote", better, "--home", "back", "--reason", "the labels were fine")
+    champion, marked, decisions = shown()
+    assert (champion["version"], champion["change"]["how"]) == ("2", "reason")
+    assert set(decisions.values()) == {"promoted"}
