@@ -29,6 +29,9 @@ StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "ca
 RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
 Objective = Literal["classes", "tags", "tokens"]
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
+RolloutState = Literal[
+    "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete", "deleted"
+]
 ChangeKind = Literal["gate", "reason", "rollback"]
 
 
@@ -593,6 +596,44 @@ class ChampionRecord(Record):
     unfinished: bool
     tracking_uri: str
     serves_at: tuple[str, ...] = ()
+
+
+class RolloutEvent(Record):
+    """What a roll-out does next, written before it does it: `state` for the `version`, `previous`
+    the one that had the requests before ("": none), `shares` of requests in percent, and the
+    `reason` of a roll back. `at` is UTC."""
+
+    number: int
+    state: RolloutState
+    version: str
+    previous: str
+    at: str
+    shares: Mapping[str, int]
+    reason: str
+
+
+class VersionTraffic(Record):
+    """Requests that a version was given since the shares last changed, and those that it failed.
+    `p50_ms` and `p99_ms` are upper bounds, null without an answer."""
+
+    state: str
+    share: int
+    requests: int
+    errors: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class Deployment(Record):
+    """What `rekindle deploy --json` ends with: where a model serves, its versions there (none if
+    the endpoint gives no answer), and what happened, oldest first."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    platform: str
+    address: str
+    versions: Mapping[str, VersionTraffic]
+    events: tuple[RolloutEvent, ...]
 
 
 class GateSummary(Record):

@@ -18,9 +18,13 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 def command(target: str | None, home: Path, as_json: bool) -> None:
     """Say which version is champion, since when, on what evidence, and which were before. Without
     an argument, of the model of the latest run."""
+    from rekindle.app.deploy import serving_at
     from rekindle.registry.history import champion_of
 
-    found = champion_of(registry_of(wanted(target, home)[0], home))
+    spec = wanted(target, home)[0]
+    found = champion_of(registry_of(spec, home))
+    addresses = tuple(serving_at(spec, home, found.version))
+    found = found.model_copy(update={"serves_at": addresses})
     tell(found, "\n".join(_lines(found)), as_json)
 
 
@@ -34,6 +38,7 @@ def _lines(found: ChampionRecord) -> list[str]:
     compared = f"version {found.beaten}" if found.beaten else "no champion"
     lines.append(f"judged    against {compared}: {found.reason}")
     lines.append(f"registry  {found.tracking_uri}")
+    lines += [f"serves    at {address}" for address in found.serves_at]
     if found.challenger:
         lines.append(f"waiting   version {found.challenger} is the challenger")
     if found.unfinished:

@@ -30,6 +30,7 @@ VERBS = {
     "champion": "which version is champion, since when and why",
     "rollback": "make the champion before the champion again",
     "serve": "answer requests over HTTP with the champion",
+    "deploy": "roll the champion out beside the version before, and back if it is worse",
     "predict": "write the champion's predictions for a file",
     "runs": "list runs, with metric, gate and model version",
     "compare": "what differs between runs, and which model is better",

@@ -6,6 +6,7 @@ import click
 
 from rekindle.app.champion import registry_of, wanted
 from rekindle.cli.options import agree, shared, tell, yes
+from rekindle.cli.serve import threads
 
 
 @click.command("rollback")
@@ -17,14 +18,16 @@ from rekindle.cli.options import agree, shared, tell, yes
 @shared
 def command(target: str | None, to: str, reason: str, yes: bool, home: Path, as_json: bool) -> None:
     """Make version --to, or the champion before, the champion again. The version that was champion
-    is not promoted again by itself: that needs `rekindle promote RUN --reason`."""
-    from rekindle.app.champion import roll_back
+    is not promoted again by itself: that needs `rekindle promote RUN --reason`. A deployment of the
+    model follows at once."""
+    from rekindle.app.deploy import Options, roll_back
     from rekindle.registry.history import champion_of, way_back
 
-    where = registry_of(wanted(target, home)[0], home)
+    spec = wanted(target, home)[0]
+    where = registry_of(spec, home)
     now, to = (champion_of(where).version, to) if to else way_back(where)
     agree(yes, f"Roll {where.name} back from version {now} to version {to}?")
-    before, after = roll_back(home, where, reason, to)
+    before, after = roll_back(spec, home, reason, to, Options(environment=threads()))
     changed = f"version {after} is the champion again, not version {before}"
     text = f"version {after} is already the champion; nothing changed"
     found = champion_of(where)

@@ -17,8 +17,8 @@ from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.spec.model import Spec
 
 _PACKAGES = {
-    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "mlflow": "registry",
-    "torch": "train", "transformers": "train",
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "httpx": "serve",
+    "mlflow": "registry", "torch": "train", "transformers": "train",
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def note(client: MlflowClient, name: str, version: str, how: ChangeKind, reason:
     known = changes(client, name)
     if known and known[-1].version == version:
         return
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     change = ChampionChange(version=version, at=now, how=how, reason=reason[:MOST_LETTERS])
     client.set_registered_model_tag(name, f"{CHANGE}{len(known) + 1:06}", change.to_json())
 

@@ -7,7 +7,6 @@ before and meanwhile get 503."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import secrets
@@ -20,8 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import prometheus_client as prometheus
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -30,6 +27,7 @@ from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
 from rekindle.serve.inputs import Inputs
+from rekindle.serve.listening import http_server
 from rekindle.serve.load import loaded
 from rekindle.serve.model import ServeJob
 from rekindle.serve.smoke import instance_of, smoke
@@ -38,13 +36,6 @@ from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waitin
 DRAIN_SECONDS = 30.0
 _PROOF = "x-rekindle-proof"
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are ours."""
-
-    def capture_signals(self) -> Any:
-        return contextlib.nullcontext()
 
 
 class Figures:
@@ -77,12 +68,7 @@ class Server:
         self.kept = self._kept() if job.smoke else None
         self.inputs: Inputs
         self.decode: Callable[[list[int]], str]
-        self.uvicorn = _Uvicorn(
-            uvicorn.Config(
-                Starlette(routes=list(self._routes())), log_level="warning", access_log=False,
-                lifespan="off", timeout_graceful_shutdown=5,
-            )
-        )  # fmt: skip
+        self.uvicorn = http_server(list(self._routes()))
 
     def _routes(self) -> Iterable[Route]:
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 
+from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
 
@@ -495,6 +496,8 @@ class Spec(Section):
     """How the candidate is judged."""
     registration: RegisterSpec = Field(RegisterSpec(), alias="register")
     """Where versions of the model are kept."""
+    deploy: DeploySpec = DeploySpec()
+    """How a new champion takes over where it serves, by `rekindle deploy`."""
     schedule: ScheduleSpec | None = None
     """When the platform starts scheduled runs, after `rekindle schedule set`."""
     image: ImageSpec = ImageSpec()

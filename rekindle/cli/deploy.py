@@ -1,0 +1,146 @@
+"""`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`, `rollback` and
+`delete` of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from rekindle import formats
+from rekindle.app import deploy
+from rekindle.app.champion import wanted
+from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.serve import require, threads
+from rekindle.records import Deployment, RolloutEvent
+from rekindle.serve.deployed import Traffic
+from rekindle.spec.load import load_target
+
+_WORDS = {
+    "create": "starting version {version}",
+    "smoke": "version {version} has proven itself by rows of its test split",
+    "canary": "canary: {shares}",
+    "live": "version {version} gets all requests",
+    "settled": "done",
+    "roll_back": "rolling back: {reason}",
+    "rolled_back": "rolled back: {shares}",
+    "delete": "deleting",
+    "deleted": "deleted",
+}
+_target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
+
+
+class _Verbs(click.Group):
+    """What is not the name of a command is the config of a deployment."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = args and args[0] in self.commands
+        return super().resolve_command(context, args if known else ["start", *args])
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        first = args[:1]
+        if first and first[0] not in ("-h", "--help"):  # options before the config are its own
+            args = args if first[0] in self.commands else ["start", *args]
+        return super().parse_args(context, args)
+
+
+@click.group("deploy", cls=_Verbs)
+def command() -> None:
+    """Roll the champion of CONFIG out on this machine: `rekindle deploy CONFIG` is short for
+    `rekindle deploy start CONFIG`."""
+
+
+@command.command("start")
+@config
+@overrides
+@click.option("--host", help="Address to listen at. Default: 127.0.0.1.")
+@click.option("--port", type=click.IntRange(1, 65_535),
+              help="Default: 8080, or that of the deployment.")  # fmt: skip
+@click.option("--wait", is_flag=True, help="Watch the canary until it gets all requests, or is "
+              "rolled back. Without it, the next call goes on.")  # fmt: skip
+@shared
+def start(
+    config: Path, overrides: Overrides, host: str | None, port: int | None, wait: bool, home: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Start the champion of CONFIG beside the version that answers now; when it has proven itself,
+    give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
+    back, with the alias, if it fails more requests or is slower. A command that was interrupted
+    continues when you rerun it."""
+    require("starlette", "uvicorn", "prometheus_client", "httpx", "mlflow", "torch")
+    options = deploy.Options(host, port, wait, threads(), _say, _watching())
+    done = deploy.deploy(load_target(config, overrides), home, options)
+    tell(done, "\n".join(_lines(done)), as_json)
+
+
+@command.command("status")
+@_target
+@shared
+def status(target: str | None, home: Path, as_json: bool) -> None:
+    """Versions that run, their shares, requests, errors and latencies, and what happened."""
+    found = deploy.shown(wanted(target, home)[0], home)
+    tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
+
+
+@command.command("rollback")
+@_target
+@click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
+@shared
+def rollback(target: str | None, reason: str, home: Path, as_json: bool) -> None:
+    """Give all requests to the version before, and make it the champion again. `rekindle rollback`
+    does the same, and goes further back with --to."""
+    spec = wanted(target, home)[0]
+    options = deploy.Options(environment=threads(), on_event=_say)
+    last = deploy.shown(spec, home).events[-1]
+    deploy.roll_back(spec, home, reason, last.previous, options)
+    done = deploy.shown(spec, home)
+    tell(done, "\n".join(_lines(done)), as_json)
+
+
+@command.command("delete")
+@_target
+@yes
+@shared
+def delete(target: str | None, yes: bool, home: Path, as_json: bool) -> None:
+    """End the deployment: what was accepted is answered, then no version answers any more."""
+    spec = wanted(target, home)[0]
+    agree(yes, f"End the deployment of {spec.model_name}?")
+    done = deploy.delete(spec, home, deploy.Options(on_event=_say))
+    tell(done, f"{done.name} is not deployed any more", as_json)
+
+
+def _say(event: RolloutEvent) -> None:
+    click.echo(_line(event), err=True)
+
+
+def _line(event: RolloutEvent) -> str:
+    shares = ", ".join(f"version {v} gets {s} %" for v, s in event.shares.items()) or "none is left"
+    words = _WORDS[event.state].format(version=event.version, reason=event.reason, shares=shares)
+    return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
+
+
+def _watching() -> Callable[[RolloutEvent, Traffic], None]:
+    seen = dict[int, int]()
+
+    def show(event: RolloutEvent, traffic: Traffic) -> None:
+        """A line whenever the requests of the canary have doubled."""
+        if traffic.requests >= 2 * seen.get(event.number, 5):
+            seen[event.number] = traffic.requests
+            failed = f", {traffic.errors:,} failed" if traffic.errors else ""
+            click.echo(f"  canary: {traffic.requests:,} requests{failed}", err=True)
+
+    return show
+
+
+def _lines(found: Deployment) -> list[str]:
+    lines = [f"{found.name} at {found.address}"]
+    for version, one in found.versions.items():
+        times = f", p50 {one.p50_ms:,.0f} ms, p99 {one.p99_ms:,.0f} ms" if one.p50_ms else ""
+        failed = f"{one.errors:,} of {one.requests:,} requests failed"
+        lines.append(f"version {version}  {one.state}, {one.share} % of requests, {failed}{times}")
+    if not found.versions and found.events[-1].state != "deleted":
+        lines.append("its router does not run; `rekindle deploy CONFIG` starts it")
+    return lines

@@ -1,0 +1,172 @@
+"""A deployment on this machine: a router (serve/router.py), and a server process a version.
+
+The router is started when something is asked of it, and follows the file `wanted.json`, which only
+holders of the deployment's lock write."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rekindle.errors import RequestError, StepError
+from rekindle.launch.process import is_running
+from rekindle.records import write_atomically
+from rekindle.serve.deployed import (
+    STATUS,
+    STATUS_JSON,
+    VERSION,
+    WANTED,
+    WANTED_JSON,
+    Status,
+    Traffic,
+    Wanted,
+)
+from rekindle.serve.model import ServedModel
+
+READY_SECONDS, ROUTER_SECONDS = 600.0, 60.0
+_LOOK_SECONDS = 0.1
+_LOG = "router.txt"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
+
+
+class LocalEndpoint:
+    """The deployment in `folder`. `host` and `port` are those that it has, if there is one, and
+    RequestError is raised where others are asked for. `environment` is added to the router's."""
+
+    def __init__(
+        self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]
+    ) -> None:
+        self.folder, self.environment = folder.resolve(), environment
+        wanted = self._read()
+        for name, asked in {"host": host, "port": port}.items():
+            if wanted and asked not in (None, getattr(wanted, name)):
+                what = f"this deployment has the {name} {getattr(wanted, name)}"
+                fix = "leave the option out, or delete the deployment before"
+                raise RequestError(what, where=f"--{name}", fix=fix)
+        first = Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
+        self.wanted = wanted or first
+        at = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.wanted.host, self.wanted.host)  # noqa: S104 - none is bound
+        self.host, self.port = at, self.wanted.port
+        self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
+
+    def create(self, model: ServedModel, number: int) -> None:
+        """See `Endpoint.create`."""
+        status = self.status()
+        known = status.versions.get(model.version) if status else None
+        if known is not None and known.state == "failed":  # it is started again
+            self.retain({other.version for other in self.wanted.models} - {model.version}, number)
+        others = tuple(other for other in self.wanted.models if other.version != model.version)
+        self._want(number, models=(*others, model))
+        give_up = time.monotonic() + READY_SECONDS
+        while (
+            found := self._asked().versions.get(model.version)
+        ) is None or found.state != "ready":
+            if found is not None and found.state == "failed":
+                raise StepError(f"version {model.version} did not start: {found.reason}")
+            if time.monotonic() > give_up:
+                what = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
+                raise StepError(what, where=str(self.folder / f"version-{model.version}.txt"))
+            time.sleep(_LOOK_SECONDS)
+
+    def smoke(self, model: ServedModel) -> None:
+        """See `Endpoint.smoke`: the server has proven itself over HTTP before it was ready, so what
+        is left is the way to it."""
+        path = f"/v2/models/{model.name}/versions/{model.version}"
+        status, text = self._get(path, {VERSION: model.version})
+        if status != 200 or model.version not in json.loads(text).get("versions", ()):
+            what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
+            raise StepError(what, where=self.address)
+
+    def split(self, shares: Mapping[str, int], number: int) -> None:
+        """See `Endpoint.split`."""
+        self._want(number, shares=dict(shares))
+
+    def observe(self) -> Mapping[str, Traffic]:
+        """See `Endpoint.observe`."""
+        return {version: one.traffic for version, one in self._asked().versions.items()}
+
+    def retain(self, versions: set[str], number: int) -> None:
+        """See `Endpoint.retain`."""
+        self._want(number, models=tuple(m for m in self.wanted.models if m.version in versions))
+
+    def delete(self) -> None:
+        """See `Endpoint.delete`."""
+        if status := self.status():
+            os.kill(status.pid, signal.SIGTERM)
+            while is_running(status.pid):
+                time.sleep(_LOOK_SECONDS)
+        (self.folder / WANTED).unlink(missing_ok=True)
+        self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
+
+    def status(self) -> Status | None:
+        """What the router says, None where it does not run. Raises RequestError where another
+        program listens."""
+        try:
+            status, text = self._get(STATUS)
+            found = STATUS_JSON.validate_json(text) if status == 200 else None
+        except ConnectionRefusedError:
+            return None
+        except (ValueError, http.client.HTTPException):
+            found = None
+        if found is None or found.folder != str(self.folder):
+            what = f"another program listens at {self.address}"
+            raise RequestError(what, where="--port", fix="pass another --port")
+        return found
+
+    def _want(self, number: int, **changes: object) -> None:
+        """Change what is wanted, and wait until the router has read it."""
+        self.wanted = dataclasses.replace(self.wanted, number=number, **changes)  # type: ignore[arg-type]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / WANTED, WANTED_JSON.dump_json(self.wanted).decode())
+        versions = {model.version for model in self.wanted.models}
+        self._until(lambda one: one.number == number and set(one.versions) == versions)
+
+    def _asked(self) -> Status:
+        return self._until(lambda status: True)
+
+    def _until(self, condition: Callable[[Status], bool]) -> Status:
+        """The router's status once the condition holds; starts the router where it does not run."""
+        give_up, process, log = time.monotonic() + ROUTER_SECONDS, None, self.folder / _LOG
+        while (status := self.status()) is None or not condition(status):
+            if time.monotonic() > give_up:
+                raise StepError(
+                    f"the router does not answer for {ROUTER_SECONDS:.0f} s", where=str(log)
+                )
+            if status is None and process is None:
+                process = self._start(log)
+            if process is not None and process.poll() is not None:
+                what = f"the router did not start: {log.read_text()[-2_000:].strip()}"
+                raise StepError(what, where=str(log))
+            time.sleep(_LOOK_SECONDS)
+        return status
+
+    def _start(self, log: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-P", "-m", "rekindle.serve.router", str(self.folder)]
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, **self.environment}, cwd="/",
+            )  # fmt: skip
+
+    def _get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers=dict(headers or {}))
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def _read(self) -> Wanted | None:
+        try:
+            return WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,64 @@
+"""What is deployed on this machine: the file that `rekindle deploy` writes and the router follows,
+and what the router says of each version."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from pydantic import TypeAdapter
+
+from rekindle.serve.model import ServedModel
+
+WANTED = "wanted.json"
+STATUS = "/-/status"
+VERSION = "x-rekindle-version"
+"""Header of a request that a version, with or without a share of requests, has to answer."""
+BOUNDS_MS = tuple(round(2 ** (step / 4), 3) for step in range(-8, 68))
+"""Upper bounds of the counts of latencies, from 0.25 ms to 2 minutes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The versions that run, and the share of requests of each, in percent. Requests are counted
+    from the last change of `number` on."""
+
+    number: int
+    host: str
+    port: int
+    models: tuple[ServedModel, ...]
+    shares: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Requests that a version was given since the shares last changed, those that it failed (5xx,
+    or no answer), and the others by latency: how many up to each of `BOUNDS_MS`, not cumulated, and
+    above the last."""
+
+    requests: int
+    errors: int
+    latencies: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionStatus:
+    """`state` is starting, ready, stopping or failed (then `reason` is the end of its log)."""
+
+    state: str
+    reason: str
+    traffic: Traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What `GET /-/status` of the router answers."""
+
+    folder: str
+    pid: int
+    number: int
+    versions: Mapping[str, VersionStatus]
+
+
+WANTED_JSON = TypeAdapter(Wanted)
+STATUS_JSON = TypeAdapter(Status)

@@ -1,0 +1,46 @@
+"""The sockets and the HTTP loop of the server and of the router."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from rekindle.errors import RequestError
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are ours."""
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+def http_server(routes: list[Route]) -> uvicorn.Server:
+    """One that ends when `should_exit` is set, and not by signals."""
+    return _Uvicorn(
+        uvicorn.Config(
+            Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
+    )  # fmt: skip
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises RequestError where it cannot."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+        # connections inherit it; without it each response waits 40 ms for the client's ACK
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        what = f"cannot listen at {host}:{port}: {error.strerror or error}"
+        fix = "pass another --port, or 0 for any free one" if taken else "check --host and --port"
+        raise RequestError(what, where="--port" if taken else "--host", fix=fix) from None

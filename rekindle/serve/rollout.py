@@ -1,0 +1,240 @@
+"""The roll-out of a version: one state machine for all platforms.
+
+Its log is numbered files under the home or the artifact root, each put only if it is absent and
+before what it announces is done: a command that was killed is completed by the same command, and of
+two at once the slower one stops. What a platform has to do is `Endpoint`; every call may come
+again.
+
+    create -> smoke -> canary (a share after another) -> live -> settled
+       |        |        |
+       +--------+--------+--> roll_back -> rolled_back
+    delete -> deleted"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rekindle.errors import CheckpointError, RekindleError, RequestError
+from rekindle.records import RolloutEvent, RolloutState
+from rekindle.serve.deployed import Traffic
+from rekindle.serve.model import ServedModel
+from rekindle.serve.verdict import breach, look_of
+from rekindle.spec.deploy import DeploySpec
+from rekindle.train.storage import Storage
+
+ENDS = ("settled", "rolled_back", "deleted")
+_MOST_REASON = 2_000
+
+
+class Endpoint(Protocol):
+    """What a platform does for a deployment. Every call may be repeated."""
+
+    address: str
+
+    def create(self, model: ServedModel, number: int) -> None:
+        """Have the version run beside the others, without a share of requests, and wait until it is
+        ready, which it is once it has proven itself by rows of its test split. Raises StepError
+        with the end of its log where it never is."""
+
+    def smoke(self, model: ServedModel) -> None:
+        """Ask this version by the address of the deployment. Raises StepError."""
+
+    def split(self, shares: Mapping[str, int], number: int) -> None:
+        """Share requests among versions, in percent, and count them from zero."""
+
+    def observe(self) -> Mapping[str, Traffic]:
+        """Requests of each version since the last `split`."""
+
+    def retain(self, versions: set[str], number: int) -> None:
+        """Let all other versions answer what they were given, and end them."""
+
+    def delete(self) -> None:
+        """End the whole deployment."""
+
+
+@dataclasses.dataclass
+class Log:
+    """The events of a deployment, in `storage`."""
+
+    storage: Storage
+    on_event: Callable[[RolloutEvent], None]
+
+    def events(self) -> list[RolloutEvent]:
+        """All of them, oldest first."""
+        found = list[RolloutEvent]()
+        while (content := self.storage.read(_name(len(found) + 1))) is not None:
+            found.append(RolloutEvent.model_validate_json(content))
+        return found
+
+    def last(self) -> RolloutEvent | None:
+        """The newest of them."""
+        return next(iter(self.events()[::-1]), None)
+
+    def put(
+        self, last: RolloutEvent | None, state: RolloutState, version: str, previous: str,
+        shares: Mapping[str, int] | None = None, reason: str = "",
+    ) -> RolloutEvent:  # fmt: skip
+        """Announce the event after `last`. Raises RequestError where another command did."""
+        event = RolloutEvent(
+            number=last.number + 1 if last else 1, state=state, version=version, previous=previous,
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            shares=dict(shares or {}), reason=reason[:_MOST_REASON],
+        )  # fmt: skip
+        try:
+            self.storage.put_new(_name(event.number), event.to_json().encode())
+        except CheckpointError:
+            if self.storage.read(_name(event.number)) is None:
+                raise
+            what = "another command moved this deployment on meanwhile"
+            fix = "wait for it, or run the command again"
+            raise RequestError(what, where=self.storage.root, fix=fix) from None
+        self.on_event(event)
+        return event
+
+
+def _name(number: int) -> str:
+    return f"{number:06}.json"
+
+
+@dataclasses.dataclass
+class Rollout:
+    """One deployment, and how it moves. With `wait` a canary is watched until it has had its
+    requests; otherwise `to` returns where more are needed, and goes on at the next call."""
+
+    endpoint: Endpoint
+    log: Log
+    spec: DeploySpec
+    poll_seconds: float
+    wait: bool
+    on_traffic: Callable[[RolloutEvent, Traffic], None]
+
+    def to(self, model: ServedModel) -> RolloutEvent:
+        """Roll this version out, from wherever the deployment is; returns the last event."""
+        last = self.log.last()
+        if last is not None and last.state not in ENDS:
+            if last.version == model.version and last.state != "delete":
+                return self._advance(last, model)
+            if last.state not in ("roll_back", "delete"):
+                reason = f"version {model.version} is to be deployed instead"
+                last = self._start_back(last, reason)
+            last = self._finish(last)
+        if last is not None and serving(last) == model.version:  # what ended since starts again
+            self.endpoint.create(model, last.number)
+            self.endpoint.split({model.version: 100}, last.number)
+            return last
+        last = self.log.put(last, "create", model.version, serving(last))
+        return self._advance(last, model)
+
+    def back(self, reason: str) -> RolloutEvent:
+        """Give all requests to the version before. Raises RequestError where there is none."""
+        last = self.log.last()
+        if last is None or last.state in ("delete", "deleted"):
+            raise RequestError("nothing is deployed", fix="`rekindle deploy CONFIG` deploys")
+        if last.state == "rolled_back":
+            return last
+        if not last.previous:
+            what = f"there is no version before version {last.version} in this deployment"
+            raise RequestError(what, fix="`rekindle deploy delete` ends the deployment")
+        if last.state != "roll_back":
+            last = self._start_back(last, reason)
+        return self._finish(last)
+
+    def delete(self) -> RolloutEvent:
+        """End the deployment."""
+        last = self.log.last()
+        if last is None:
+            raise RequestError("nothing is deployed", fix="`rekindle deploy CONFIG` deploys")
+        if last.state == "deleted":
+            return last
+        if last.state != "delete":
+            last = self.log.put(last, "delete", last.version, last.previous)
+        return self._finish(last)
+
+    def _advance(self, event: RolloutEvent, model: ServedModel) -> RolloutEvent:
+        """Do what the event announces, and what follows, to the end or to where it has to wait."""
+        while event.state not in ("roll_back", *ENDS):
+            try:
+                reason = self._do(event, model)
+            except RequestError:
+                raise
+            except RekindleError as error:
+                reason = str(error)
+            if reason is None:
+                return event
+            event = self._start_back(event, reason) if reason else self._next(event)
+        return self._finish(event)
+
+    def _do(self, event: RolloutEvent, model: ServedModel) -> str | None:
+        """Do what the event announces; returns why it has to be rolled back, "" if it has not, and
+        None where more requests are needed."""
+        match event.state:
+            case "create":
+                self.endpoint.create(model, event.number)
+            case "smoke":
+                self.endpoint.smoke(model)
+            case "canary":
+                self.endpoint.split(event.shares, event.number)
+                return self._watch(event)
+            case _:
+                self.endpoint.split(event.shares, event.number)
+                self.endpoint.retain({event.version, event.previous} - {""}, event.number)
+        return ""
+
+    def _watch(self, event: RolloutEvent) -> str | None:
+        looked, began = -1, datetime.datetime.fromisoformat(event.at)
+        while True:
+            found = self.endpoint.observe()
+            nothing = Traffic(0, 0, ())
+            canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
+            self.on_traffic(event, canary)
+            minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
+            enough = canary.requests >= self.spec.min_requests
+            over, look = enough and minutes >= self.spec.step_minutes, look_of(canary.requests)
+            # the last look is one of its own: each spends its part of alpha once
+            reason = breach(canary, stable, self.spec, look + over) if over or look > looked else ""
+            if reason or over:
+                return reason
+            if not self.wait:
+                return None
+            looked = look
+            time.sleep(self.poll_seconds)
+
+    def _next(self, event: RolloutEvent) -> RolloutEvent:
+        """Announce what follows the event."""
+        version, previous, now = event.version, event.previous, event.shares.get(event.version, 0)
+        if event.state == "create":
+            return self.log.put(event, "smoke", version, previous)
+        if event.state == "live":
+            return self.log.put(event, "settled", version, previous, event.shares)
+        share = next((share for share in self.spec.canary if share > now), 100)
+        if share < 100 and previous:
+            shares = {version: share, previous: 100 - share}
+            return self.log.put(event, "canary", version, previous, shares)
+        return self.log.put(event, "live", version, previous, {version: 100})
+
+    def _start_back(self, event: RolloutEvent, reason: str) -> RolloutEvent:
+        shares = {event.previous: 100} if event.previous else {}
+        return self.log.put(event, "roll_back", event.version, event.previous, shares, reason)
+
+    def _finish(self, event: RolloutEvent) -> RolloutEvent:
+        """Complete a roll back or a deletion; returns the event that ends it."""
+        if event.state in ENDS:
+            return event
+        if event.state == "delete" or not event.previous:
+            self.endpoint.delete()
+        else:
+            self.endpoint.split(event.shares, event.number)
+            self.endpoint.retain({event.previous}, event.number)
+        state: RolloutState = "deleted" if event.state == "delete" else "rolled_back"
+        return self.log.put(event, state, event.version, event.previous, event.shares, event.reason)
+
+
+def serving(event: RolloutEvent | None) -> str:
+    """The version that has the requests once this event, which ends something, is reached."""
+    if event is None or event.state == "deleted":
+        return ""
+    return event.version if event.state == "settled" else event.previous

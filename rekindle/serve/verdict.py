@@ -1,0 +1,87 @@
+"""Whether a canary is worse than the version before, by the requests that both were given.
+
+The canary is looked at when it has had 10, 20, 40, ... requests, and at the end of a step. Look k
+spends alpha/((k+1)(k+2)) of the probability `alpha` that a version which is as good is rolled back,
+so that any number of looks spends at most all of it; the signals share it evenly. Errors and
+latency each have to be significantly worse than those of the version before, and than what is
+allowed: one-sided tests, Fisher's exact and the binomial one."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.spec.deploy import DeploySpec
+
+FIRST_LOOK = 10
+_SLOW, _SLOW_ALLOWED = 0.05, 0.10  # share above the 95th percentile of the version before
+
+
+def look_of(requests: int) -> int:
+    """The number of the look that so many requests allow, from 0; -1 for none."""
+    return int(math.log2(requests / FIRST_LOOK)) if requests >= FIRST_LOOK else -1
+
+
+def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str:
+    """Why the canary is to be rolled back; "" if nothing speaks against it at this look."""
+    signals = 3 if spec.max_p99_ms else 2
+    if look < 0:
+        return ""
+    level = spec.alpha / signals / ((look + 1) * (look + 2))
+    errors, requests = canary.errors, canary.requests
+    allowed = spec.max_error_rate
+    if _worse((errors, requests), (stable.errors, stable.requests), allowed, level):
+        return (
+            f"it failed {errors:,} of {requests:,} requests; {allowed:.1%} are allowed, and the "
+            f"version before failed {stable.errors:,} of {stable.requests:,}"
+        )
+    answered, before = sum(canary.latencies), sum(stable.latencies)
+    if before:
+        cut = quantile(stable, 1 - _SLOW)
+        slow, slow_before = _above(canary, cut), _above(stable, cut)
+        if _worse((slow, answered), (slow_before, before), _SLOW_ALLOWED, level):
+            return (
+                f"{slow / answered:.0%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms, as "
+                f"{slow_before / before:.0%} of the version before"
+            )
+    if spec.max_p99_ms and answered:
+        cut = min(i for i, bound in enumerate(BOUNDS_MS) if bound >= spec.max_p99_ms)
+        slow = _above(canary, cut)
+        if _upper_tail(slow, answered, 0.01) < level:
+            return f"{slow / answered:.1%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms"
+    return ""
+
+
+def _worse(canary: tuple[int, int], stable: tuple[int, int], allowed: float, level: float) -> bool:
+    """Whether the share of the canary is above that of the stable version, and above what is
+    allowed, each at this level."""
+    if not canary[0] or _upper_tail(*canary, allowed) >= level:
+        return False
+    return stable[1] == 0 or _fisher(*canary, *stable) < level
+
+
+def quantile(traffic: Traffic, share: float) -> int:
+    """The index of the bound below which this share of answers lies."""
+    wanted = share * sum(traffic.latencies)
+    found = (i for i, total in enumerate(accumulate(traffic.latencies)) if total >= wanted)
+    return min(next(found), len(BOUNDS_MS) - 1)
+
+
+def _above(traffic: Traffic, bound: int) -> int:
+    return sum(traffic.latencies[bound + 1 :])
+
+
+def _upper_tail(events: int, trials: int, share: float) -> float:
+    """P(X >= events) for X binomial."""
+    from scipy.stats import binom
+
+    return float(binom.sf(events - 1, trials, share))
+
+
+def _fisher(events: int, trials: int, events_before: int, trials_before: int) -> float:
+    """P(at least so many of all events among the trials of the canary) if both have one rate."""
+    from scipy.stats import hypergeom
+
+    both = events + events_before
+    return float(hypergeom.sf(events - 1, trials + trials_before, both, trials))

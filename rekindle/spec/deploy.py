@@ -1,0 +1,38 @@
+"""The section `deploy`: how a new champion takes over where it serves."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from rekindle.spec.platforms import Section
+
+
+class DeploySpec(Section):
+    """How `rekindle deploy` rolls a version out, and when it rolls it back."""
+
+    canary: tuple[int, ...] = (10, 50)
+    """Percent of requests that the new version gets, one step after another, before it gets all;
+    `[]`: it gets all at once."""
+    step_minutes: float = Field(5.0, ge=0)
+    """How long a step lasts at least."""
+    min_requests: int = Field(200, ge=1)
+    """Requests that the new version answers in a step at least: with fewer, the step goes on."""
+    max_error_rate: float = Field(0.01, ge=0, lt=1)
+    """Share of requests that it may fail (status 5xx, or no answer)."""
+    max_p99_ms: float | None = Field(None, gt=0, le=60_000)
+    """Milliseconds within which it has to answer 99 of 100 requests; default: no such limit. In any
+    case it is rolled back if clearly more of its answers than a tenth take longer than the slowest
+    twentieth of the version before."""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Probability of rolling back a version that is as good as the one before, over all looks of a
+    step."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        if list(self.canary) != sorted({*self.canary}) or not all(0 < s < 100 for s in self.canary):
+            raise ValueError(
+                "canary: percentages from 1 to 99 are needed, each above the one before"
+            )
+        return self
