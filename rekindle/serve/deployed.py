@@ -34,11 +34,12 @@ class Wanted:
 class Traffic:
     """Requests that a version was given since the shares last changed, those that it failed (5xx,
     or no answer), and the others by latency: how many up to each of `BOUNDS_MS`, not cumulated, and
-    above the last."""
+    above the last. `ends` is how often its process ended by itself meanwhile."""
 
     requests: int
     errors: int
     latencies: tuple[int, ...]
+    ends: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,13 @@ class VersionStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What `GET /-/status` of the router answers."""
+    """What `GET /-/status` of the router answers; `answered` counts predictions (POST)
+    since it started."""
 
     folder: str
     pid: int
     number: int
+    answered: int
     versions: Mapping[str, VersionStatus]
 
 

@@ -195,7 +195,8 @@ class Rollout:
             enough = canary.requests >= self.spec.min_requests
             over, look = enough and minutes >= self.spec.step_minutes, look_of(canary.requests)
             # the last look is one of its own: each spends its part of alpha once
-            reason = breach(canary, stable, self.spec, look + over) if over or look > looked else ""
+            now = look + over if over or look > looked else -1
+            reason = breach(canary, stable, self.spec, now)
             if reason or over:
                 return reason
             if not self.wait:

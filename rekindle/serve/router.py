@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from rekindle.serve.work import RefusedError
 
 LOOK_SECONDS, PATIENCE_SECONDS, MOST_RESTART_SECONDS = 0.1, 30.0, 30.0
 ANSWER_SECONDS = 300.0  # to the next part of an answer; then the version has failed
-_TRIES = 3  # of a request whose version died of it, or failed
+_TRIES = 2  # of a request at a version that gives no answer: it may have died of another one
 _TAIL_BYTES = 2_000
 _OURS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}
 
@@ -66,7 +66,7 @@ class Backend:
 
     def count(self, number: int) -> None:
         """Count requests from zero."""
-        self.number, self.requests, self.errors = number, 0, 0
+        self.number, self.requests, self.errors, self.ends = number, 0, 0, 0
         self.latencies: collections.Counter[int] = collections.Counter()
 
     def counted(self, status: int, taken_ms: float) -> None:
@@ -80,7 +80,7 @@ class Backend:
     @property
     def status(self) -> VersionStatus:
         latencies = tuple(self.latencies[i] for i in range(len(BOUNDS_MS) + 1))
-        traffic = Traffic(self.requests, self.errors, latencies)
+        traffic = Traffic(self.requests, self.errors, latencies, self.ends)
         return VersionStatus(self.state, self.reason, traffic)
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class Backend:
             self.reason = self._tail()
             self.state = "starting" if was_ready and self.state != "stopping" else "failed"
             self.start_at = time.monotonic() + min(2.0**self.restarts - 1, MOST_RESTART_SECONDS)
-            self.restarts += 1
+            self.restarts, self.ends = self.restarts + 1, self.ends + 1
         elif self.state == "starting":
             with contextlib.suppress(httpx.TransportError):
                 if (await self.client.get("/health/ready", timeout=5)).status_code == 200:
@@ -145,7 +145,7 @@ class Router:
         self.folder, self.wanted = folder, WANTED_JSON.validate_json((folder / WANTED).read_bytes())
         self.backends: dict[str, Backend] = {}
         self.stopping: set[asyncio.Task[None]] = set()
-        self.draining, self.accepted = False, 0
+        self.draining, self.accepted, self.answered = False, 0, 0
         routes = [
             Route(STATUS, self._status, methods=["GET"]),
             Route("/{path:path}", self._forward, methods=["GET", "POST"]),
@@ -197,7 +197,7 @@ class Router:
         if request.client is None or not ip_address(request.client.host).is_loopback:
             return Response(status_code=404)
         versions = {version: backend.status for version, backend in self.backends.items()}
-        status = Status(str(self.folder), os.getpid(), self.wanted.number, versions)
+        status = Status(str(self.folder), os.getpid(), self.wanted.number, self.answered, versions)
         return Response(STATUS_JSON.dump_json(status), media_type="application/json")
 
     async def _forward(self, request: Request) -> Response:
@@ -207,7 +207,9 @@ class Router:
         self.accepted += 1
         try:
             body = await read_body(request)
-            return await self._answered(request, body)
+            answer = await self._answered(request, body)
+            self.answered += request.method == "POST"
+            return answer
         except RefusedError as error:
             return JSONResponse({"error": str(error)}, error.status)
         except ClientDisconnect:
@@ -218,9 +220,9 @@ class Router:
     async def _answered(self, request: Request, body: bytes) -> Response:
         """The answer of a version; of another one where that failed. Raises RefusedError 503 where
         none is ready in time."""
-        asked, failed = request.headers.get(VERSION, ""), list[str]()
+        asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
-        while time.monotonic() < give_up and len(failed) < _TRIES:
+        while time.monotonic() < give_up:
             backend = self._chosen(asked, failed)
             if backend is None:
                 if last is not None:
@@ -230,21 +232,24 @@ class Router:
             answer = await self._asked(backend, request, body)
             if answer is not None and answer.status_code < 500:
                 return answer
-            if answer is None or answer.status_code != 503:  # it is not merely ending
-                failed.append(backend.model.version)
-                last = answer or last
+            if answer is None:
+                failed[backend.model.version] += 1
+                await backend.look()
+            elif answer.status_code != 503:  # it is not merely ending
+                failed[backend.model.version], last = _TRIES, answer
         if last is not None:
             return last
         what = f"version {asked}" if asked else "no version of the model"
         raise RefusedError(503, f"{what} is ready to answer", "not_ready")
 
-    def _chosen(self, asked: str, failed: list[str]) -> Backend | None:
+    def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that
-        ask for it, or that another one failed."""
+        ask for it, or that another one failed; one that failed only where there is no other."""
         ready = [
             backend for version, backend in self.backends.items()
-            if backend.state == "ready" and asked in ("", version) and version not in failed
+            if backend.state == "ready" and asked in ("", version) and failed[version] < _TRIES
         ]  # fmt: skip
+        ready = [one for one in ready if not failed[one.model.version]] or ready
         shares = [self.wanted.shares.get(backend.model.version, 0) for backend in ready]
         if not any(shares):
             return ready[0] if ready and (asked or failed) else None

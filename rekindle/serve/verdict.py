@@ -14,7 +14,7 @@ from itertools import accumulate
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
 from rekindle.spec.deploy import DeploySpec
 
-FIRST_LOOK = 10
+FIRST_LOOK, MOST_ENDS = 10, 1
 _SLOW, _SLOW_ALLOWED = 0.05, 0.10  # share above the 95th percentile of the version before
 
 
@@ -24,7 +24,10 @@ def look_of(requests: int) -> int:
 
 
 def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str:
-    """Why the canary is to be rolled back; "" if nothing speaks against it at this look."""
+    """Why the canary is to be rolled back; "" if nothing speaks against it at this look, or so far
+    if there is none (-1)."""
+    if canary.ends > max(MOST_ENDS, stable.ends):
+        return f"its process ended by itself {canary.ends} times"
     signals = 3 if spec.max_p99_ms else 2
     if look < 0:
         return ""

@@ -112,14 +112,14 @@ _TASKS = {
 }  # fmt: skip
 
 
-def own(folder: Path) -> ServedModel:
-    """A model of a task of a user's; see OWN_TASK."""
+def own(folder: Path, code: str = OWN_TASK, version: str = "3") -> ServedModel:
+    """A version of a model of a task of a user's; see OWN_TASK."""
     model = folder / "model"
     model.mkdir(parents=True)
-    (model / "task.py").write_text(OWN_TASK)
+    (model / "task.py").write_text(code)
     _describe(model, "task.py:Numbers", ("high", "low"), {})
     row = SmokeRow(id="1", content="1", answer={"label": "high", "probability": 0.8807970779778824})
-    return served(model, ColumnsSpec(), [row])
+    return dataclasses.replace(served(model, ColumnsSpec(), [row]), version=version)
 
 
 def served(model: Path, columns: ColumnsSpec, rows: list[SmokeRow]) -> ServedModel:

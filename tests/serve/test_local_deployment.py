@@ -1,0 +1,219 @@
+"""Deployments on this machine with real processes, under load: no request is lost, bad versions go back."""
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rekindle.errors import RequestError
+from rekindle.launch.process import is_running
+from rekindle.platforms.local.endpoint import LocalEndpoint
+from rekindle.serve.deployed import VERSION
+from rekindle.serve.rollout import Log, Rollout
+from rekindle.spec.deploy import DeploySpec
+from rekindle.train.storage import storage_of
+from tests.ports import free_port
+from tests.serve.models import OWN_TASK, own
+
+FAST = DeploySpec(canary=(20, 50), step_minutes=0, min_requests=100)
+POISONED = OWN_TASK.replace(
+    "        if len(numbers) > 4:", '        if (numbers > 80).any():\n            raise ValueError("poisoned")\n        if len(numbers) > 4:'
+)  # fmt: skip
+DYING = OWN_TASK.replace(
+    "        if len(numbers) > 4:", "        if (numbers == 85).any():\n            import os\n            os._exit(9)\n        if len(numbers) > 4:"
+)  # fmt: skip
+
+
+class Deployed:
+    def __init__(self, folder):
+        self.folder, self.port, self.events = folder, free_port(), []
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def rollout(self, spec=FAST):
+        self.endpoint = LocalEndpoint(self.folder / "d", None, self.port, {"OMP_NUM_THREADS": "1"})
+        log = Log(storage_of(self.folder / "d" / "log"), self.events.append)
+        return Rollout(self.endpoint, log, spec, 0.1, True, lambda event, traffic: None)
+
+    def own(self, version, code=OWN_TASK):
+        return own(self.folder / f"m{version}", code, version)
+
+    def predict(self, number, **headers):
+        body = {"instances": [{"text": str(number)}]}
+        return httpx.post(f"{self.url}/predict", json=body, headers=headers, timeout=60)
+
+    @property
+    def servers(self):
+        """Process ids of the servers."""
+        pid = self.endpoint.status().pid
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+
+
+@pytest.fixture
+def deployed(tmp_path):
+    made = Deployed(tmp_path)
+    yield made
+    LocalEndpoint(tmp_path / "d", None, made.port, {}).delete()
+
+
+class Load:
+    """Clients that ask one number after another, until `total` requests or the end of the block."""
+
+    def __init__(self, url, total, clients=8):
+        self.seen, self.left, self.open = collections.Counter(), iter(range(total)), True
+        self.threads = [threading.Thread(target=self._ask, args=(url,)) for _ in range(clients)]
+        self.lock = threading.Lock()
+
+    def _ask(self, url):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while self.open:
+                with self.lock:
+                    number = next(self.left, None)
+                if number is None:
+                    return
+                body = {"instances": [{"text": str(10 + number % 80)}]}
+                try:
+                    response = client.post("/predict", json=body)
+                    kind = (response.status_code, response.headers.get(VERSION))
+                except httpx.TransportError as error:
+                    kind = (0, repr(error))
+                with self.lock:
+                    self.seen[kind] += 1
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def until(self, condition):
+        give_up = time.monotonic() + 60
+        while not condition(self.seen):
+            assert time.monotonic() < give_up, self.seen
+            time.sleep(0.02)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+
+    def __exit__(self, *error):
+        self.open = False
+        self.join()
+
+
+def statuses(load):
+    return {status for status, _ in load.seen}
+
+
+@pytest.mark.slow
+def test_no_request_of_10_000_is_lost_in_roll_out_roll_back_and_the_death_of_a_server(deployed):
+    deployed.rollout().to(deployed.own("1"))
+    second = deployed.own("2")
+    with Load(deployed.url, 10_000) as load:
+        assert deployed.rollout().to(second).state == "settled"
+        load.until(lambda seen: seen[200, "2"] > 300)
+        for pid in deployed.servers:
+            os.kill(pid, signal.SIGKILL)
+        before = load.seen[200, "2"]
+        load.until(lambda seen: seen[200, "2"] > before + 300)
+        deployed.rollout().back("by hand")
+        load.until(lambda seen: seen[200, "1"] > 300)
+        load.join()
+    assert statuses(load) == {200}
+    assert sum(load.seen.values()) == 10_000
+    assert deployed.endpoint.status().answered == 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "reason"), [(POISONED, "it failed"), (DYING, "its process ended by itself 2 times")]
+)
+def test_a_poisoned_version_goes_back_by_itself_and_clients_see_none_of_it(deployed, code, reason):
+    deployed.rollout().to(deployed.own("1"))
+    bad = deployed.own("2", code)
+    with Load(deployed.url, 1_000_000) as load:
+        event = deployed.rollout(FAST.model_copy(update={"min_requests": 5_000})).to(bad)
+        assert event.state == "rolled_back"
+        assert reason in event.reason
+        before = load.seen[200, "1"]
+        load.until(lambda seen: seen[200, "1"] > before + 100)
+    assert load.seen[200, "2"] > 0
+    assert statuses(load) == {200}
+    assert set(deployed.endpoint.status().versions) == {"1"}
+
+
+@pytest.mark.slow
+def test_a_router_that_is_killed_takes_its_servers_along_and_the_same_command_starts_it_again(
+    deployed,
+):
+    first = deployed.own("1")
+    deployed.rollout().to(first)
+    status, servers = deployed.endpoint.status(), deployed.servers
+    os.kill(status.pid, signal.SIGKILL)
+    give_up = time.monotonic() + 30
+    while any(map(is_running, [status.pid, *servers])):
+        assert time.monotonic() < give_up, "a server outlived its router"
+        time.sleep(0.05)
+    assert deployed.endpoint.status() is None
+    deployed.rollout().to(first)
+    assert deployed.predict(1).status_code == 200
+    assert deployed.endpoint.status().pid != status.pid
+
+
+@pytest.mark.slow
+def test_sigterm_answers_what_was_accepted_and_leaves_nothing(deployed):
+    first = deployed.own("1")
+    deployed.rollout().to(first)
+    status, servers, answers = deployed.endpoint.status(), deployed.servers, []
+    slow = threading.Thread(target=lambda: answers.append(deployed.predict(7).status_code))
+    slow.start()  # it waits for the file `open`
+    metrics = f"{deployed.url}/metrics"
+    give_up = time.monotonic() + 30
+    while "rekindle_batch_instances_count 2.0" not in httpx.get(metrics).text:
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    os.kill(status.pid, signal.SIGTERM)
+    while deployed.predict(1).status_code != 503:
+        time.sleep(0.02)
+    assert not answers
+    (deployed.folder / "m1" / "open").touch()
+    slow.join()
+    assert answers == [200]
+    while any(map(is_running, [status.pid, *servers])):
+        time.sleep(0.05)
+
+
+def test_a_version_with_other_answers_is_never_asked(deployed):
+    """It is ready only once it has proven itself; here the evidence is of other weights."""
+    first = deployed.own("1", OWN_TASK.replace("[numbers, -numbers]", "[-numbers, numbers]"))
+    event = deployed.rollout().to(first)
+    assert (event.state, event.previous) == ("rolled_back", "")
+    assert "smoke: to row 1 of its test split the model answers label 'low'" in event.reason
+    assert deployed.endpoint.status() is None
+
+
+def test_another_program_at_the_port_is_named(deployed):
+    server = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(deployed.port), "--bind", "127.0.0.1"],
+        stderr=subprocess.DEVNULL, cwd=deployed.folder,
+    )  # fmt: skip
+    try:
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up:
+            try:
+                httpx.get(deployed.url)
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        with pytest.raises(RequestError, match=f"another program listens at {deployed.url}"):
+            deployed.rollout().to(deployed.own("1"))
+    finally:
+        server.kill()
+        server.wait()

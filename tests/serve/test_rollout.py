@@ -1,0 +1,290 @@
+"""The roll-out's states on a platform that a test plays: what it asks of a platform, in which order, and that a
+command which is killed before or after any call is completed by the same command."""
+
+import pytest
+
+from rekindle.errors import RequestError, StepError
+from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.model import ServedModel
+from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.model import ColumnsSpec
+from rekindle.train.storage import storage_of
+
+CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Platform:
+    """One endpoint: its versions and their shares. It keeps the rules of real ones: shares sum to 100 and name versions
+    that are there, and a version with a share is not removed."""
+
+    address = "http://played"
+
+    def __init__(self):
+        self.versions, self.shares, self.number, self.calls = set(), {}, 0, []
+        self.kill = (0, "")  # at the nth call, "before" or "after"
+        self.broken, self.fails, self.requests = set(), {}, 500
+
+    def __getattribute__(self, name):
+        if name not in CALLS:
+            return object.__getattribute__(self, name)
+
+        def called(*arguments):
+            self.calls.append(name)
+            at, when = self.kill
+            if at == len(self.calls) and when == "before":
+                raise Killed
+            answer = object.__getattribute__(self, name)(*arguments)
+            if at == len(self.calls) and when == "after":
+                raise Killed
+            return answer
+
+        return called
+
+    def create(self, model, number):
+        if model.version in self.broken:
+            raise StepError("its image was not found")
+        self.versions.add(model.version)
+
+    def smoke(self, model):
+        assert model.version in self.versions
+
+    def split(self, shares, number):
+        assert sum(shares.values()) == 100
+        assert set(shares) <= self.versions
+        self.shares, self.number = dict(shares), number
+
+    def observe(self):
+        assert self.shares
+        found = {}
+        for version in self.shares:
+            errors = int(self.requests * self.fails.get(version, 0))
+            counts = [0] * (len(BOUNDS_MS) + 1)
+            counts[20] = self.requests - errors
+            found[version] = Traffic(self.requests, errors, tuple(counts))
+        return found
+
+    def retain(self, versions, number):
+        assert set(self.shares) <= versions
+        self.versions &= versions
+
+    def delete(self):
+        self.versions, self.shares = set(), {}
+
+
+def model(version):
+    return ServedModel(
+        name="tickets", version=version, digest="d", path="p", evidence="", code="", columns=ColumnsSpec(),
+        image_size=None,
+    )  # fmt: skip
+
+
+class World:
+    def __init__(self, folder, spec=FAST):
+        self.platform, self.folder, self.spec = Platform(), folder, spec
+
+    def rollout(self, wait=True):
+        log = Log(storage_of(self.folder / "log"), lambda event: None)
+        return Rollout(self.platform, log, self.spec, 0.0, wait, lambda event, traffic: None)
+
+    def states(self):
+        return [event.state for event in self.rollout().log.events()]
+
+    @property
+    def end(self):
+        last = self.rollout().log.last()
+        return (last.state, serving(last), self.platform.shares, self.platform.versions)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_the_first_version_gets_all_requests_once_it_is_proven(world):
+    world.rollout().to(model("1"))
+    assert world.states() == ["create", "smoke", "live", "settled"]
+    assert world.end == ("settled", "1", {"1": 100}, {"1"})
+
+
+def test_the_next_one_gets_more_and_more_and_the_one_before_stays(world):
+    for version in "123":
+        world.rollout().to(model(version))
+    events = world.rollout().log.events()
+    shares = [event.shares for event in events if event.state == "canary" and event.version == "3"]
+    assert shares == [{"3": 10, "2": 90}, {"3": 50, "2": 50}]
+    assert world.end == ("settled", "3", {"3": 100}, {"2", "3"})
+
+
+def test_too_few_requests_wait_and_the_next_call_goes_on(world):
+    world.rollout().to(model("1"))
+    world.platform.requests = 99
+    for _ in range(3):
+        assert world.rollout(wait=False).to(model("2")).shares == {"2": 10, "1": 90}
+    world.platform.requests = 100
+    assert world.rollout(wait=False).to(model("2")).state == "settled"
+
+
+def test_a_step_lasts_its_minutes(world):
+    world.spec = FAST.model_copy(update={"step_minutes": 60.0})
+    world.rollout().to(model("1"))
+    assert world.rollout(wait=False).to(model("2")).state == "canary"
+
+
+def test_a_canary_that_fails_is_rolled_back_with_its_reason(world):
+    world.rollout().to(model("1"))
+    world.platform.fails = {"2": 0.2}
+    event = world.rollout().to(model("2"))
+    assert (event.state, event.version) == ("rolled_back", "2")
+    assert "it failed 100 of 500 requests; 1.0% are allowed" in event.reason
+    assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+def test_who_fails_as_often_as_the_one_before_is_not_worse(world):
+    world.rollout().to(model("1"))
+    world.platform.fails = {"1": 0.2, "2": 0.2}
+    assert world.rollout().to(model("2")).state == "settled"
+
+
+def test_a_version_that_never_starts_leaves_the_one_before_alone(world):
+    world.rollout().to(model("1"))
+    world.platform.broken = {"2"}
+    assert world.rollout().to(model("2")).reason == "its image was not found"
+    assert "split" in world.platform.calls
+    assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+def test_a_first_version_that_never_starts_leaves_nothing_and_can_be_tried_again(world):
+    world.platform.broken = {"1"}
+    assert world.rollout().to(model("1")).state == "rolled_back"
+    assert world.end == ("rolled_back", "", {}, set())
+    world.platform.broken = set()
+    assert world.rollout().to(model("1")).state == "settled"
+
+
+def test_one_command_goes_back_in_any_state(world):
+    world.rollout().to(model("1"))
+    with pytest.raises(RequestError, match="there is no version before version 1"):
+        world.rollout().back("slow")
+    world.platform.requests = 1
+    world.rollout(wait=False).to(model("2"))
+    assert world.rollout().back("slow").reason == "slow"
+    assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+    world.platform.requests = 500
+    world.rollout().to(model("3"))
+    world.rollout().back("slower")
+    assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+    assert world.rollout().back("again").reason == "slower"
+
+
+def test_another_champion_takes_over_from_a_canary(world):
+    world.rollout().to(model("1"))
+    world.platform.requests = 1
+    world.rollout(wait=False).to(model("2"))
+    world.platform.requests = 500
+    assert world.rollout().to(model("3")).state == "settled"
+    assert world.end == ("settled", "3", {"3": 100}, {"1", "3"})
+
+
+def test_what_is_there_is_found(world):
+    world.rollout().to(model("1"))
+    before = world.states()
+    world.platform.versions, world.platform.shares = set(), {}  # the machine was restarted
+    world.rollout().to(model("1"))
+    assert world.states() == before
+    assert world.end == ("settled", "1", {"1": 100}, {"1"})
+
+
+def test_of_two_commands_at_once_one_stops(world):
+    slow = world.rollout()
+    seen = slow.log.last()
+    world.rollout().to(model("1"))
+    with pytest.raises(RequestError, match="another command moved this deployment on meanwhile"):
+        slow.log.put(seen, "create", "2", "")
+
+
+STORIES = {
+    "first": ((), "1", {}),
+    "next": (("1",), "2", {}),
+    "rolled back": (("1",), "2", {"2": 0.5}),
+    "deleted": (("1", "2"), "", {}),
+    "by hand": (("1", "2"), "back", {}),
+}
+
+
+def tell(world, story):
+    """The command of a story, as often as it is killed."""
+    target = STORIES[story][1]
+    while True:
+        try:
+            rollout = world.rollout()
+            if target == "":
+                return rollout.delete()
+            return rollout.back("slow") if target == "back" else rollout.to(model(target))
+        except Killed:
+            world.platform.kill = (0, "")
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_command(
+    tmp_path, story
+):
+    before, _, fails = STORIES[story]
+
+    def prepared(name):
+        made = World(tmp_path / name)
+        for version in before:
+            made.rollout().to(model(version))
+        made.platform.calls, made.platform.fails = [], fails
+        return made
+
+    plain = prepared("plain")
+    tell(plain, story)
+    calls = len(plain.platform.calls)
+    assert calls >= 2 - (story == "deleted")
+    for at in range(1, calls + 1):
+        for when in ("before", "after"):
+            world = prepared(f"{at}-{when}")
+            world.platform.kill = (at, when)
+            tell(world, story)
+            assert world.platform.kill == (0, ""), "it was not killed"
+            assert world.end == plain.end
+            assert world.states() == plain.states()
+
+
+def test_a_command_killed_before_or_after_any_entry_of_the_log_is_completed_too(world):
+    plain = World(world.folder / "plain")
+    for version in "12":
+        plain.rollout().to(model(version))
+    number = len(plain.states())
+    for at in range(1, number + 1):
+        for when in ("before", "after"):
+            killed = World(world.folder / f"{at}-{when}")
+
+            def rollout(killed=killed, at=at, when=when):
+                made = killed.rollout()
+                put = made.log.storage.put_new
+
+                def put_new(path, content):
+                    here = path == f"{at:06}.json"
+                    if here and when == "before":
+                        raise Killed
+                    put(path, content)
+                    if here:
+                        raise Killed
+
+                made.log.storage.put_new = put_new
+                return made
+
+            for version in "12":
+                try:
+                    rollout().to(model(version))
+                except Killed:
+                    killed.rollout().to(model(version))
+            assert killed.end == plain.end
+            assert killed.states() == plain.states()
