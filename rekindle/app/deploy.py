@@ -55,7 +55,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment:
         if not (was_back and last and last.previous and change and change.at <= last.at):
             last = rollout.to(model)  # else only the alias is left to do
         assert last is not None
-        if last.state == "rolled_back":
+        if last.state == "rolled_back" and last.version == model.version:
             kept = f"version {last.previous} answers" if last.previous else "no version answers"
             if last.previous:
                 champion.roll_back(home, where, last.reason, last.previous)

@@ -12,6 +12,7 @@ import asyncio
 import bisect
 import collections
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -45,6 +46,8 @@ from rekindle.serve.listening import http_server, listen
 from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.serve.wire import read_body
 from rekindle.serve.work import RefusedError
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS, PATIENCE_SECONDS, MOST_RESTART_SECONDS = 0.1, 30.0, 30.0
 ANSWER_SECONDS = 300.0  # to the next part of an answer; then the version has failed
@@ -107,7 +110,10 @@ class Backend:
         again, after a pause that doubles; another one has failed."""
         if self.process is None:
             if self.state == "starting" and time.monotonic() >= self.start_at:
-                self.start()
+                try:
+                    self.start()
+                except OSError as error:  # the other versions go on
+                    self.state, self.reason = "failed", f"it cannot be started: {error}"
         elif self.process.poll() is not None:
             self.process, was_ready = None, self.state == "ready" or self.restarts
             self.reason = self._tail()
@@ -171,7 +177,11 @@ class Router:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _read(self) -> None:
-        wanted = WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
+        try:
+            wanted = WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
+        except (OSError, ValueError):  # what was wanted before goes on
+            log.exception("%s cannot be read", self.folder / WANTED)
+            return
         models = {model.version: model for model in wanted.models}
         for version, backend in [*self.backends.items()]:
             if models.get(version) != backend.model:

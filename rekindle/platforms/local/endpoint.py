@@ -112,7 +112,7 @@ class LocalEndpoint:
         try:
             status, text = self._get(STATUS)
             found = STATUS_JSON.validate_json(text) if status == 200 else None
-        except ConnectionRefusedError:
+        except ConnectionError:
             return None
         except (ValueError, http.client.HTTPException):
             found = None

@@ -1,0 +1,102 @@
+"""From the first run to a deployment that follows the champion: the command line, real processes, requests by HTTP."""
+
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from rekindle.serve.deployed import VERSION
+from tests.e2e.test_champion import CONFIG, WEAK, write_digits
+from tests.ports import free_port
+
+pytestmark = pytest.mark.slow
+QUICK = "deploy: {canary: [50], step_minutes: 0, min_requests: 100}\n"
+
+
+class Asking:
+    """A client that asks all the time, while the block lasts."""
+
+    def __init__(self, url):
+        self.url, self.open, self.versions = url, True, []
+        self.thread = threading.Thread(target=self._ask)
+
+    def _ask(self):
+        body = {"instances": [{"image": [[0] * 8] * 8}]}
+        with httpx.Client(base_url=self.url, timeout=60) as client:
+            while self.open:
+                response = client.post("/predict", json=body)
+                assert response.status_code == 200, response.text
+                self.versions.append(response.headers[VERSION])
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.open = False
+        self.thread.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _config(cli):
+    write_digits(cli.folder)
+    (cli.folder / "digits.yaml").write_text(CONFIG + QUICK)
+
+
+def test_a_deployment_follows_the_champion_there_and_back(cli):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    cli.json("run", "digits.yaml", *WEAK)
+    first = cli.json("deploy", "digits.yaml", "--port", port)
+    try:
+        assert [event["state"] for event in first["events"]] == [
+            "create",
+            "smoke",
+            "live",
+            "settled",
+        ]
+        assert cli.json("champion", "digits")["serves_at"] == [url]
+        cli.json("run", "digits.yaml")
+        waiting = cli.json("deploy", "digits.yaml")
+        assert waiting["events"][-1]["shares"] == {"2": 50, "1": 50}
+        killed = cli.start("deploy", "digits.yaml", "--wait")
+        time.sleep(2)  # anywhere: it waits for requests
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        with Asking(url) as clients:
+            done = cli.json("deploy", "digits.yaml", "--wait")
+            assert done["events"][-1]["state"] == "settled"
+            assert {v: one["share"] for v, one in done["versions"].items()} == {"1": 0, "2": 100}
+            cli("rollback", "digits", "--reason", "wrong labels", "--yes")
+            back = cli.json("deploy", "status", "digits")
+            assert (back["events"][-1]["state"], set(back["versions"])) == ("rolled_back", {"1"})
+            assert back["events"][-1]["reason"] == "wrong labels"
+        assert set(clients.versions) == {"1", "2"}
+        assert cli.json("champion", "digits")["version"] == "1"
+        assert cli.json("run", "digits.yaml")["gate"]["decision"] == "rolled_back"
+        assert httpx.get(f"{url}/v2/models/digits").json()["versions"] == ["1"]
+    finally:
+        cli("deploy", "delete", "digits", "--yes")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_a_canary_that_never_starts_moves_the_alias_back(cli):
+    """Its server cannot even write its log; any failure of the start will do."""
+    home, port = "damaged", free_port()
+    cli("run", "digits.yaml", "--home", home, *WEAK)
+    cli("deploy", "digits.yaml", "--home", home, "--port", port)
+    try:
+        cli("run", "digits.yaml", "--home", home)
+        log = cli.folder / home / "deployments" / "digits" / "local" / "version-2.txt"
+        log.mkdir()
+        failed = cli("deploy", "digits.yaml", "--home", home, code=1)
+        assert "version 2 was rolled back, version 1 answers" in failed.stderr
+        champion = cli.json("champion", "digits", "--home", home)
+        assert (champion["version"], champion["change"]["how"]) == ("1", "rollback")
+        again = cli.json("deploy", "digits.yaml", "--home", home)
+        assert set(again["versions"]) == {"1"}
+    finally:
+        cli("deploy", "delete", "digits", "--home", home, "--yes")
