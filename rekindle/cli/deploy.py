@@ -70,7 +70,7 @@ def start(
     give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
     back, with the alias, if it fails more requests or is slower. A command that was interrupted
     continues when you rerun it."""
-    require("starlette", "uvicorn", "prometheus_client", "httpx", "mlflow", "torch")
+    require("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
     options = deploy.Options(host, port, wait, threads(), _say, _watching())
     done = deploy.deploy(load_target(config, overrides), home, options)
     tell(done, "\n".join(_lines(done)), as_json)

@@ -17,7 +17,7 @@ from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.spec.model import Spec
 
 _PACKAGES = {
-    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "httpx": "serve",
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
     "mlflow": "registry", "torch": "train", "transformers": "train",
 }  # fmt: skip
 

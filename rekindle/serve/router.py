@@ -20,15 +20,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-import httpx
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
 from pydantic import TypeAdapter
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from rekindle.launch.process import die_with_parent
 from rekindle.serve.deployed import (
@@ -42,10 +41,9 @@ from rekindle.serve.deployed import (
     Traffic,
     VersionStatus,
 )
-from rekindle.serve.listening import http_server, listen
+from rekindle.serve.listening import listen
 from rekindle.serve.model import ServedModel, ServeJob
-from rekindle.serve.wire import read_body
-from rekindle.serve.work import RefusedError
+from rekindle.serve.wire import MOST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ class Backend:
         self.state, self.reason = "starting", ""
         self.restarts, self.start_at, self.inflight = 0, 0.0, 0
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.AsyncClient()
+        self.client: aiohttp.ClientSession | None = None
         self.count(0)
 
     def count(self, number: int) -> None:
@@ -100,9 +98,11 @@ class Backend:
             self.process = subprocess.Popen(
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
             )
-        self.client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_SECONDS,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        self.client = aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}", auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=ANSWER_SECONDS),
+            # the server closes connections that were idle for 5 s
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
         )  # fmt: skip
 
     async def look(self) -> None:
@@ -115,15 +115,17 @@ class Backend:
                 except OSError as error:  # the other versions go on
                     self.state, self.reason = "failed", f"it cannot be started: {error}"
         elif self.process.poll() is not None:
+            await self._close()
             self.process, was_ready = None, self.state == "ready" or self.restarts
             self.reason = self._tail()
             self.state = "starting" if was_ready and self.state != "stopping" else "failed"
             self.start_at = time.monotonic() + min(2.0**self.restarts - 1, MOST_RESTART_SECONDS)
             self.restarts, self.ends = self.restarts + 1, self.ends + 1
-        elif self.state == "starting":
-            with contextlib.suppress(httpx.TransportError):
-                if (await self.client.get("/health/ready", timeout=5)).status_code == 200:
-                    self.state, self.reason = "ready", ""
+        elif self.state == "starting" and self.client is not None:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self.client.get("/health/ready") as response:
+                    if response.status == 200:
+                        self.state, self.reason = "ready", ""
 
     async def stop(self) -> None:
         """Let it answer what it was given, and end it."""
@@ -131,11 +133,16 @@ class Backend:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while self.inflight and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
-        if self.process is not None:
-            self.process.terminate()
-            while self.process.poll() is None:
+        if (process := self.process) is not None:  # a failed request may look meanwhile
+            process.terminate()
+            while process.poll() is None:
                 await asyncio.sleep(0.02)
-        await self.client.aclose()
+        await self._close()
+
+    async def _close(self) -> None:
+        if self.client is not None:
+            await self.client.close()
+            self.client = None
 
     def _tail(self) -> str:
         """The end of its log."""
@@ -152,21 +159,24 @@ class Router:
         self.backends: dict[str, Backend] = {}
         self.stopping: set[asyncio.Task[None]] = set()
         self.draining, self.accepted, self.answered = False, 0, 0
-        routes = [
-            Route(STATUS, self._status, methods=["GET"]),
-            Route("/{path:path}", self._forward, methods=["GET", "POST"]),
-        ]
-        self.uvicorn = http_server(routes)
+        self.ended = asyncio.Event()
+        self.app = web.Application(client_max_size=4 * MOST_BYTES)
+        self.app.router.add_get(STATUS, self._status)
+        self.app.router.add_route("*", "/{path:.*}", self._forward)
 
     async def run(self, listening: socket.socket) -> None:
         """Route until a signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
+        runner = web.AppRunner(self.app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
         following = loop.create_task(self._follow())
-        following.add_done_callback(lambda _: setattr(self.uvicorn, "should_exit", True))
-        await self.uvicorn.serve([listening])
+        following.add_done_callback(lambda _: self.ended.set())
+        await self.ended.wait()
         following.cancel()
+        await runner.cleanup()
         with contextlib.suppress(asyncio.CancelledError):
             await following
 
@@ -200,36 +210,32 @@ class Router:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while self.accepted and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
-        await asyncio.gather(*(b.stop() for b in self.backends.values()), *self.stopping)
-        self.uvicorn.should_exit = True
+        try:
+            await asyncio.gather(*(b.stop() for b in self.backends.values()), *self.stopping)
+        finally:
+            self.ended.set()
 
-    async def _status(self, request: Request) -> Response:
-        if request.client is None or not ip_address(request.client.host).is_loopback:
-            return Response(status_code=404)
+    async def _status(self, request: web.Request) -> web.Response:
+        if not ip_address(request.remote or "0.0.0.0").is_loopback:  # noqa: S104 - none is bound
+            return web.Response(status=404)
         versions = {version: backend.status for version, backend in self.backends.items()}
         status = Status(str(self.folder), os.getpid(), self.wanted.number, self.answered, versions)
-        return Response(STATUS_JSON.dump_json(status), media_type="application/json")
+        return web.Response(body=STATUS_JSON.dump_json(status), content_type="application/json")
 
-    async def _forward(self, request: Request) -> Response:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
-            headers = {"retry-after": "1"}
-            return JSONResponse({"error": "the router is stopping"}, 503, headers)
+            return _refused("the router is stopping")
         self.accepted += 1
         try:
-            body = await read_body(request)
-            answer = await self._answered(request, body)
+            answer = await self._answered(request, await request.read())
             self.answered += request.method == "POST"
             return answer
-        except RefusedError as error:
-            return JSONResponse({"error": str(error)}, error.status)
-        except ClientDisconnect:
-            return Response(status_code=499)
         finally:
             self.accepted -= 1
 
-    async def _answered(self, request: Request, body: bytes) -> Response:
-        """The answer of a version; of another one where that failed. Raises RefusedError 503 where
-        none is ready in time."""
+    async def _answered(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        """The answer of a version; of another one where that failed; 503 where none is ready in
+        time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
         while time.monotonic() < give_up:
@@ -240,17 +246,14 @@ class Router:
                 await asyncio.sleep(0.02)
                 continue
             answer = await self._asked(backend, request, body)
-            if answer is not None and answer.status_code < 500:
+            if answer is not None and answer.status < 500:
                 return answer
             if answer is None:
                 failed[backend.model.version] += 1
                 await backend.look()
-            elif answer.status_code != 503:  # it is not merely ending
+            elif answer.status != 503:  # it is not merely ending
                 failed[backend.model.version], last = _TRIES, answer
-        if last is not None:
-            return last
-        what = f"version {asked}" if asked else "no version of the model"
-        raise RefusedError(503, f"{what} is ready to answer", "not_ready")
+        return last or _refused(f"{f'version {asked}' if asked else 'no version'} is ready")
 
     def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that
@@ -265,44 +268,48 @@ class Router:
             return ready[0] if ready and (asked or failed) else None
         return random.choices(ready, shares)[0]  # noqa: S311 - no secret
 
-    async def _asked(self, backend: Backend, request: Request, body: bytes) -> Response | None:
+    async def _asked(
+        self, backend: Backend, request: web.Request, body: bytes
+    ) -> web.StreamResponse | None:
         """The answer of a version, None where it gives none."""
-        headers = [(k, v) for k, v in request.headers.items() if k not in _OURS]
-        url = httpx.URL(path=request.url.path, query=request.url.query.encode())
-        asked = backend.client.build_request(request.method, url, headers=headers, content=body)
-        number, began = backend.number, time.perf_counter()
+        headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _OURS]
+        number, began, sending = backend.number, time.perf_counter(), False
+
+        def count(status: int) -> None:
+            if number == backend.number and backend.state == "ready" and request.method == "POST":
+                backend.counted(status, (time.perf_counter() - began) * 1000)
+
         backend.inflight += 1
-        answer: Response | None = None
         try:
-            response = await backend.client.send(asked, stream=True)
-            if response.status_code >= 500:
-                answer = Response(await response.aread(), response.status_code)
-        except httpx.TransportError:
-            response = None
-        except BaseException:
-            backend.inflight -= 1
-            raise
-        if response is None or answer is not None:
-            backend.inflight -= 1
-        if number == backend.number and backend.state == "ready" and request.method == "POST":
-            taken = (time.perf_counter() - began) * 1000
-            backend.counted(response.status_code if response else 500, taken)
-        if response is None:
+            assert backend.client is not None  # as it is ready
+            async with backend.client.request(
+                request.method, request.rel_url, headers=headers, data=body, allow_redirects=False
+            ) as response:
+                status = response.status
+                kept = [(k, v) for k, v in response.headers.items() if k.lower() not in _OURS]
+                named = CIMultiDict([*kept, (VERSION, backend.model.version)])
+                if response.content_length is not None or status >= 500:
+                    content = await response.read()
+                    count(status)
+                    return web.Response(body=content, status=status, headers=named)
+                count(status)
+                answer, sending = web.StreamResponse(status=status, headers=named), True
+                await answer.prepare(request)
+                async for piece in response.content.iter_any():
+                    await answer.write(piece)
+                await answer.write_eof()
+                return answer
+        except (aiohttp.ClientError, TimeoutError):
+            if sending:
+                raise  # a part is with the client already
+            count(500)
             return None
-        if answer is None:
-            answer = StreamingResponse(_pieces(backend, response), response.status_code)
-        kept = [(k, v) for k, v in response.headers.raw if k.decode().lower() not in _OURS]
-        answer.raw_headers = [*kept, (VERSION.encode(), backend.model.version.encode())]
-        return answer
+        finally:
+            backend.inflight -= 1
 
 
-async def _pieces(backend: Backend, response: httpx.Response) -> AsyncIterator[bytes]:
-    try:
-        async for piece in response.aiter_raw():
-            yield piece
-    finally:
-        backend.inflight -= 1
-        await response.aclose()
+def _refused(why: str) -> web.Response:
+    return web.json_response({"error": why}, status=503, headers={"retry-after": "1"})
 
 
 def main() -> int:

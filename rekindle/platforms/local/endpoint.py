@@ -31,7 +31,7 @@ from rekindle.serve.deployed import (
 )
 from rekindle.serve.model import ServedModel
 
-READY_SECONDS, ROUTER_SECONDS = 600.0, 60.0
+READY_SECONDS, ROUTER_SECONDS, END_SECONDS = 600.0, 60.0, 120.0
 _LOOK_SECONDS = 0.1
 _LOG = "router.txt"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
@@ -101,7 +101,10 @@ class LocalEndpoint:
         """See `Endpoint.delete`."""
         if status := self.status():
             os.kill(status.pid, signal.SIGTERM)
+            give_up = time.monotonic() + END_SECONDS
             while is_running(status.pid):
+                if time.monotonic() > give_up:  # its servers die with it
+                    os.kill(status.pid, signal.SIGKILL)
                 time.sleep(_LOOK_SECONDS)
         (self.folder / WANTED).unlink(missing_ok=True)
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
