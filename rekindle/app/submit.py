@@ -13,10 +13,16 @@ from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.runs import keep_definition, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import TOKEN, RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.platforms.submission import (
+    TOKEN,
+    Definition,
+    RunTag,
+    SubmissionPreview,
+    SubmittedRun,
+    digest_of,
+)
 from rekindle.records import RunRecord, StepRecord, Submission
 from rekindle.spec.model import Spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.attempts import (
+from rekindle.platforms.launcher import (
     Action,
     Allowed,
     Cause,

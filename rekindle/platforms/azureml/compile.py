@@ -28,9 +28,9 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
 _SECTION = "platforms.azureml"

@@ -16,12 +16,10 @@ from urllib.parse import urlsplit
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.azureml.client import ARM, workspace_path
-from rekindle.platforms.azureml.outline import images, steps
+from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Planned
+from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"

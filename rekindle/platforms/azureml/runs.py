@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import history
-from rekindle.platforms.azureml.client import connected, submit, where
+from rekindle.platforms.azureml.client import SUFFIX, connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
-from rekindle.platforms.azureml.outline import SUFFIX
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
+from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 

@@ -31,7 +31,6 @@ from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
 from rekindle.platforms import mounted
-from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
@@ -39,7 +38,17 @@ from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for,
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
-from rekindle.platforms.launcher import TERMINATED, Launcher
+from rekindle.platforms.launcher import (
+    ENDED_RUN,
+    SUCCEEDED,
+    TERMINATED,
+    Allowed,
+    Cause,
+    GiveUp,
+    Job,
+    Launcher,
+    Start,
+)
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +299,7 @@ def _name(job: Mapping[str, Any]) -> str:
 
 
 def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
-    """As attempts.py has it: in the order of numbers, which no clock can turn around. All but the
+    """As `decide` has it: in the order of numbers, which no clock can turn around. All but the
     last one are over, also while they are being deleted."""
     known = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
     state = known.get(state_of(job), "RUNNING")

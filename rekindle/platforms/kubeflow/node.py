@@ -21,9 +21,21 @@ from typing import Any
 
 from rekindle.errors import RekindleError
 from rekindle.launch import node, shim, staging
-from rekindle.launch.rendezvous import Rendezvous
-from rekindle.platforms.kubeflow.rendezvous import rendezvous
+from rekindle.launch.rendezvous import Rendezvous, number
 from rekindle.platforms.kubeflow.trainjob import unpacked
+
+
+def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
+    """The node's place. Trainer's torch plugin sets PET_*, which are torchrun's own arguments:
+    PET_NODE_RANK is the completion index of the pod, PET_MASTER_ADDR is `<job>-node-0-0.<job>`;
+    `auto` ranks are as many as the node has GPUs, and one without any."""
+    nodes, rank = number(environment, "PET_NNODES"), number(environment, "PET_NODE_RANK")
+    asked = environment.get("PET_NPROC_PER_NODE", "auto")
+    ranks = int(asked) if asked.lstrip("-").isdigit() else max(1, gpus)
+    address = environment.get("PET_MASTER_ADDR", "")
+    port = number(environment, "PET_MASTER_PORT", 29_500)
+    return Rendezvous(nodes, rank, ranks, address, port).checked("PET_*")
+
 
 log = logging.getLogger(__name__)
 

@@ -22,19 +22,10 @@ from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sou
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
-from rekindle.platforms.sagemaker import conditions, shapes
+from rekindle.platforms.sagemaker import conditions, jobs, shapes
 from rekindle.platforms.sagemaker.conditions import divided, loops
-from rekindle.platforms.sagemaker.jobs import Jobs, model_package
-from rekindle.platforms.sagemaker.site import (
-    Site,
-    condition_name,
-    gets_secrets,
-    is_training,
-    joined,
-    names_of,
-)
+from rekindle.platforms.submission import Definition
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -58,7 +49,7 @@ def compile(
 
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
-    known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
+    known = known_secrets(graph, place.secrets, lambda step: jobs.gets_secrets(step, place))
     here = _of_place(graph, place)
     problems = lacks(graph, "sagemaker", here, known, place.unproven, arguments)
     if problems:  # jobs are looked at with examples in the place of what is wrong
@@ -129,9 +120,9 @@ class _Compiler:
         flats = {flat.path: flat for flat in flatten(graph, values, kept)}
         self.flat, guarded = divided(flats, values)
         more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
-        names = names_of([*self.flat, *more])
-        self.site = Site(place, self.flat, guarded, names, types, values, fixed)
-        self.jobs = Jobs(self.site)
+        names = jobs.names_of([*self.flat, *more])
+        self.site = jobs.Site(place, self.flat, guarded, names, types, values, fixed)
+        self.jobs = jobs.Jobs(self.site)
         self.compared = {
             source.path
             for flat in self.flat.values()
@@ -190,7 +181,7 @@ class _Compiler:
                     "IfSteps": self._nested(inside, (*guards, inner.path)),
                     "ElseSteps": [],
                 }
-                name = condition_name(inner.path)
+                name = jobs.condition_name(inner.path)
                 found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
             else:
                 found += self._steps(flat)
@@ -224,7 +215,7 @@ class _Compiler:
             for key in source.keys:
                 value = value[key]
             return value
-        training = is_training(self.flat[source.path].step)
+        training = jobs.is_training(self.flat[source.path].step)
         producer = site.names[_result_of(source.path) if training else source.path]
         keys = (source.name, *source.keys)
         steps = [f".{key}" if re.fullmatch(r"\w+", key) else f"['{key}']" for key in keys]
@@ -234,7 +225,7 @@ class _Compiler:
     def _steps(self, flat: Flat) -> list[dict[str, Any]]:
         """The step, and what comes with it."""
         found = [self._step(flat)]
-        if flat.path in self.compared and is_training(flat.step):
+        if flat.path in self.compared and jobs.is_training(flat.step):
             name = self.site.names[_result_of(flat.path)]
             arguments = self.jobs.repeated(flat, name)
             repeated = {"Name": name, "Type": "Processing", "Arguments": arguments}
@@ -270,13 +261,13 @@ class _Compiler:
             return self.site.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
-        return condition_name(others[0]) if others else self.site.names[path]
+        return jobs.condition_name(others[0]) if others else self.site.names[path]
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
         model = self.site.uri(Output(*_TRAINED))
         parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
-        arguments = model_package(self.place, joined(*parts, "data/"))
+        arguments = jobs.model_package(self.place, jobs.joined(*parts, "data/"))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
         name, after = self.site.names[_REGISTERED], [self.site.names[promoted.path]]
@@ -309,7 +300,7 @@ def _is_fixed(value: Any, kind: str) -> bool:
 
 def _retries(step: Step) -> list[dict[str, Any]]:
     """Of what the service does wrong; a step's own failures are tried again in its container."""
-    found = [_SCARCE] if is_training(step) else []
+    found = [_SCARCE] if jobs.is_training(step) else []
     if step.retry.count:
         pause = max(1, round(step.retry.pause_seconds))
         again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}

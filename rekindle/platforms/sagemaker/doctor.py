@@ -15,9 +15,8 @@ from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker.client import connected
-from rekindle.platforms.sagemaker.outline import images
+from rekindle.platforms.sagemaker.client import connected, images
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {

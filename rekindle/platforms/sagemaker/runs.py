@@ -15,12 +15,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
-from rekindle.platforms.submission import RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
 

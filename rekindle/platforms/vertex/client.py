@@ -15,14 +15,16 @@ import functools
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
-from rekindle.platforms.definition import Definition
+from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line, not_installed
-from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
-from rekindle.platforms.vertex.outline import job_of, steps
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.vertex.lowering import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Project:
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
     """The job, made now or by the same submission before; PlatformError if the project refuses it
     or does not answer, SpecError if `place` does not say which."""
-    id = job_id(definition, mark.token)
+    id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
         from google.cloud import aiplatform_v1 as api
@@ -92,15 +94,10 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
         return SubmittedRun(name, page(place, id), anew)
 
 
-def job_id(definition: Definition, token: str) -> str:
+def run_name(definition: Definition, token: str) -> str:
     """Id of the job of this submission."""
     plain = re.sub(r"[^a-z0-9-]", "-", str(job_of(definition)["displayName"]).lower()).strip("-")
     return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
-
-
-def outline(definition: Definition, place: VertexSpec, token: str) -> SubmissionPreview:
-    """What `submit` with the same arguments will make; sends no request."""
-    return SubmissionPreview(where(place), job_id(definition, token), steps(definition))
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:
@@ -185,3 +182,54 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     said = first_line(getattr(error, "message", "") or error, error)
     return kind(said, where=where(place), fix=fix)
+
+
+_DEFAULT = "the service's default machine"
+
+
+def job_of(definition: Definition) -> dict[str, Any]:
+    """The body of the PipelineJob."""
+    found: dict[str, Any] = json.loads(definition.text)
+    return found
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The steps by name, those of nested pipelines too: on machines of which type."""
+    spec = job_of(definition)["pipelineSpec"]
+    told = launchers(spec)
+    return tuple(
+        _distributed(path, told[path])
+        if path in told
+        else Planned(path, asked_of(container) or _DEFAULT)
+        for path, container in executors(spec)
+    )
+
+
+def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each launcher is told, by the step that it stands for."""
+    return {
+        path: json.loads(container["args"][0])
+        for path, container in executors(spec)
+        if container.get("command") == LAUNCHER
+    }
+
+
+def _distributed(step: str, told: Mapping[str, Any]) -> Planned:
+    pools = told["job"]["jobSpec"]["workerPoolSpecs"]
+    count = sum(pool["replicaCount"] for pool in pools)
+    return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    spec = job_of(definition)["pipelineSpec"]
+    jobs = [told["job"]["jobSpec"] for told in launchers(spec).values()]
+    nodes = {pool["containerSpec"]["imageUri"] for job in jobs for pool in job["workerPoolSpecs"]}
+    return frozenset(nodes | {container["image"] for _, container in executors(spec)})
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes."""
+    job = job_of(Definition(files))
+    graph = read(json.dumps(job["pipelineSpec"]))
+    return of_graph(graph, job["runtimeConfig"]["parameterValues"])

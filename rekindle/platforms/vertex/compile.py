@@ -15,8 +15,8 @@ from rekindle.errors import Problem
 from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
+from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import lowering, secrets
 from rekindle.spec.platforms import VertexSpec
 

@@ -18,10 +18,10 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.vertex.outline import images
+from rekindle.platforms.submission import Definition
+from rekindle.platforms.vertex.client import images
 from rekindle.spec.platforms import VertexSpec
 
 _LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"

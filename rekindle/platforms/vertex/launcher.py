@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.http import HttpError
-from rekindle.platforms.attempts import Allowed, Cause, GiveUp, Job, Start
-from rekindle.platforms.launcher import Launcher
+from rekindle.platforms.launcher import Allowed, Cause, GiveUp, Job, Launcher, Start
 from rekindle.platforms.vertex import node
 from rekindle.platforms.vertex.lowering import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted

@@ -6,8 +6,8 @@ FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.
 the job. It holds this file and what it imports as a zip, each module under its own name (nothing of
 it is outside of the standard library, so any image with Python 3.10 will do), and `task.json`. What
 is started from it finds no other rekindle, and what the step itself imports is that of its image.
-The node finds its place in
-CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It leaves in FOLDER
+The node finds its place in CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It
+leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
     result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
@@ -25,20 +25,54 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, RequestError
 from rekindle.http import HttpError
 from rekindle.launch import node, shim
-from rekindle.platforms.vertex.rendezvous import rendezvous
+from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
+
+_POOL = re.compile(r"workerpool(\d+)")
+
+
+def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
+    """The node's place; a job of one replica may lack CLUSTER_SPEC.
+
+    It is JSON: `cluster` has the addresses of each worker pool, pool 0 with one replica, and `task`
+    says which one this is. Nodes are counted through the pools in their order; the primary replica
+    is node rank 0. RANK and its like, which some versions set, are left alone: their meaning
+    changed over time."""
+    text = environment.get("CLUSTER_SPEC", "")
+    if not text:
+        return Rendezvous(ranks_per_node=max(1, gpus))
+    try:
+        spec = json.loads(text)
+        pools = {name: list(hosts) for name, hosts in spec["cluster"].items()}
+        kind, index = str(spec["task"]["type"]), int(spec["task"]["index"])
+        address, _, port = str(pools["workerpool0"][0]).rpartition(":")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RequestError(f"CLUSTER_SPEC cannot be read: {error!r}", where=text[:200]) from error
+    names = sorted((n for n in pools if _POOL.fullmatch(n)), key=lambda n: int(n[10:]))
+    if kind not in names or not 0 <= index < len(pools[kind]):
+        raise RequestError(
+            f"CLUSTER_SPEC says this is {kind} {index}, which is not in its cluster",
+            where=text[:200],
+        )
+    nodes = sum(len(pools[name]) for name in names)
+    rank = index + sum(len(pools[name]) for name in names[: names.index(kind)])
+    place = Rendezvous(nodes, rank, max(1, gpus), address, int(port) if port.isdigit() else 0)
+    return place.checked("CLUSTER_SPEC")
+
 
 STORE, MOUNT = "gs://", "/gcs/"
 TASK, RESULT = "task.json", "result.json"
@@ -50,10 +84,9 @@ PACKAGE = Path(__file__).parents[2]
 MODULES = (
     "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
     "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
-    "platforms.vertex.node", "platforms.vertex.rendezvous", "platforms.vertex.rest",
+    "platforms.vertex.node", "platforms.vertex.rest",
 )  # fmt: skip
 _MAIN = """import pathlib, sys
-from rekindle.platforms.vertex.node import main
 sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
 """
 

@@ -21,12 +21,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
-from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
-from rekindle.platforms.vertex.outline import job_of, launchers
+from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
+from rekindle.platforms.vertex.client import (
+    connected,
+    job_of,
+    labels_of,
+    launchers,
+    page,
+    submit,
+    where,
+)
 from rekindle.platforms.vertex.service import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec

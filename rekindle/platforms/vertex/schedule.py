@@ -17,9 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
-from rekindle.platforms.submission import Lowered, Schedule, newest
+from rekindle.platforms.submission import Definition, Lowered, Schedule, newest
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
 from rekindle.spec import cron

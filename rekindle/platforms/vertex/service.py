@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.http import HttpError
-from rekindle.platforms.attempts import ENDED_RUN, Job
+from rekindle.platforms.launcher import ENDED_RUN, Job
 from rekindle.platforms.vertex.rest import Google
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.platforms.azureml import history, runs
-from rekindle.platforms.azureml.client import submit
-from rekindle.platforms.azureml.outline import steps
+from rekindle.platforms.azureml.client import steps, submit
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.records import StepRecord, StepStatus
 from tests.platforms.marks import mark
