@@ -149,24 +149,18 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
         for path in (folder / "code").rglob("*"):  # for any user that the step runs as
             path.chmod(0o755 if path.is_dir() else 0o644)
         (folder / "code").chmod(0o755)
-        (folder / "Dockerfile").write_text(_dockerfile(code, base, below))
+        places = ":".join(str(HOME / name) for name in code.folders)
+        lines = [f"FROM {base}", f"COPY --chown=0:0 code {HOME}"]
+        lines += [f"ENV PYTHONPATH={places}${{PYTHONPATH:+:$PYTHONPATH}}"] if places else []
+        lines += [f"ENV {INCLUDED}={code.included}"] if code.included else []
+        lines.append(f'LABEL {CODE_LABEL}="{code.digest}" rekindle.base="{below}"')
+        (folder / "Dockerfile").write_text("\n".join([*lines, ""]))
         done = docker.ask("build", "--tag", name, made, seconds=_BUILD_SECONDS)
     if done.returncode:
         raise RequestError(
             f"docker cannot build it: {last_line(done)}", where="image.base", fix="see what it says"
         )
     return docker.image_id(name)
-
-
-def _dockerfile(code: Code, base: str, below: str) -> str:
-    places = [str(HOME / folder) for folder in code.folders]
-    lines = [f"FROM {base}", f"COPY --chown=0:0 code {HOME}"]
-    if places:
-        lines.append(f"ENV PYTHONPATH={':'.join(places)}${{PYTHONPATH:+:$PYTHONPATH}}")
-    if code.included:
-        lines.append(f"ENV {INCLUDED}={code.included}")
-    lines.append(f'LABEL {CODE_LABEL}="{code.digest}" rekindle.base="{below}"')
-    return "\n".join([*lines, ""])
 
 
 def code_label(docker: Docker, name: str) -> str | None:

@@ -128,7 +128,14 @@ def parity_report(
     for path, features in rows.items():
         cells = [_cell(features, platform) for platform in platforms]
         lines.append(f"| {path} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_reasons(rows, platforms)]) + "\n"
+    reasons = [
+        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+        for features in rows.values()
+        for feature in features
+        for platform in platforms
+        if (carried := carried_on(feature, platform)).how
+    ]
+    return "\n".join([*lines, "", *dict.fromkeys(reasons)]) + "\n"
 
 
 def _cell(features: Sequence[Feature], platform: str) -> str:
@@ -139,14 +146,3 @@ def _cell(features: Sequence[Feature], platform: str) -> str:
         if (carried := carried_on(feature, platform)).verdict != "native"
     ]
     return "; ".join(said) or "native"
-
-
-def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
-    found = [
-        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
-        for features in rows.values()
-        for feature in features
-        for platform in platforms
-        if (carried := carried_on(feature, platform)).how
-    ]
-    return list(dict.fromkeys(found))

@@ -104,26 +104,18 @@ def decide(
     jobs: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed
 ) -> tuple[Action, list[Job]]:
     """What to do, and the jobs to cancel first."""
-    attempts = standing(jobs)
-    won = next((job for job in _in_order(jobs) if job.state == SUCCEEDED), None)
+    ordered = sorted(jobs, key=lambda job: (job.created, job.name))
+    attempts: list[Job] = []  # all but those that were created while an older attempt was alive
+    for job in ordered:
+        before = attempts[-1] if attempts else None
+        if before is None or (before.ended is not None and before.ended <= job.created):
+            attempts.append(job)
+    won = next((job for job in ordered if job.state == SUCCEEDED), None)
     keep = won or next((job for job in attempts if job.alive), None)
     surplus = [job for job in jobs if job.alive and job != keep and job.state != "CANCELLING"]
     if won:
         return Finish(won), surplus
     return (Follow(keep) if keep else _next(attempts, cause, allowed)), surplus
-
-
-def standing(jobs: Sequence[Job]) -> list[Job]:
-    """The attempts, oldest first: every job but those created while an older attempt was alive."""
-    found: list[Job] = []
-    for job in _in_order(jobs):
-        if not found or (found[-1].ended is not None and found[-1].ended <= job.created):
-            found.append(job)
-    return found
-
-
-def _in_order(jobs: Sequence[Job]) -> list[Job]:
-    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed) -> Action:

@@ -62,7 +62,10 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return default
     there = limits(platform)
     offered = with_gpus(there["gpu_machines"])
-    known = _fitting(offered, kind, gpus) if gpus else sizes(there["machines"])
+    known: Iterable[tuple[str, Sequence[float]]] = sizes(there["machines"])
+    if gpus:  # machines with at least so many, the fewest first
+        rows = sorted(offered.items(), key=lambda row: row[1][1])
+        known = [(n, has[2:]) for n, has in rows if has[1] >= gpus and kind in ("", has[0])]
     try:
         name = smallest(asked, known)
     except ValueError as error:
@@ -103,15 +106,6 @@ def with_gpus(names: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
         for name, size in sizes(names)
         if (has := machine(name)).gpu is not None
     }
-
-
-def _fitting(
-    rows: Mapping[str, Sequence[Any]], kind: str, gpus: int
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Machines with at least so many GPUs, fewest first; their CPUs and GiB."""
-    for name, (has, count, cpus, gib) in sorted(rows.items(), key=lambda row: int(row[1][1])):
-        if count >= gpus and kind in ("", has):
-            yield name, (cpus, gib)
 
 
 def those_there(rows: Mapping[str, Sequence[Any]]) -> str:

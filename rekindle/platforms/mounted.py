@@ -78,7 +78,10 @@ def run(task: Task, place: Place) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         WORK.mkdir(parents=True, exist_ok=True)
         if not all(inputs.holds(guard) for guard in task["guards"]):
-            return _skipped(place)
+            sys.stdout.write("its condition does not hold: nothing to do\n")
+            if place.node == 0:
+                _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
+            return 0
         given = _given(task, inputs, place)
         facts = {**place.facts, "pipeline_task_name": task["name"]}
         words = node.prepared(task, given, facts, WORK, leads=place.node == 0, cwd=Path.cwd())
@@ -124,13 +127,6 @@ def copy_result(place: Place, channel: str) -> None:
     """What another job left for conditions, as a file of this one."""
     place.outputs[RESULT].mkdir(parents=True, exist_ok=True)
     shutil.copy2(place.inputs[channel] / "result.json", place.outputs[RESULT])
-
-
-def _skipped(place: Place) -> int:
-    sys.stdout.write("its condition does not hold: nothing to do\n")
-    if place.node == 0:
-        _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
-    return 0
 
 
 class _Inputs:

@@ -148,12 +148,6 @@ def _status(error: Exception) -> int:
     return int(getattr(error, "status_code", None) or 0)
 
 
-def _asked(error: Exception) -> str:
-    """The address that refused, if one did."""
-    request = getattr(getattr(error, "response", None), "request", None)
-    return str(getattr(request, "url", "")).partition("?")[0]
-
-
 def _of_the_workspace(error: Exception) -> bool:
     """Whether it is not the job that lacks, but where it would be."""
     code = getattr(getattr(error, "error", None), "code", "") or ""
@@ -166,9 +160,11 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     from azure.core.exceptions import ClientAuthenticationError
 
     kind, status = PlatformError, _status(error)
+    request = getattr(getattr(error, "response", None), "request", None)
+    refusing = str(getattr(request, "url", "")).partition("?")[0]
     if isinstance(error, ClientAuthenticationError) or status == 401:
         fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
-    elif status == 403 and ".blob." in _asked(error):
+    elif status == 403 and ".blob." in refusing:
         fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:
         fix = "ask for the role `AzureML Data Scientist` on the workspace"
@@ -201,19 +197,15 @@ _VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, as they may begin: on which cluster, or on machines of which size."""
-    jobs = _job_of(definition)["jobs"]
+    jobs, found = _job_of(definition)["jobs"], []
     needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
-    return tuple(
-        _planned(name, jobs[name]) for name in graphlib.TopologicalSorter(needs).static_order()
-    )
-
-
-def _planned(name: str, command: dict[str, Any]) -> Planned:
-    resources = command["resources"]
-    cluster = command.get("compute", "").removeprefix("azureml:")
-    machine = f"cluster {cluster}" if cluster else resources["instance_type"]
-    spot = command.get("queue_settings", {}).get("job_tier") == "spot"
-    return Planned(name, machine, resources["instance_count"], spot)
+    for name in graphlib.TopologicalSorter(needs).static_order():
+        resources = jobs[name]["resources"]
+        cluster = jobs[name].get("compute", "").removeprefix("azureml:")
+        machine = f"cluster {cluster}" if cluster else resources["instance_type"]
+        spot = jobs[name].get("queue_settings", {}).get("job_tier") == "spot"
+        found.append(Planned(name, machine, resources["instance_count"], spot))
+    return tuple(found)
 
 
 def images(definition: Definition) -> frozenset[str]:

@@ -90,12 +90,12 @@ class _Dumper(DUMPER):  # type: ignore[misc, valid-type]
     """Text of several lines as such."""
 
 
-def _as_block(dumper: Any, text: str) -> Any:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _as_block)
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
 
 
 class _Compiler:
@@ -156,17 +156,12 @@ class _Compiler:
         bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
         bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
         command = {"type": "command", "component": component, "inputs": bound, "outputs": outputs}
-        return {**command, **self._access(step), **self._machine(step)}
-
-    def _access(self, step: Step) -> dict[str, Any]:
-        """As whom the step runs, and the addresses of secrets, never their values."""
-        found: dict[str, Any] = {}
         if self.place.identity:
-            found["identity"] = {"type": _IDENTITIES[self.place.identity]}
-        if _knows_secrets(step, self.place):
+            command["identity"] = {"type": _IDENTITIES[self.place.identity]}
+        if _knows_secrets(step, self.place):  # their addresses, never their values
             named = sorted(self.place.secrets.items())
-            found["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
-        return found
+            command["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
+        return {**command, **self._machine(step)}
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""

@@ -52,21 +52,18 @@ def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]
         yield ask("container", "artifact_root", container, early=True)
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
         yield ask("image", "image", image, wanted, early=True)
-    for name, most in _largest(steps(definition) if definition else ()).items():
+    largest: dict[
+        str, Planned
+    ] = {}  # by the name of a cluster the step that wants most of its nodes
+    for step in steps(definition) if definition else ():
+        kind, _, name = step.machine.partition(" ")
+        if kind == "cluster" and (name not in largest or step.machines > largest[name].machines):
+            largest[name] = step
+    for name, most in largest.items():
         field = "compute" if name == place.compute else "gpu_compute"
         yield ask("compute", field, cluster, name, most.machines, most.step, early=True)
     for variable, url in sorted(place.secrets.items()):
         yield ask(f"secret {variable}", f"secrets.{variable}", secret, url)
-
-
-def _largest(planned: tuple[Planned, ...]) -> dict[str, Planned]:
-    """By the name of a cluster the step that wants most of its nodes."""
-    found: dict[str, Planned] = {}
-    for step in planned:
-        kind, _, name = step.machine.partition(" ")
-        if kind == "cluster" and (name not in found or step.machines > found[name].machines):
-            found[name] = step
-    return found
 
 
 class Subscription:

@@ -55,7 +55,7 @@ class Server:
                 return found
 
     def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
-        """A call that may be said twice, repeated some times where it may yet succeed."""
+        """A call that may be made twice, repeated some times where it may yet succeed."""
         return self.created(lambda: function(*words, **more), lambda: None)
 
     def created(self, create: Callable[[], Any], find: Callable[[], Any]) -> Any:
@@ -239,15 +239,15 @@ def _said(error: Exception) -> str:
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
-    return tuple(_planned(path, container) for path, container in _containers(definition))
-
-
-def _planned(step: str, container: Mapping[str, Any]) -> Planned:
-    if (trainer := _trainer(container)) is None:
-        return Planned(step, f"pod {asked_of(container)}".rstrip())
-    limits = trainer["resourcesPerNode"].get("limits", {})
-    asked = [f"{amount} {name}" for name, amount in sorted(limits.items())]
-    return Planned(step, f"node {', '.join(asked)}".rstrip(), trainer["numNodes"])
+    found = []
+    for path, container in _containers(definition):
+        if (trainer := _trainer(container)) is None:
+            found.append(Planned(path, f"pod {asked_of(container)}".rstrip()))
+            continue
+        limits = trainer["resourcesPerNode"].get("limits", {})
+        asked = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
+        found.append(Planned(path, f"node {asked}".rstrip(), trainer["numNodes"]))
+    return tuple(found)
 
 
 def images(definition: Definition) -> frozenset[str]:

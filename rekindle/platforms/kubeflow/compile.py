@@ -113,21 +113,17 @@ def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """Steps that no TrainJob or pod can run as they are."""
+    """Steps that no TrainJob or pod can run as they are, and variables that a step takes from one
+    secret and the config from another."""
     for step in graph.steps():
         if step.distribution is not None:
             yield from trainjob.problems(step, place)
-        else:
-            yield from _twice(step, place)
-
-
-def _twice(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
-    """Variables that a step takes from one secret, and the config from another."""
-    for secret in step.secrets:
-        said = place.secrets.get(secret.env)
-        name, _, key = (said or "").partition("/")
-        if said and (secret.name, secret.key) != (Constant(name), key):
-            yield Problem(
-                f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
-                secret.where, f"take it out, or platforms.kubeflow.secrets.{secret.env}",
-            )  # fmt: skip
+            continue
+        for secret in step.secrets:
+            said = place.secrets.get(secret.env)
+            name, _, key = (said or "").partition("/")
+            if said and (secret.name, secret.key) != (Constant(name), key):
+                yield Problem(
+                    f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
+                    secret.where, f"take it out, or platforms.kubeflow.secrets.{secret.env}",
+                )  # fmt: skip

@@ -132,16 +132,12 @@ class KubeflowLauncher(Launcher):
             pause = self.retry.pause_before(number)
             log.info("%s\nthe next attempt begins in %g s", self.failure(self.follower.job), pause)
             self.follower = None
-            self.pause(pause)
+            end = time.monotonic() + pause  # as long as the run goes on
+            while time.monotonic() < end and not self.ending():
+                if self.stop.wait(self.poll_seconds):
+                    return
         if not self.stop.is_set() and not self.ending():
             self.create(number)
-
-    def pause(self, seconds: float) -> None:
-        """Wait as long as the run goes on."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.ending():
-            if self.stop.wait(self.poll_seconds):
-                return
 
     def follow(self, job: Job) -> None:
         if self.follower and self.follower.job != job.name:  # another launcher began the next one

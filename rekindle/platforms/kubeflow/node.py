@@ -63,13 +63,16 @@ def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     leads = place.node_rank == 0
     given = staging.localised(task["executor_input"], folder)
     words = node.prepared(task, given, task["run"], folder, leads=leads, cwd=folder)
-    prepare_environment(place)
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # the Rendezvous takes its place
+    rank = place.node_rank
+    kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
+    os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
     mark = folder / "run-is-over"
     if leads:
         held = [sys.executable, "-m", "rekindle.platforms.kubeflow.watchdog"]
-        subprocess.Popen(
-            [*held, json.dumps({**task["leash"], "mark": str(mark)})]
-        )  # the shim ends it with all the rest
+        # the shim ends it with all the rest
+        subprocess.Popen([*held, json.dumps({**task["leash"], "mark": str(mark)})])
     code = shim.main(words)
     left = node.left(folder)
     if code and mark.exists():
@@ -81,15 +84,6 @@ def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
         output = {"parameterValues": left["parameters"], "artifacts": artifacts}
         staging.write_text(task["result"], json.dumps(output, sort_keys=True))
     return code
-
-
-def prepare_environment(place: Rendezvous) -> None:
-    """What the step finds in its environment: the Rendezvous instead of PET_*."""
-    for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]
-    rank = place.node_rank
-    kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
-    os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
 
 
 if __name__ == "__main__":

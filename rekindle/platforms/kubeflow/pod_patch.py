@@ -35,18 +35,17 @@ def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
     `{"a": {"x": 1, "y": 2}}`."""
     made = dict(first)
     for key, value in second.items():
-        made[key] = _both(made[key], value, key, f"{where}.{key}") if key in made else value
+        if key not in made:
+            made[key] = value
+            continue
+        before, at = made[key], f"{where}.{key}"
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            made[key] = joined(before, value, at)
+        elif isinstance(before, list) and isinstance(value, list):
+            made[key] = _lists(before, value, key, at)
+        elif before != value:
+            raise Clash(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
     return made
-
-
-def _both(first: Any, second: Any, key: str, where: str) -> Any:
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return joined(first, second, where)
-    if isinstance(first, list) and isinstance(second, list):
-        return _lists(first, second, key, where)
-    if first != second:
-        raise Clash(f"`{where.lstrip('.')}` would be both {first!r} and {second!r}")
-    return first
 
 
 def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[Any]:

@@ -170,6 +170,10 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     from botocore import exceptions as of
 
     kind, code = PlatformError, code_of(error)
+    response: Any = getattr(error, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    passing = status == 429 or status >= 500 or "Throttl" in code
+    passing = passing or isinstance(error, of.ConnectionError | of.HTTPClientError)
     if isinstance(error, of.NoCredentialsError) or code in _NOT_LOGGED_IN:
         fix = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     elif code in ("AccessDenied", "AccessDeniedException", "403"):
@@ -182,32 +186,19 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix = "see what there is: aws sagemaker list-pipelines, rekindle schedule list"
     elif code == "ResourceLimitExceeded":
         fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
-    elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
-        isinstance(error, of.ClientError) and _later(error)
-    ):
+    elif passing:
         kind, fix = UnreachableError, f"check the network and {_SECTION}.region; "
         fix += "retry the command: submitting is idempotent"
     else:
         fix = f"the service rejected the request; {BUG}"
-    return kind(_said(error), where=where(place), fix=fix)
+    said = first_line(response.get("Error", {}).get("Message") or error, error)
+    return kind(said, where=where(place), fix=fix)
 
 
 _NOT_LOGGED_IN = frozenset({
     "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
 })  # fmt: skip
-
-
-def _later(error: Any) -> bool:
-    """Whether the same call may yet succeed."""
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status == 429 or status >= 500 or "Throttl" in code_of(error)
-
-
-def _said(error: Exception) -> str:
-    """The service's own sentence."""
-    response: Any = getattr(error, "response", None) or {}
-    return first_line(response.get("Error", {}).get("Message") or error, error)
 
 
 SUFFIX = ".sagemaker.json"

@@ -67,11 +67,15 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
     objects = f"arn:aws:s3:::{bucket}/{folder}/*" if folder else f"arn:aws:s3:::{bucket}/*"
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
+    host, _, name = image.partition("/")
+    words = host.split(".")
+    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
+    repository = f"arn:aws:ecr:{region}:{owner}:repository/{name}"
     found = [
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], objects),
         _allow(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"),
         _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], _repository(image)),
+        _allow(["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
         _allow(["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents",
                 "cloudwatch:PutMetricData"], "*"),
     ]  # fmt: skip
@@ -108,14 +112,6 @@ def _arn(place: SageMakerSpec, service: str, name: str) -> str:
 
 def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
     return {"Effect": "Allow", "Action": actions, "Resource": resource}
-
-
-def _repository(image: str) -> str:
-    """The ARN of the repository that an image lies in."""
-    host, _, name = image.partition("/")
-    words = host.split(".")
-    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
-    return f"arn:aws:ecr:{region}:{owner}:repository/{name}"
 
 
 class Account:

@@ -150,9 +150,15 @@ class Jobs:
         """The type of the step and its arguments."""
         step = flat.step
         assert isinstance(step, Step)
-        self._check_image(step)
+        image = image_of(step, self.place)
+        # those of Python components give way to the config's, which is looked at on its own
+        if not step.container.source and not ECR.fullmatch(image):
+            how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
+            fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
+            self.beyond(step.path, step.where, how, fix)
+        self.problems += python_problems("sagemaker", step, image)
         kind = "Training" if is_training(step) else "Processing"
-        request = self._training(flat, step) if is_training(step) else self._processing(flat, step)
+        request = self._training(flat, step) if is_training(step) else self._step(flat, step)
         if environment := self._environment(flat, step):
             request["Environment"] = environment
         return kind, self._finished(kind, request, flat.path)
@@ -167,7 +173,7 @@ class Jobs:
         }
         outputs = {RESULT: self.site.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
-        request = processing(self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS)
+        request = self._processing(image, self.place.machine, inputs, outputs, _DAY_SECONDS)
         return self._finished("Processing", request, flat.path)
 
     def _finished(self, kind: str, request: dict[str, Any], path: str) -> dict[str, Any]:
@@ -179,23 +185,82 @@ class Jobs:
         self.problems += [problem for problem in misfits if problem.where not in self.counted]
         return request
 
-    def _processing(self, flat: Flat, step: Step) -> dict[str, Any]:
+    def _step(self, flat: Flat, step: Step) -> dict[str, Any]:
         outputs = {o: self.site.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
-        return processing(
-            self.place, image_of(step, self.place), self._machine(step),
-            self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
-        )  # fmt: skip
+        machine, inputs = self._machine(step), self._inputs(flat, step, "processing")
+        seconds = step.timeout_seconds or _DAY_SECONDS
+        return self._processing(image_of(step, self.place), machine, inputs, outputs, seconds)
+
+    def _processing(
+        self, image: str, machine: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+        seconds: float,
+    ) -> dict[str, Any]:  # fmt: skip
+        """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
+        entry = ["python3", f"{_INPUTS}/bundle/entry.py"]
+        given = {"S3InputMode": "File", "S3CompressionType": "None", **_WHOLE}
+        request: dict[str, Any] = {
+            "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": entry},
+            "ProcessingInputs": [
+                {"InputName": n, "S3Input": {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{n}", **given}}
+                for n, uri in sorted(inputs.items())
+            ],
+            "ProcessingOutputConfig": {"Outputs": [
+                {"OutputName": name, "S3Output": {
+                    "S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob",
+                }}
+                for name, uri in outputs.items()
+            ]},
+            "ProcessingResources": {"ClusterConfig": self._cluster(machine, 1)},
+            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+        }  # fmt: skip
+        if self.place.kms_key:
+            request["ProcessingOutputConfig"]["KmsKeyId"] = self.place.kms_key
+        if self.place.subnets:
+            request["NetworkConfig"] = {"VpcConfig": self._vpc()}
+        return request
 
     def _training(self, flat: Flat, step: Step) -> dict[str, Any]:
-        wanted = step.distribution
+        """A job that may run on several machines; on spot machines it may also wait for them."""
         seconds, wait_seconds = self._patience(flat, step)
-        return training(
-            self.place, image_of(step, self.place), self._machine(step),
-            wanted.nodes if wanted else 1, self._inputs(flat, step, "training"),
-            self.site.folder(self.site.names[flat.path]), seconds, wait_seconds,
-        )  # fmt: skip
+        machine, count = self._machine(step), step.distribution.nodes if step.distribution else 1
+        inputs = sorted(self._inputs(flat, step, "training").items())
+        folder = self.site.folder(self.site.names[flat.path])
+        channels = [
+            {"ChannelName": name, "InputMode": "File",
+             "DataSource": {"S3DataSource": {"S3Uri": uri, **_WHOLE}}}
+            for name, uri in inputs
+        ]  # fmt: skip
+        request: dict[str, Any] = {
+            "AlgorithmSpecification": {
+                "TrainingImage": image_of(step, self.place), "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python3", f"{_CHANNELS}/bundle/entry.py"],
+                "MetricDefinitions": _METRICS,
+            },
+            "InputDataConfig": channels,
+            "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
+            "ResourceConfig": self._cluster(machine, count),
+            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+            "ProfilerConfig": {"DisableProfiler": True},
+        }  # fmt: skip
+        if wait_seconds is not None:
+            request["EnableManagedSpotTraining"] = True
+            request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
+        if self.place.kms_key:
+            request["OutputDataConfig"]["KmsKeyId"] = self.place.kms_key
+        if self.place.subnets:
+            request["VpcConfig"] = self._vpc()
+        return request
+
+    def _cluster(self, machine: str, count: int) -> dict[str, Any]:
+        volume: dict[str, Any] = {"VolumeSizeInGB": self.place.volume_gb}
+        volume |= {"VolumeKmsKeyId": self.place.kms_key} if self.place.kms_key else {}
+        return {"InstanceCount": count, "InstanceType": machine, **volume}
+
+    def _vpc(self) -> dict[str, Any]:
+        groups = list(self.place.security_groups)
+        return {"Subnets": list(self.place.subnets), "SecurityGroupIds": groups}
 
     def _patience(self, flat: Flat, step: Step) -> tuple[float, float | None]:
         """Seconds that the job may run, and on spot machines those that it may wait and run."""
@@ -214,7 +279,14 @@ class Jobs:
     def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
         """What the job reads: S3 URIs by channel, its bundle among them."""
         channels = channels_of(flat, self.site.guarded[flat.path])
-        self._check_imports(channels)
+        for source in channels.values():
+            importer = self.site.flats[source.path].step
+            if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
+                uri = importer.uri.literal or "what a parameter says"
+                self.problems.append(Problem(
+                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
+                    importer.where, "copy it to S3, and import it from there",
+                ))  # fmt: skip
         found = {"bundle": self._keep(self._task(flat, step))}
         found |= {channel: self.site.uri(source) for channel, source in channels.items()}
         what = "inputs, its bundle and results included"
@@ -255,26 +327,6 @@ class Jobs:
             self.problems += error.problems
             return self.place.machine
 
-    def _check_imports(self, channels: Mapping[str, Output]) -> None:
-        for source in channels.values():
-            importer = self.site.flats[source.path].step
-            if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
-                uri = importer.uri.literal or "what a parameter says"
-                self.problems.append(Problem(
-                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
-                    importer.where, "copy it to S3, and import it from there",
-                ))  # fmt: skip
-
-    def _check_image(self, step: Step) -> None:
-        """Note an image that the service cannot pull, or that cannot run the shim. Those of Python
-        components give way to the config's, which is looked at on its own."""
-        image = image_of(step, self.place)
-        if not step.container.source and not ECR.fullmatch(image):
-            how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
-            fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
-            self.beyond(step.path, step.where, how, fix)
-        self.problems += python_problems("sagemaker", step, image)
-
     def _count(self, flat: Flat, what: str, found: int, most: int) -> None:
         if found > most:
             lists = ("ProcessingInputs", "ProcessingOutputConfig.Outputs", "InputDataConfig")
@@ -288,52 +340,6 @@ class Jobs:
         self.problems.append(beyond("sagemaker", path, where, how, fix))
 
 
-def processing(
-    place: SageMakerSpec, image: str, machine: str, inputs: Mapping[str, Any],
-    outputs: Mapping[str, Any], seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
-    request: dict[str, Any] = {
-        "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": _entry(_INPUTS)},
-        "ProcessingInputs": [_input(name, uri) for name, uri in sorted(inputs.items())],
-        "ProcessingOutputConfig": {"Outputs": [_output(*output) for output in outputs.items()]},
-        "ProcessingResources": {"ClusterConfig": _cluster(place, machine, 1)},
-        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-    }
-    if place.kms_key:
-        request["ProcessingOutputConfig"]["KmsKeyId"] = place.kms_key
-    if place.subnets:
-        request["NetworkConfig"] = {"VpcConfig": _vpc(place)}
-    return request
-
-
-def training(
-    place: SageMakerSpec, image: str, machine: str, count: int, inputs: Mapping[str, Any],
-    folder: Any, seconds: float, wait_seconds: float | None,
-) -> dict[str, Any]:  # fmt: skip
-    """A job on `count` machines that leaves its model under `folder`; with `wait_seconds` on spot
-    machines, which is how long they may be waited for, the running time included."""
-    request: dict[str, Any] = {
-        "AlgorithmSpecification": {
-            "TrainingImage": image, "TrainingInputMode": "File", "MetricDefinitions": _METRICS,
-            "ContainerEntrypoint": _entry(_CHANNELS),
-        },
-        "InputDataConfig": [_channel(name, uri) for name, uri in sorted(inputs.items())],
-        "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
-        "ResourceConfig": _cluster(place, machine, count),
-        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-        "ProfilerConfig": {"DisableProfiler": True},
-    }  # fmt: skip
-    if wait_seconds is not None:
-        request["EnableManagedSpotTraining"] = True
-        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
-    if place.kms_key:
-        request["OutputDataConfig"]["KmsKeyId"] = place.kms_key
-    if place.subnets:
-        request["VpcConfig"] = _vpc(place)
-    return request
-
-
 def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
     """A version of `place.model_package_group`, approved; `model` is the URI of its files."""
     files = {"S3Uri": model, "S3DataType": "S3Prefix", "CompressionType": "None"}
@@ -345,32 +351,3 @@ def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
         "ModelApprovalStatus": "Approved",
         "InferenceSpecification": {"Containers": [container], **kinds},
     }
-
-
-def _entry(inputs: str) -> list[str]:
-    return ["python3", f"{inputs}/bundle/entry.py"]
-
-
-def _cluster(place: SageMakerSpec, machine: str, count: int) -> dict[str, Any]:
-    cluster = {"InstanceCount": count, "InstanceType": machine, "VolumeSizeInGB": place.volume_gb}
-    return cluster | ({"VolumeKmsKeyId": place.kms_key} if place.kms_key else {})
-
-
-def _vpc(place: SageMakerSpec) -> dict[str, Any]:
-    return {"Subnets": list(place.subnets), "SecurityGroupIds": list(place.security_groups)}
-
-
-def _input(channel: str, uri: Any) -> dict[str, Any]:
-    source = {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{channel}", **_WHOLE}
-    how = {"S3InputMode": "File", "S3CompressionType": "None"}
-    return {"InputName": channel, "S3Input": {**source, **how}}
-
-
-def _output(name: str, uri: Any) -> dict[str, Any]:
-    target = {"S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob"}
-    return {"OutputName": name, "S3Output": target}
-
-
-def _channel(name: str, uri: Any) -> dict[str, Any]:
-    source = {"S3DataSource": {"S3Uri": uri, **_WHOLE}}
-    return {"ChannelName": name, "DataSource": source, "InputMode": "File"}

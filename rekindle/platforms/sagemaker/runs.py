@@ -47,7 +47,12 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
             PipelineExecutionArn=id, SortOrder="Ascending"
         )
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
-        steps = [_step(sagemaker, step, now) for step in listed if _is_shown(step)]
+        steps = [
+            _step(sagemaker, step, now)
+            for step in listed
+            if step["StepStatus"] == "Failed"
+            or not step.get("Metadata", {}).keys() & {"Condition", "ForEach"}
+        ]
         ended = found.get("LastModifiedTime") if status != "running" else None
         return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)
 
@@ -152,11 +157,6 @@ def _status(sagemaker: Any, id: str) -> str:
     return str(found["PipelineExecutionStatus"])
 
 
-def _is_shown(step: Mapping[str, Any]) -> bool:
-    metadata = step.get("Metadata", {})
-    return step["StepStatus"] == "Failed" or not metadata.keys() & {"Condition", "ForEach"}
-
-
 def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> StepRecord:
     name, log, attempts = step["StepName"], "", step.get("AttemptCount", 1)
     if around := step.get("IterationContext"):
@@ -167,7 +167,9 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
     cached = "CacheHitResult" in step
     reason = "taken from the cache" if cached else ""
     if log.startswith(_GROUPS["TrainingJob"]) and not cached:
-        taken = _interruptions(sagemaker, log)
+        job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
+        changes = job.get("SecondaryStatusTransitions", ())
+        taken = sum(change["Status"] == "Interrupted" for change in changes)
         attempts += taken
         reason = f"its spot machines were taken away {taken} x" if taken else ""
     return StepRecord(
@@ -175,13 +177,6 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
         attempts=attempts, log=log, error=step.get("FailureReason", ""),
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
-
-
-def _interruptions(sagemaker: Any, log: str) -> int:
-    """How often a training job lost its machines."""
-    job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
-    changes = job.get("SecondaryStatusTransitions", ())
-    return sum(change["Status"] == "Interrupted" for change in changes)
 
 
 def _outputs(sagemaker: Any, log: str) -> Callable[[str], str | None]:

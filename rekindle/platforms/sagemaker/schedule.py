@@ -57,7 +57,11 @@ def set_(
         upload(session("s3"), definition, place)
         version_of(sagemaker, pipeline, definition, place)
         arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
-        _group_is_there(scheduler)
+        try:
+            scheduler.get_schedule_group(Name=_GROUP)
+        except scheduler.exceptions.ResourceNotFoundException:
+            with contextlib.suppress(scheduler.exceptions.ConflictException):  # another made it
+                scheduler.create_schedule_group(Name=_GROUP)
         body = {
             "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
             "Description": f"{name}: {schedule.cron}", "ScheduleExpression": there.expression,
@@ -144,14 +148,6 @@ def _without_runs(sagemaker: Any, name: str) -> bool:
     except sagemaker.exceptions.ResourceNotFound:
         return False
     return not listed["PipelineExecutionSummaries"]
-
-
-def _group_is_there(scheduler: Any) -> None:
-    try:
-        scheduler.get_schedule_group(Name=_GROUP)
-    except scheduler.exceptions.ResourceNotFoundException:
-        with contextlib.suppress(scheduler.exceptions.ConflictException):  # another process made it
-            scheduler.create_schedule_group(Name=_GROUP)
 
 
 def _schedule(scheduler: Any, id: str) -> Schedule:

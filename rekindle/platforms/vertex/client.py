@@ -59,18 +59,18 @@ class Project:
         """Of PipelineJobs."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.PipelineServiceClient(transport="rest", client_options=self._options)
+        return api.PipelineServiceClient(
+            transport="rest", client_options={"api_endpoint": self.host}
+        )
 
     @functools.cached_property
     def schedules(self) -> api.ScheduleServiceClient:
         """Of schedules."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.ScheduleServiceClient(transport="rest", client_options=self._options)
-
-    @property
-    def _options(self) -> dict[str, str]:
-        return {"api_endpoint": self.host}
+        return api.ScheduleServiceClient(
+            transport="rest", client_options={"api_endpoint": self.host}
+        )
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
@@ -195,14 +195,17 @@ def job_of(definition: Definition) -> dict[str, Any]:
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, those of nested pipelines too: on machines of which type."""
-    spec = job_of(definition)["pipelineSpec"]
+    spec, found = job_of(definition)["pipelineSpec"], []
     told = launchers(spec)
-    return tuple(
-        _distributed(path, told[path])
-        if path in told
-        else Planned(path, asked_of(container) or _DEFAULT)
-        for path, container in executors(spec)
-    )
+    for path, container in executors(spec):
+        if path not in told:
+            found.append(Planned(path, asked_of(container) or _DEFAULT))
+            continue
+        pools = told[path]["job"]["jobSpec"]["workerPoolSpecs"]
+        count = sum(pool["replicaCount"] for pool in pools)
+        machine = pools[0]["machineSpec"]["machineType"]
+        found.append(Planned(path, machine, count, told[path]["spot"]))
+    return tuple(found)
 
 
 def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -212,12 +215,6 @@ def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for path, container in executors(spec)
         if container.get("command") == LAUNCHER
     }
-
-
-def _distributed(step: str, told: Mapping[str, Any]) -> Planned:
-    pools = told["job"]["jobSpec"]["workerPoolSpecs"]
-    count = sum(pool["replicaCount"] for pool in pools)
-    return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
 
 
 def images(definition: Definition) -> frozenset[str]:

@@ -81,7 +81,12 @@ class VertexLauncher(Launcher):
         self.service.cancel(job, min(self.patience, 60.0))
 
     def failed(self, error: Exception) -> int:
-        log.error("%s%s", error, _advice(error))
+        advice = ""
+        if isinstance(error, HttpError) and _quota(error):
+            advice = ": ask for more of this quota in the console, or take other machines"
+        elif isinstance(error, HttpError) and error.status == 403:
+            advice = ": `rekindle doctor --platform vertex` prints the permissions that are needed"
+        log.error("%s%s", error, advice)
         return 1
 
     def hurry(self) -> None:
@@ -192,16 +197,6 @@ _FIXES = {
 
 def _quota(error: HttpError) -> bool:
     return error.status == 429 and "quota" in str(error).lower()
-
-
-def _advice(error: Exception) -> str:
-    if not isinstance(error, HttpError):
-        return ""
-    if _quota(error):
-        return ": ask for more of this quota in the console, or take other machines"
-    if error.status == 403:
-        return ": `rekindle doctor --platform vertex` prints the permissions that are needed"
-    return ""
 
 
 def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:

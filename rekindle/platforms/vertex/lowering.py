@@ -78,11 +78,6 @@ class Machine:
     accelerator: str = ""
     gpus: int = 0
 
-    def spec(self) -> dict[str, Any]:
-        """MachineSpec."""
-        gpus = {"acceleratorType": self.accelerator, "acceleratorCount": self.gpus}
-        return {"machineType": self.name, **(gpus if self.gpus else {})}
-
 
 def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     """The body of `customJobs.create`, for a step in which `problems` found none.
@@ -92,14 +87,22 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     wanted = _distribution(step)
     machine = _machine(wanted, step)
     assert machine is not None, step.path
-    container = {"imageUri": image_of(step, place.image)}
-    pool = {"machineSpec": machine.spec(), "containerSpec": container}
+    gpus = {"acceleratorType": machine.accelerator, "acceleratorCount": machine.gpus}
+    pool = {
+        "machineSpec": {"machineType": machine.name, **(gpus if machine.gpus else {})},
+        "containerSpec": {"imageUri": image_of(step, place.image)},
+    }
     counts = [count for count in (1, wanted.nodes - 1) if count]
     job_spec: dict[str, Any] = {
         "workerPoolSpecs": [{**pool, "replicaCount": count} for count in counts],
-        "scheduling": _scheduling(step, place),
+        "scheduling": {
+            "timeout": f"{limit_seconds(step)}s", "disableRetries": True,
+            "strategy": _STRATEGIES[provisioning(wanted, place)],
+        },
         "serviceAccount": place.service_account,
-    }
+    }  # fmt: skip
+    if provisioning(wanted, place) == "flex-start":
+        job_spec["scheduling"]["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
     if place.network:
         job_spec["network"] = place.network
     name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
@@ -223,12 +226,3 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
     there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
     what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
     return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")
-
-
-def _scheduling(step: Step, place: VertexSpec) -> dict[str, Any]:
-    how = provisioning(_distribution(step), place)
-    scheduling: dict[str, Any] = {"timeout": f"{limit_seconds(step)}s", "disableRetries": True}
-    scheduling["strategy"] = _STRATEGIES[how]
-    if how == "flex-start":
-        scheduling["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
-    return scheduling

@@ -160,17 +160,12 @@ def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str,
     try:
         result = node.left(scratch)
         for artifact in result["artifacts"].values():
-            _brought(artifact)
+            custom, place = artifact["custom_path"], Path(mounted(artifact["uri"]))
+            if custom and Path(custom).exists() and not place.exists():  # put elsewhere
+                (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, place)
     except (OSError, ValueError, KeyError) as error:
         return code or 1, {"error": f"the step's results cannot be kept: {error}"}
     return code, result
-
-
-def _brought(artifact: dict[str, Any]) -> None:
-    """Copy content that the component put elsewhere to its place on the mount."""
-    custom, place = artifact["custom_path"], Path(mounted(artifact["uri"]))
-    if custom and Path(custom).exists() and not place.exists():
-        (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, place)
 
 
 def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
@@ -213,7 +208,11 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
     def watch() -> None:
         missing = 0
         while True:
-            state = _state(run, google)
+            try:
+                found = google.get("aiplatform", f"/v1/{run}", patience=0)
+                state = str(found.get("state", ""))
+            except HttpError as error:
+                state = "deleted" if error.status == 404 else "unknown"
             missing = missing + 1 if state == "deleted" else 0
             if state in ENDED_RUN or missing >= _MISSING_FOR_GOOD:
                 sys.stderr.write(f"the run is over ({state}), and so is this job\n")
@@ -221,13 +220,6 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
             google.stop.wait(every_seconds)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _state(run: str, google: Google) -> str:
-    try:
-        return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
-    except HttpError as error:
-        return "deleted" if error.status == 404 else "unknown"
 
 
 def _ended(folder: Path, rank: int, code: int, error: str) -> int:

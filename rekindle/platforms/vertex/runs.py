@@ -126,12 +126,12 @@ def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, Arti
     """What the step's task made, with its metadata, at `gs://`."""
     with connected(place) as project:
         task = _tasks(_job(project, id)).get(step.name)
-    outputs = (task or {}).get("outputs", {})
-    return {
-        name: _artifact(made["artifacts"][0])
-        for name, made in outputs.items()
-        if made.get("artifacts")
-    }
+    outputs, found = (task or {}).get("outputs", {}), dict[str, ArtifactRecord]()
+    for name, first in ((n, o["artifacts"][0]) for n, o in outputs.items() if o.get("artifacts")):
+        kind = {"schema_title": first["schemaTitle"]} if first.get("schemaTitle") else {}
+        uri, metadata = first.get("uri", ""), first.get("metadata", {})
+        found[name] = ArtifactRecord(uri=uri, metadata=metadata, **kind)
+    return found
 
 
 def read(place: VertexSpec, uri: str) -> bytes:
@@ -226,7 +226,14 @@ def _tasks(job: Message) -> dict[str, Message]:
     for task in known.values():
         if name := _name(task, known, spec):
             named[name].append(task)
-    return dict(_apart(named))
+    found = dict[str, Message]()
+    for name, tasks in named.items():
+        around, _, last = name.rpartition("/")
+        for turn, task in enumerate(
+            tasks
+        ):  # those that the service does not tell apart are counted
+            found[name if len(tasks) == 1 else f"{around}/{turn}/{last}"] = task
+    return found
 
 
 def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) -> str | None:
@@ -246,14 +253,6 @@ def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) 
     return "/".join(path) if "container" in executor else None
 
 
-def _apart(named: Mapping[str, list[Any]]) -> Iterator[tuple[str, Any]]:
-    """Each task by a name of its own: turns that the service does not tell apart are counted."""
-    for name, tasks in named.items():
-        around, _, last = name.rpartition("/")
-        for turn, task in enumerate(tasks):
-            yield (name if len(tasks) == 1 else f"{around}/{turn}/{last}"), task
-
-
 def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
     state = task.get("state", "PENDING")
     container = task.get("executorDetail", {}).get("containerDetail", {})
@@ -266,11 +265,6 @@ def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
         attempts=len(jobs), log=jobs[-1] if jobs else "", error=_message(task),
         **step_times(began, moment(task, "endTime"), now),
     )  # fmt: skip
-
-
-def _artifact(made: Message) -> ArtifactRecord:
-    kind = {"schema_title": made["schemaTitle"]} if made.get("schemaTitle") else {}
-    return ArtifactRecord(uri=made.get("uri", ""), metadata=made.get("metadata", {}), **kind)
 
 
 def _message(failed: Message) -> str:

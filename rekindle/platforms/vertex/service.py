@@ -103,7 +103,11 @@ class NodeLog:
         if not self.readable:
             return []
         try:
-            entries = self._entries(job)
+            one = f'resource.labels.job_id="{job.number}"'
+            machine = 'resource.labels.task_name="workerpool0-0"'
+            body = log_query(self.service.project, self.since, one, machine)
+            told = self.service.google.post("logging", "/v2/entries:list", body, patience=0)
+            entries = told.get("entries", [])
         except HttpError as error:
             self.readable = error.transient
             if not self.readable:
@@ -114,13 +118,6 @@ class NodeLog:
             self.since = fresh[-1]["timestamp"]
             self.told = {e["insertId"] for e in entries if e["timestamp"] == self.since}
         return [text_of(entry).rstrip() for entry in fresh]
-
-    def _entries(self, job: Job) -> list[dict[str, Any]]:
-        one = f'resource.labels.job_id="{job.number}"'
-        machine = 'resource.labels.task_name="workerpool0-0"'
-        body = log_query(self.service.project, self.since, one, machine)
-        told = self.service.google.post("logging", "/v2/entries:list", body, patience=0)
-        return list(told.get("entries", []))
 
 
 def log_query(project: str, since: str, *wanted: str) -> dict[str, Any]:
