@@ -196,19 +196,15 @@ class _Run:
                     self.messages.get()()
                     while not self.messages.empty():
                         self.messages.get_nowait()()
-            except BaseException as error:
-                self.abandon(error)
+            except BaseException as error:  # stop all steps, and say so
+                self.around.control.level = 1
+                for thread in self.working.values():
+                    thread.join()
+                self.change(status="failed", error=f"{type(error).__name__}: {error}")
+                with contextlib.suppress(Exception):  # the display may be what failed
+                    self.show()
                 raise
             return self.conclude()
-
-    def abandon(self, error: BaseException) -> None:
-        """Stop all steps, and say so."""
-        self.around.control.level = 1
-        for thread in self.working.values():
-            thread.join()
-        self.change(status="failed", error=f"{type(error).__name__}: {error}")
-        with contextlib.suppress(Exception):  # the display may be what failed
-            self.show()
 
     def halted(self) -> bool:
         """Whether nothing may begin any more, not even an exit handler."""
@@ -238,11 +234,11 @@ class _Run:
     def start(self, ready: Ready) -> None:
         path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
-        forced = self.forced.get(ready.origin, "")
+        hear = self.on_event or (lambda *_: None)
         job = Job(
-            ready.node, ready.inputs, self.around, forced,
+            ready.node, ready.inputs, self.around, self.forced.get(ready.origin, ""),
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
-            event=lambda event: self.messages.put(lambda: self.tell(path, event)),
+            event=lambda event: self.messages.put(lambda: hear(path, event)),
         )  # fmt: skip
 
         def work() -> None:
@@ -274,8 +270,8 @@ class _Run:
             self.walk.failed(path, outcome.error)
             for ready in [ready for ready in self.waiting if not ready.free]:
                 self.waiting.remove(ready)
-                skipped = self.walk.withdrawn(ready.node.path)
-                self.update(skipped.path, status="skipped", reason=skipped.reason)
+                reason = self.walk.withdrawn(ready.node.path)
+                self.update(ready.node.path, status="skipped", reason=reason)
         self.advance()
 
     def conclude(self) -> RunRecord:
@@ -321,10 +317,6 @@ class _Run:
         if saved:
             return PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
-
-    def tell(self, path: str, event: dict[str, Any]) -> None:
-        if self.on_event:
-            self.on_event(path, event)
 
     def update(self, path: str, **fields: Any) -> None:
         """Change one step's record."""

@@ -127,8 +127,13 @@ def run_shim(
     try:
         _pump(process, log, on_event, stopper)
         code = process.wait()
-    finally:
-        _make_sure(process)
+    finally:  # leave nothing running, whatever made us stop watching
+        if process.poll() is None:
+            process.send_signal(signal.SIGQUIT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_RESORT_SECONDS)
+        if (exited := process.poll()) is None or exited < 0:
+            _kill_session(process)
     result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
     return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
 
@@ -204,16 +209,6 @@ def _pump(
                 log.flush()
                 return  # something far away holds the pipe open
             stopper.tick()
-
-
-def _make_sure(process: Process) -> None:
-    """Leave nothing running, whatever made us stop watching."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGQUIT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_RESORT_SECONDS)
-    if (code := process.poll()) is None or code < 0:
-        _kill_session(process)
 
 
 def _kill_session(process: Process) -> None:

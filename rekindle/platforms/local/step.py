@@ -272,7 +272,10 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
     def run_here(
         work: Path, outputs: Path, log: Log, more: Mapping[str, str], control: Control, node: int
     ) -> Ended:
-        task = _task(job, step, work, outputs)
+        task: dict[str, Any] = {  # TASK.json for the shim; see there
+            **lowered_container(step), "executor_input": executor_input(step, job.inputs, outputs),
+            "run": around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
+        }  # fmt: skip
         if node:  # only node rank 0 has any
             task["outputs"] = {"parameters": {}, "artifacts": {}}
         contained = around.containers.image_of(step)
@@ -310,14 +313,6 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 
     decides, ended = process.on_nodes(wanted.nodes, around.control, run_node)
     return decides, ended, words[decides]
-
-
-def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
-    """TASK.json for the shim; see there."""
-    return {
-        **lowered_container(step), "executor_input": executor_input(step, job.inputs, folder),
-        "run": job.around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
-    }  # fmt: skip
 
 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
