@@ -134,10 +134,8 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
     base, or docker cannot build."""
     below = docker.image_id(base)
     if not below and (why := docker.pull(base)):
-        raise RequestError(
-            f"the image {base} cannot be had: {why}", where="image.base",
-            fix="`make images` in a checkout of rekindle builds rekindle-cpu; or name another",
-        )  # fmt: skip
+        fix = "`make images` in a checkout of rekindle builds rekindle-cpu; or name another"
+        raise RequestError(f"the image {base} cannot be had: {why}", where="image.base", fix=fix)
     below = below or docker.image_id(base)
     with tempfile.TemporaryDirectory(prefix="rekindle-") as made:
         folder = Path(made)
@@ -184,8 +182,6 @@ def push(docker: Docker, local: str, name: str) -> Pin:
             )  # fmt: skip
     digests = _DIGEST.findall(done.stdout)
     if not digests:
-        raise PlatformError(
-            f"docker pushed {name} and named no digest", where=name,
-            fix=f"write {lock.repository(name)}@sha256:... into the config by hand",
-        )  # fmt: skip
+        fix = f"write {lock.repository(name)}@sha256:... into the config by hand"
+        raise PlatformError(f"docker pushed {name} and named no digest", where=name, fix=fix)
     return Pin(digest=digests[-1], code=code or "")

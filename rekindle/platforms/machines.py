@@ -44,10 +44,8 @@ def gpus_of(step: Step) -> tuple[str, int]:
     if not asked.accelerator_type:
         return "", 0
     if not re.fullmatch(r"\d*", asked.accelerator_count):
-        raise UnsupportedError(
-            f"`{step.path}` asks for {asked.accelerator_count!r} accelerators",
-            where=step.where, fix="write a whole number",
-        )  # fmt: skip
+        what = f"`{step.path}` asks for {asked.accelerator_count!r} accelerators"
+        raise UnsupportedError(what, where=step.where, fix="write a whole number")
     return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
 
 

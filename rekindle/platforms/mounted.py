@@ -317,11 +317,10 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
     names = task["outputs"]["parameters"]
     files = {name: {"outputFile": str(WORK / "parameters" / name)} for name in names}
     outputs = {"parameters": files, "artifacts": made}
+    values = {n: v for n, v in values.items() if v is not None}
+    given = {n: found for n, found in given.items() if found["artifacts"]}
     return {
-        "inputs": {
-            "parameterValues": {n: v for n, v in values.items() if v is not None},
-            "artifacts": {n: found for n, found in given.items() if found["artifacts"]},
-        },
+        "inputs": {"parameterValues": values, "artifacts": given},
         "outputs": {**outputs, "outputFile": str(WORK / "executor_output.json")},
     }
 

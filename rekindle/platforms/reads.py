@@ -70,12 +70,8 @@ def absent(what: str, fix: str, *statuses: int) -> Iterator[None]:
 
 def images(references: Iterable[str]) -> list[Image]:
     """The images whose names say which registry they are in, each once."""
-    matches = (_IMAGE.fullmatch(reference) for reference in sorted({*references}))
-    return [
-        Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
-        for match in matches
-        if match
-    ]
+    matches = filter(None, map(_IMAGE.fullmatch, sorted({*references})))
+    return [Image(m["host"], m["name"], m["digest"] or m["tag"] or "latest") for m in matches]
 
 
 def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:

@@ -319,10 +319,9 @@ def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> It
         if _is_left_out(path, top, folder, rules):
             continue
         if not path.resolve().is_relative_to(top):
-            raise RequestError(
-                f"{path} is a link that leads out of {top}", where="image.include",
-                fix="copy what it leads to, or leave it out in .dockerignore",
-            )  # fmt: skip
+            what = f"{path} is a link that leads out of {top}"
+            fix = "copy what it leads to, or leave it out in .dockerignore"
+            raise RequestError(what, where="image.include", fix=fix)
         if path.is_file():
             yield path
 

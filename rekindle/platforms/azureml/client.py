@@ -232,11 +232,8 @@ def _unit(
     name: str, command: dict[str, Any], job: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> CacheKey:
     component, inputs = command["component"], command["inputs"]
-    values = {
-        where: job["inputs"][match[1]]
-        for where, text in inputs.items()
-        if (match := _VALUE.fullmatch(str(text)))
-    }
+    matches = {where: _VALUE.fullmatch(str(text)) for where, text in inputs.items()}
+    values = {where: job["inputs"][match[1]] for where, match in matches.items() if match}
     others = {w: text for w, text in inputs.items() if w not in values}
     rest = {k: v for k, v in component.items() if k not in ("code", "environment")}
     parts = {

@@ -140,10 +140,8 @@ def cluster(there: Subscription, name: str, count: int, step: str) -> str:
     kept = found["properties"]
     most = kept["scaleSettings"]["maxNodeCount"]
     if most < count:
-        raise RequestError(
-            f"the step {step} wants {count} nodes, the cluster {name} has {most} at most",
-            fix=f"az ml compute update --name {name} --max-instances {count}",
-        )
+        what = f"the step {step} wants {count} nodes, the cluster {name} has {most} at most"
+        raise RequestError(what, fix=f"az ml compute update --name {name} --max-instances {count}")
     return f"{name}: up to {most} x {kept['vmSize']}, {kept.get('vmPriority', 'Dedicated')}"
 
 

@@ -46,12 +46,9 @@ def _newest(days: Mapping[str, set[float]]) -> float | None:
 
 def _items(machines: Sequence[str], region: str) -> Iterator[Mapping[str, Any]]:
     names = " or ".join(f"armSkuName eq '{name}'" for name in machines)
-    asked = {
-        "api-version": "2023-01-01-preview",
-        "currencyCode": "USD",
-        "$filter": f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}' "
-        f"and priceType eq 'Consumption' and ({names})",
-    }
+    wanted = f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}'"
+    wanted += f" and priceType eq 'Consumption' and ({names})"
+    asked = {"api-version": "2023-01-01-preview", "currencyCode": "USD", "$filter": wanted}
     for page in pages(f"{_URL}?{urlencode(asked)}", _next, {}, "this may be a mistake of ours"):
         try:
             yield from page["Items"]

@@ -71,11 +71,8 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
     seen: dict[str, int] = json.loads(cursor or "{}")
     text = list[str]()
     with connected(place) as client:
-        files = {
-            match: url
-            for name, url in sorted(history.log_files(client, step.log).items())
-            if (match := _PRINTED.fullmatch(name))
-        }
+        listed = sorted(history.log_files(client, step.log).items())
+        files = {match: url for name, url in listed if (match := _PRINTED.fullmatch(name))}
         for match, url in files.items():
             more = history.since(url, seen.get(match[0], 0))
             if step.status not in snapshot.ENDED_STEP:
@@ -113,13 +110,12 @@ def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, Art
         made = history.outputs(client, step.log) if step.log else {}
         told = _result(client, made)
     names = identifiers(told.get("artifacts", {}))
-    return {
-        name: ArtifactRecord(
-            uri=f"{made[names[name]].rstrip('/')}/data", metadata=artifact.get("metadata", {})
-        )
-        for name, artifact in told.get("artifacts", {}).items()
-        if names[name] in made
-    }
+    found = dict[str, ArtifactRecord]()
+    for name, artifact in told.get("artifacts", {}).items():
+        if names[name] in made:
+            uri = f"{made[names[name]].rstrip('/')}/data"
+            found[name] = ArtifactRecord(uri=uri, metadata=artifact.get("metadata", {}))
+    return found
 
 
 def read(place: AzureMLSpec, uri: str) -> bytes:
@@ -133,16 +129,11 @@ def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
     pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
         listed: Iterable[Any] = client.jobs.list(tag=RUN_TAG)
-        marked = [
-            TaggedRun(
-                mark,
-                SubmittedRun(job.name, job.studio_url or "", False),
-                job.creation_context.created_at,
-            )
-            for job in listed
-            if job is not None and job.experiment_name == pipeline
-            if (mark := RunTag.of(job.tags or {}))
-        ]
+        marked = list[TaggedRun]()
+        for job in (job for job in listed if job is not None and job.experiment_name == pipeline):
+            if mark := RunTag.of(job.tags or {}):
+                placed = SubmittedRun(job.name, job.studio_url or "", False)
+                marked.append(TaggedRun(mark, placed, job.creation_context.created_at))
         return tuple(sorted(marked, key=lambda one: one.began_at))
 
 

@@ -128,10 +128,9 @@ class Cluster:
                 what = f"the API server refuses with {error}"
                 fix = _FIXES.get(error.status, "")
                 raise StepError(what, where=f"{method} {path}", fix=fix) from None
-            raise StepError(
-                f"the API server does not answer: {error}", where=f"{method} {self.server}{path}",
-                fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
-            ) from None  # fmt: skip
+            what = f"the API server does not answer: {error}"
+            fix = f"it was asked for {self.patience_seconds:g} s; look at the cluster"
+            raise StepError(what, where=f"{method} {self.server}{path}", fix=fix) from None
 
     def _tls(self) -> ssl.SSLContext | None:
         """How the server is verified and this client proves who it is; None for plain HTTP."""

@@ -105,11 +105,9 @@ def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
-        yield Problem(
-            f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches",
-            "platforms.kubeflow.image",
-            "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG",
-        )
+        what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"
+        fix = "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG"
+        yield Problem(what, "platforms.kubeflow.image", fix)
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
@@ -123,7 +121,6 @@ def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
             said = place.secrets.get(secret.env)
             name, _, key = (said or "").partition("/")
             if said and (secret.name, secret.key) != (Constant(name), key):
-                yield Problem(
-                    f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
-                    secret.where, f"take it out, or platforms.kubeflow.secrets.{secret.env}",
-                )  # fmt: skip
+                what = f"`{step.path}` takes {secret.env} from a secret, and the config from {said}"
+                fix = f"take it out, or platforms.kubeflow.secrets.{secret.env}"
+                yield Problem(what, secret.where, fix)

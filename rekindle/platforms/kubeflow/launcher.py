@@ -30,6 +30,7 @@ from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
+from rekindle.platforms import launcher as shared
 from rekindle.platforms import mounted
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
@@ -38,17 +39,7 @@ from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for,
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
-from rekindle.platforms.launcher import (
-    ENDED_RUN,
-    SUCCEEDED,
-    TERMINATED,
-    Allowed,
-    Cause,
-    GiveUp,
-    Job,
-    Launcher,
-    Start,
-)
+from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +94,7 @@ class KubeflowLauncher(Launcher):
         if run.retry == 0:  # a person's retry and not Argo's: one attempt in any case
             before = attempts(cluster, run.namespace, run.identity).values()
             failures = max(failures, sum(state_of(job) == "failed" for job in before))
-        allowed = Allowed(failures=failures, preemptions=0, seconds=math.inf)
+        allowed = shared.Allowed(failures=failures, preemptions=0, seconds=math.inf)
         super().__init__(allowed, options.poll, cluster.stopping)
         self.cluster, self.owner, self.account = cluster, run, options.account
         self.made: dict[str, dict[str, Any]] = {}
@@ -243,24 +234,17 @@ class KubeflowLauncher(Launcher):
         """What the nodes run."""
         task = self.definition["task"]
         values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
-        places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
-        artifacts = {
-            n: {
-                "artifacts": [
-                    mounted.artifact_of(n, self.definition["inputs"][n], *read_place(text))
-                ]
-            }
-            for n, text in places.items()
-            if text
-        }
+        kinds = self.definition["inputs"]
+        places = {n: values.pop(PREFIX + n, None) for n in kinds}
+        found = {n: read_place(text) for n, text in places.items() if text}
+        made = {n: mounted.artifact_of(n, kinds[n], *place) for n, place in found.items()}
+        artifacts = {n: {"artifacts": [artifact]} for n, artifact in made.items()}
         outputs = self.executor_input["outputs"]
-        given = {
-            "inputs": {"parameterValues": values, "artifacts": artifacts},
-            "outputs": {
-                "parameters": {n: outputs["parameters"][n] for n in task["outputs"]["parameters"]},
-                "artifacts": {n: outputs["artifacts"][n] for n in task["outputs"]["artifacts"]},
-            },
+        own = {
+            kind: {n: outputs[kind][n] for n in task["outputs"][kind]}
+            for kind in ("parameters", "artifacts")
         }
+        inputs = {"parameterValues": values, "artifacts": artifacts}
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
@@ -268,6 +252,7 @@ class KubeflowLauncher(Launcher):
             "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
         }  # fmt: skip
+        given = {"inputs": inputs, "outputs": own}
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
 
     def bring_back(self, job: Mapping[str, Any]) -> None:
@@ -301,7 +286,7 @@ def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
     state = known.get(state_of(job), "RUNNING")
     if not last and state != SUCCEEDED:
         state = "FAILED"
-    ended = number + 0.5 if state in ENDED_RUN else None
+    ended = number + 0.5 if state in shared.ENDED_RUN else None
     return Job(name=_name(job), state=state, created=float(number), ended=ended)
 
 

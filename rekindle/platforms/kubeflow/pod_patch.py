@@ -72,8 +72,6 @@ def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
         return entry[plain]
     value: Any = entry[parameter]["runtimeValue"]["constant"]
     if isinstance(value, str) and "{{" in value:
-        raise Misfit(
-            f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there",
-            "pass the whole name as one parameter",
-        )
+        what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
+        raise Misfit(what, "pass the whole name as one parameter")
     return value

@@ -83,10 +83,9 @@ def set_(
             if kept is not None and (ours or kept.created_at > made.created_at):
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
-    raise PlatformError(
-        f"another process sets the schedule `{name}` at this moment", where=client.where(place),
-        fix="see whose it is, rekindle schedule list, and retry the command",
-    )  # fmt: skip
+    what = f"another process sets the schedule `{name}` at this moment"
+    fix = "see whose it is, rekindle schedule list, and retry the command"
+    raise PlatformError(what, where=client.where(place), fix=fix)
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:

@@ -267,17 +267,13 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     assert wanted is not None
     who = f"`{step.path}` runs on several nodes"
     if wanted.spot and not place.spot_nodes:
-        yield Problem(
-            f"`{step.path}` asks for spot machines, and nothing says which nodes these are",
-            "platforms.kubeflow.spot_nodes",
-            'name their labels, such as {cloud.google.com/gke-spot: "true"}',
-        )
+        what = f"`{step.path}` asks for spot machines, and nothing says which nodes these are"
+        fix = 'name their labels, such as {cloud.google.com/gke-spot: "true"}'
+        yield Problem(what, "platforms.kubeflow.spot_nodes", fix)
     if wanted.accelerator and wanted.accelerator not in place.accelerator_nodes:
-        yield Problem(
-            f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it",
-            f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}",
-            "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}",
-        )
+        what = f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it"
+        fix = "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"
+        yield Problem(what, f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}", fix)
     yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
         yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")

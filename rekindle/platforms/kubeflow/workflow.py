@@ -46,10 +46,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     owners = [o for o in metadata.get("ownerReferences", []) if o["kind"] == "Workflow"]
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
     if not owners or not node:
-        raise StepError(
-            "this pod does not belong to an Argo Workflow", where=f"pod {namespace}/{pod_name}",
-            fix="run the pipeline on Kubeflow Pipelines with Argo",
-        )  # fmt: skip
+        what = "this pod does not belong to an Argo Workflow"
+        fix = "run the pipeline on Kubeflow Pipelines with Argo"
+        raise StepError(what, where=f"pod {namespace}/{pod_name}", fix=fix)
     retries = _RETRY.findall(node)
     identity = f"{owners[0]['uid']}/{_RETRY.sub('', node)}"
     run_id = metadata.get("labels", {}).get(RUN_ID, owners[0]["name"])

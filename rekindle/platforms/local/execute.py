@@ -16,15 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import (
-    InterruptedRunError,
-    PreemptedError,
-    Problem,
-    RekindleError,
-    RequestError,
-    StepError,
-    fix_of,
-)
+from rekindle import errors
+from rekindle.errors import RekindleError, RequestError, StepError, fix_of
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
@@ -94,11 +87,9 @@ def execute(
             with _workspace(graph, around.workspace):
                 return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
     except OSError as error:
-        raise RekindleError(
-            f"cannot keep the run under {store.home}: {error.strerror}",
-            where=str(error.filename or store.home),
-            fix=f"{fix_of(error)}, or choose another home folder",
-        ) from error
+        what = f"cannot keep the run under {store.home}: {error.strerror}"
+        fix = f"{fix_of(error)}, or choose another home folder"
+        raise RekindleError(what, where=str(error.filename or store.home), fix=fix) from error
 
 
 # what docker does and this machine does not by itself
@@ -288,7 +279,7 @@ class _Run:
         if error is None:
             self.change(status="succeeded")
         else:
-            names = {InterruptedRunError: "cancelled", PreemptedError: "preempted"}
+            names = {errors.InterruptedRunError: "cancelled", errors.PreemptedError: "preempted"}
             self.change(status=names.get(type(error), "failed"), error=str(error))
         self.show()
         if error:
@@ -304,18 +295,22 @@ class _Run:
         command = "the same command resumes: finished steps come from the cache"
         saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
         if self.reclaimed and saved:
-            return PreemptedError(f"SIGTERM came; `{saved[0]}` saved its state first", fix=command)
+            return errors.PreemptedError(
+                f"SIGTERM came; `{saved[0]}` saved its state first", fix=command
+            )
         if self.around.control.stopped():
-            return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
+            return errors.InterruptedRunError(
+                f"the run {self.record.run_id} was interrupted", fix=command
+            )
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
         if failures:
             logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]
             whats = [f"step `{o.step.path}` failed: {o.error}" for o in failures]
-            return StepError(map(Problem, whats, logs))
+            return StepError(map(errors.Problem, whats, logs))
         if self.undecided:
             return self.undecided
         if saved:
-            return PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
+            return errors.PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
 
     def update(self, path: str, **fields: Any) -> None:

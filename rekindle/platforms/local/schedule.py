@@ -166,10 +166,8 @@ class Here:
 
     def _problems(self, schedule: ScheduleSpec) -> Iterator[Problem]:
         if schedule.overlap in ("queue", "parallel"):
-            yield Problem(
-                "this machine leaves a start out while the run before it goes on",
-                "schedule.overlap", "write schedule.overlap: skip",
-            )  # fmt: skip
+            what = "this machine leaves a start out while the run before it goes on"
+            yield Problem(what, "schedule.overlap", "write schedule.overlap: skip")
         if self.systemd:
             return
         for program in self.lacking:
@@ -181,10 +179,9 @@ class Here:
             fix = "leave it out, or log in where systemd runs"
             yield Problem("crontab knows no start that it missed", "schedule.catch_up", fix)
         if not _is_machines(schedule.timezone):
-            yield Problem(
-                f"crontab follows this machine's clock, which is not that of {schedule.timezone}",
-                "schedule.timezone", "name the machine's zone, or log in where systemd runs",
-            )  # fmt: skip
+            what = f"crontab follows this machine's clock, which is not that of {schedule.timezone}"
+            fix = "name the machine's zone, or log in where systemd runs"
+            yield Problem(what, "schedule.timezone", fix)
 
 
 def on_calendar(schedule: ScheduleSpec) -> Iterator[str]:

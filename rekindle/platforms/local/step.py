@@ -133,10 +133,9 @@ def _import(job: Job, node: Importer) -> Outcome:
         raise StepError(f"there is nothing to import at {uri!r}", where=node.where)
     home = job.around.store.home.resolve()
     if path is not None and home.is_relative_to(path.resolve()):
-        raise StepError(
-            f"{uri} cannot be imported: rekindle's home {home} lies in it", where=node.where,
-            fix="import the folder that holds the data, and nothing around it",
-        )  # fmt: skip
+        what = f"{uri} cannot be imported: rekindle's home {home} lies in it"
+        fix = "import the folder that holds the data, and nothing around it"
+        raise StepError(what, where=node.where, fix=fix)
     found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
     kind, metadata = node.artifact, {str(key): value for key, value in found.items()}
     files = describe(path, follow=True) if path is not None else {}
@@ -318,10 +317,8 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        name: {
-            "artifacts": [artifact_of(name, vars(a), a.uri, a.metadata) for a in cache.each(given)]
-        }
-        for name, given in inputs.artifacts.items()
+        n: {"artifacts": [artifact_of(n, vars(a), a.uri, a.metadata) for a in cache.each(several)]}
+        for n, several in inputs.artifacts.items()
     }
     made = {
         name: {"artifacts": [artifact_of(name, vars(a), folder / name, {})]}

@@ -293,10 +293,8 @@ class Walk:
         else:
             items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
-            raise StepError(
-                f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list",
-                where=node.where,
-            )
+            what = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
+            raise StepError(what, where=node.where)
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:

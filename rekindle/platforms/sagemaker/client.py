@@ -37,12 +37,10 @@ def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> Submit
             return SubmittedRun(arn, page(place, arn), anew=False)
         upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
-            PipelineName=name,
-            PipelineVersionId=version_of(sagemaker, name, definition, place),
-            PipelineExecutionDisplayName=id,
-            PipelineExecutionDescription=str(mark),
+            PipelineName=name, PipelineVersionId=version_of(sagemaker, name, definition, place),
+            PipelineExecutionDisplayName=id, PipelineExecutionDescription=str(mark),
             ClientRequestToken=digest_of(definition.files, mark.token) * 2,
-        )
+        )  # fmt: skip
         arn = started["PipelineExecutionArn"]
         return SubmittedRun(arn, page(place, arn))
 
@@ -263,12 +261,11 @@ def _unit(
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {
-        "image": json.dumps(algorithm, sort_keys=True),
-        "environment variables": environment,
+        "image": json.dumps(algorithm, sort_keys=True), "environment variables": environment,
         "inputs": json.dumps(inputs, sort_keys=True),
         **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(given)},
         **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
-    }
+    }  # fmt: skip
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))
     cached = bool(step.get("CacheConfig", {}).get("Enabled"))
     return CacheKey(step["Name"], cached, parts, tuple(dict.fromkeys(reads)))

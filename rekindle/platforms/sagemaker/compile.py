@@ -62,10 +62,8 @@ def compile(
         raise refusal(problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > limits("sagemaker")["definition_bytes"]:
-        raise SpecError(
-            f"the definition has {len(text.encode()):,} bytes, more than SageMaker takes",
-            where=graph.name, fix="divide the pipeline",
-        )  # fmt: skip
+        what = f"the definition has {len(text.encode()):,} bytes, more than SageMaker takes"
+        raise SpecError(what, where=graph.name, fix="divide the pipeline")
     files = {f"{graph.name}.sagemaker.json": f"{text}\n".encode(), **compiler.jobs.bundles}
     return Definition(files)
 
@@ -123,13 +121,8 @@ class _Compiler:
         names = jobs.names_of([*self.flat, *more])
         self.site = jobs.Site(place, self.flat, guarded, names, types, values, fixed)
         self.jobs = jobs.Jobs(self.site)
-        self.compared = {
-            source.path
-            for flat in self.flat.values()
-            for guard in flat.guards
-            for source in guard.values.values()
-            if isinstance(source, Output)
-        }
+        read = [guard.values.values() for flat in self.flat.values() for guard in flat.guards]
+        self.compared = {s.path for several in read for s in several if isinstance(s, Output)}
 
     def definition(self) -> dict[str, Any]:
         """What CreatePipeline takes."""
@@ -176,11 +169,9 @@ class _Compiler:
                 found.append(self._for_each(flat.loop, steps))
             elif inner:
                 inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
-                arguments = {
-                    "Conditions": conditions.lowered(inner, self._operand),
-                    "IfSteps": self._nested(inside, (*guards, inner.path)),
-                    "ElseSteps": [],
-                }
+                compared = conditions.lowered(inner, self._operand)
+                branch = self._nested(inside, (*guards, inner.path))
+                arguments = {"Conditions": compared, "IfSteps": branch, "ElseSteps": []}
                 name = jobs.condition_name(inner.path)
                 found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
             else:
@@ -197,11 +188,8 @@ class _Compiler:
             waits |= {self._end_of(s.path, flat) for s in read_by(flat) if isinstance(s, Output)}
             body.append(step)
         most = limits("sagemaker")["loop_at_once"]
-        arguments = {
-            "IterableItems": {"Get": f"Parameters.{loop.over}"},
-            "MaxConcurrency": min(loop.at_once or most, most),
-            "ForEachBody": body,
-        }
+        arguments = {"IterableItems": {"Get": f"Parameters.{loop.over}"}, "ForEachBody": body}
+        arguments |= {"MaxConcurrency": min(loop.at_once or most, most)}
         name, after = self.site.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
         return {"Name": name, "Type": "ForEach", "Arguments": arguments, **after}
 

@@ -28,12 +28,8 @@ def divided(
     looks at itself: those that compare what no Condition step can, and where what a branch made is
     read outside of it, since its steps have to run either way, and so do those of the branches
     inside."""
-    inside = {
-        guard.path
-        for flat in flats.values()
-        for guard in flat.guards
-        if not is_plain(guard, values)
-    }
+    guards = [guard for flat in flats.values() for guard in flat.guards]
+    inside = {guard.path for guard in guards if not is_plain(guard, values)}
     inside |= {
         guard.path
         for flat in flats.values()

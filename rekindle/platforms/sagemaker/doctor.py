@@ -146,10 +146,9 @@ def caller(there: Account) -> str:
         raise RequestError(error.problems) from error
     wanted = there.place.role_arn.split(":")[4]
     if found["Account"] != wanted:
-        raise RequestError(
-            f"{found['Arn']} is of the account {found['Account']}, the role of {wanted}",
-            fix=f"log in to {wanted} (AWS_PROFILE), or name a role of {found['Account']}",
-        )
+        what = f"{found['Arn']} is of the account {found['Account']}, the role of {wanted}"
+        fix = f"log in to {wanted} (AWS_PROFILE), or name a role of {found['Account']}"
+        raise RequestError(what, fix=fix)
     return str(found["Arn"])
 
 
@@ -158,11 +157,9 @@ def region(there: Account) -> str:
     from boto3.session import Session
 
     boto, wanted = Session(), there.place.region
-    regions = [
-        name
-        for partition in boto.get_available_partitions()
-        for name in boto.get_available_regions("sagemaker", partition)
-    ]
+    regions = list[str]()
+    for partition in boto.get_available_partitions():
+        regions += boto.get_available_regions("sagemaker", partition)
     if wanted in regions:
         return wanted
     near = difflib.get_close_matches(wanted, regions, n=2)
@@ -192,10 +189,8 @@ def bucket(there: Account) -> str:
     headers = found["ResponseMetadata"]["HTTPHeaders"]
     lies = found.get("BucketRegion") or headers.get("x-amz-bucket-region") or wanted
     if lies != wanted:
-        raise RequestError(
-            f"the bucket {name} is in {lies}, the pipeline in {wanted}",
-            fix=f"name a bucket in {wanted}, or set platforms.sagemaker.region: {lies}",
-        )
+        fix = f"name a bucket in {wanted}, or set platforms.sagemaker.region: {lies}"
+        raise RequestError(f"the bucket {name} is in {lies}, the pipeline in {wanted}", fix=fix)
     return f"{name} in {lies}"
 
 
@@ -205,10 +200,8 @@ def image(there: Account, reference: str) -> str:
     if match is None:
         raise NotChecked(f"{reference} is in no ECR")
     if match["region"] != wanted:
-        raise RequestError(
-            f"the image is in {match['region']}, the jobs are in {wanted}",
-            fix=f"push it to ECR in {wanted}, or replicate the repository",
-        )
+        fix = f"push it to ECR in {wanted}, or replicate the repository"
+        raise RequestError(f"the image is in {match['region']}, the jobs are in {wanted}", fix=fix)
     digest = match["digest"]
     version = {"imageDigest": digest} if digest else {"imageTag": match["tag"] or "latest"}
     named = {"registryId": match["account"], "repositoryName": match["name"]}

@@ -51,13 +51,9 @@ def main() -> int:
 
 def _place(task: Task, outputs: Path, message: Path) -> Place:
     names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
-    return Place(
-        inputs={folder.name: folder for folder in HERE.parent.iterdir()},
-        outputs={name: outputs / name for name in names},
-        values=os.environ,
-        facts=_facts(),
-        message=message,
-    )
+    inputs = {folder.name: folder for folder in HERE.parent.iterdir()}
+    made = {name: outputs / name for name in names}
+    return Place(inputs, made, values=os.environ, facts=_facts(), message=message)
 
 
 def _facts() -> dict[str, str]:

@@ -131,10 +131,8 @@ def pipeline_of(name: str) -> str:
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
     _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        yield Problem(
-            f"`{schedule.cron}` names days of the month and of the week, and AWS takes either",
-            "schedule.cron", "write `*` for one of them",
-        )  # fmt: skip
+        what = f"`{schedule.cron}` names days of the month and of the week, and AWS takes either"
+        yield Problem(what, "schedule.cron", "write `*` for one of them")
     what = "AWS starts a run when it is due, whether or not the run before it goes on"
     yield from unheeded(schedule, what, "AWS", "sagemaker")
 

@@ -75,15 +75,11 @@ def _out_of_bounds(shape: Mapping[str, Any], value: Any, where: str) -> Iterator
     size = value if isinstance(value, int | float) else len(value)
     unit = {int: "", float: "", str: " characters"}.get(type(value), " items")
     if "max" in shape and size > shape["max"]:
-        yield Problem(
-            f"{size:,}{unit} are more than the {shape['max']:,} that the service takes", where,
-            "make it smaller",
-        )  # fmt: skip
+        what = f"{size:,}{unit} are more than the {shape['max']:,} that the service takes"
+        yield Problem(what, where, "make it smaller")
     if "min" in shape and size < shape["min"]:
-        yield Problem(
-            f"{size:,}{unit} are less than the {shape['min']:,} that the service wants", where,
-            "make it larger",
-        )  # fmt: skip
+        what = f"{size:,}{unit} are less than the {shape['min']:,} that the service wants"
+        yield Problem(what, where, "make it larger")
     if "enum" in shape and value not in shape["enum"]:
         near = difflib.get_close_matches(value, shape["enum"], n=3) or shape["enum"][:3]
         what = f"`{value}` is none that the service knows"

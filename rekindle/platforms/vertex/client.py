@@ -139,13 +139,9 @@ def connected(place: VertexSpec) -> Iterator[Project]:
     from requests import RequestException
 
     try:
-        yield Project(
-            f"projects/{place.project}/locations/{place.region}",
-            f"{place.region}-aiplatform.googleapis.com",
-            retry.Retry(
-                predicate=may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS
-            ),
-        )
+        again = retry.Retry(may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS)
+        parent = f"projects/{place.project}/locations/{place.region}"
+        yield Project(parent, f"{place.region}-aiplatform.googleapis.com", again)
     except (exceptions.GoogleAPIError, GoogleAuthError, RequestException) as error:
         raise _explained(error, place) from error
 
@@ -210,11 +206,8 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What each launcher is told, by the step that it stands for."""
-    return {
-        path: json.loads(container["args"][0])
-        for path, container in executors(spec)
-        if container.get("command") == LAUNCHER
-    }
+    found = ((path, one["args"]) for path, one in executors(spec) if one.get("command") == LAUNCHER)
+    return {path: json.loads(args[0]) for path, args in found}
 
 
 def images(definition: Definition) -> frozenset[str]:

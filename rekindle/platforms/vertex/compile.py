@@ -88,12 +88,9 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
-        yield Problem(
-            f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in "
-            "Cloud Storage",
-            f"{_SECTION}.artifact_root",
-            "name a folder of a bucket: gs://my-bucket/rekindle",
-        )
+        what = f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in"
+        fix = "name a folder of a bucket: gs://my-bucket/rekindle"
+        yield Problem(f"{what} Cloud Storage", f"{_SECTION}.artifact_root", fix)
     distributed = [step for step in graph.steps() if step.distribution is not None]
     ours = any(step.container.image.startswith(rewrite.OWN_IMAGES) for step in graph.steps())
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
@@ -107,11 +104,9 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "build CONFIG and push CONFIG, which writes the digest to rekindle.lock",
         )
     if distributed and not place.service_account:
-        yield Problem(
-            f"the job of `{distributed[0].path}` needs an account to run as",
-            f"{_SECTION}.service_account",
-            "name the one that steps run as: steps@my-project.iam.gserviceaccount.com",
-        )
+        what = f"the job of `{distributed[0].path}` needs an account to run as"
+        fix = "name the one that steps run as: steps@my-project.iam.gserviceaccount.com"
+        yield Problem(what, f"{_SECTION}.service_account", fix)
     rules = limits("vertex")
     room = rules["labels"]["most"] - rules["labels"]["ours"]
     if len(place.labels) > room:

@@ -137,26 +137,20 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
     if machine is None:
         yield _no_machine(step, wanted)
     elif how == "standard" and machine.name in rules["not_on_demand"]:
-        yield Problem(
-            f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only",
-            step.where, "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node",
-        )  # fmt: skip
+        what = f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only"
+        fix = "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node"
+        yield Problem(what, step.where, fix)
     elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
-        yield Problem(
-            f"`{step.path}` runs on {machine.name}, which flex-start does not offer",
-            "platforms.vertex.provisioning",
-            f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot",
-        )
+        what = f"`{step.path}` runs on {machine.name}, which flex-start does not offer"
+        fix = f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot"
+        yield Problem(what, "platforms.vertex.provisioning", fix)
     if how == "spot" and not wanted.spot:
-        yield Problem(
-            f"`{step.path}` is not marked as interruptible", "platforms.vertex.provisioning",
-            "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard",
-        )  # fmt: skip
+        what = f"`{step.path}` is not marked as interruptible"
+        fix = "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard"
+        yield Problem(what, "platforms.vertex.provisioning", fix)
     if (step.time_limit_seconds or 0) > rules["longest_hours"] * 3_600:
-        yield Problem(
-            f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h", step.where,
-            f"set max_run_hours to {rules['longest_hours']} at most",
-        )  # fmt: skip
+        what = f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h"
+        yield Problem(what, step.where, f"set max_run_hours to {rules['longest_hours']} at most")
 
 
 def _of_container(step: Step) -> Iterator[Problem]:
@@ -168,15 +162,11 @@ def _of_container(step: Step) -> Iterator[Problem]:
         )  # fmt: skip
     yield from python_problems("vertex", step, step.container.image)
     if step.container.resources.accelerator_type:
-        yield Problem(
-            f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes",
-            step.where, "say it in distribute(): gpus_per_node and accelerator",
-        )  # fmt: skip
+        what = f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes"
+        yield Problem(what, step.where, "say it in distribute(): gpus_per_node and accelerator")
     if any(setting.name == "lifecycle" for setting in step.settings):
-        yield Problem(
-            f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes",
-            step.where, "take it out",
-        )  # fmt: skip
+        what = f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes"
+        yield Problem(what, step.where, "take it out")
 
 
 def _distribution(step: Step) -> Distribution:

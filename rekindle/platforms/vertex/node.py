@@ -64,10 +64,8 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
         raise RequestError(f"CLUSTER_SPEC cannot be read: {error!r}", where=text[:200]) from error
     names = sorted((n for n in pools if _POOL.fullmatch(n)), key=lambda n: int(n[10:]))
     if kind not in names or not 0 <= index < len(pools[kind]):
-        raise RequestError(
-            f"CLUSTER_SPEC says this is {kind} {index}, which is not in its cluster",
-            where=text[:200],
-        )
+        what = f"CLUSTER_SPEC says this is {kind} {index}, which is not in its cluster"
+        raise RequestError(what, where=text[:200])
     nodes = sum(len(pools[name]) for name in names)
     rank = index + sum(len(pools[name]) for name in names[: names.index(kind)])
     place = Rendezvous(nodes, rank, max(1, gpus), address, int(port) if port.isdigit() else 0)
@@ -191,13 +189,9 @@ def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[st
             name: {"artifacts": [{**a, "uri": str(scratch / "out" / name)} for a in g["artifacts"]]}
             for name, g in artifacts.items()
         }
-    outputs = {
-        "parameters": {
-            name: {"outputFile": str(scratch / "parameters" / name)} for name in given["parameters"]
-        },
-        "artifacts": artifacts,
-        "outputFile": str(scratch / "executor_output.json"),
-    }
+    files = {n: {"outputFile": str(scratch / "parameters" / n)} for n in given["parameters"]}
+    outputs: dict[str, Any] = {"parameters": files, "artifacts": artifacts}
+    outputs["outputFile"] = str(scratch / "executor_output.json")
     return {**executor_input, "outputs": outputs}
 
 

@@ -34,10 +34,8 @@ def ask(
 ) -> list[Price]:
     """The prices of those of `machines` that `regions` have; a machine without one is left out."""
     if not key:
-        raise RequestError(
-            "reading Google's prices needs an API key", where=KEY,
-            fix=f"make a key that may use cloudbilling.googleapis.com, and set {KEY}",
-        )  # fmt: skip
+        fix = f"make a key that may use cloudbilling.googleapis.com, and set {KEY}"
+        raise RequestError("reading Google's prices needs an API key", where=KEY, fix=fix)
     families = rows(Path(prices.__file__).with_name("skus.yaml"))["families"]
     parts = {
         family[key] for family in families.values() for key in ("core", "ram") if key in family

@@ -24,15 +24,8 @@ from urllib.parse import quote
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
 from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
-from rekindle.platforms.vertex.client import (
-    connected,
-    job_of,
-    labels_of,
-    launchers,
-    page,
-    submit,
-    where,
-)
+from rekindle.platforms.vertex import client
+from rekindle.platforms.vertex.client import connected, job_of, page
 from rekindle.platforms.vertex.service import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
@@ -64,7 +57,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        told = launchers(job["pipelineSpec"])
+        told = client.launchers(job["pipelineSpec"])
         tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()])
         found = [_step(name, task, now) for name, task in _tasks(job).items()]
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
@@ -118,8 +111,8 @@ def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> 
     not fail or was not stopped."""
     with connected(place) as project:
         state = _state(_job(project, id))
-    check_resumable(_RUNS.get(state), f"the job is {state.lower()}", where(place))
-    return submit(definition, place, mark)
+    check_resumable(_RUNS.get(state), f"the job is {state.lower()}", client.where(place))
+    return client.submit(definition, place, mark)
 
 
 def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
@@ -178,12 +171,11 @@ def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str,
     """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
-    wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
-    found = collections.Counter(
-        one["displayName"]
-        for one in _listed(project, "customJobs", wanted)
-        if one["state"] != "JOB_STATE_CANCELLED"
+    wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
+    jobs = (
+        j for j in _listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED"
     )
+    found = collections.Counter(job["displayName"] for job in jobs)
     return {name: count for name, count in found.items() if names.count(name) == 1}
 
 
