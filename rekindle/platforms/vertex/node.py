@@ -85,6 +85,7 @@ MODULES = (
     "platforms.vertex.node", "platforms.vertex.rest",
 )  # fmt: skip
 _MAIN = """import pathlib, sys
+from rekindle.platforms.vertex.node import main
 sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
 """
 
