@@ -123,12 +123,6 @@ def met(found: Rendezvous, nodes: int, kind: str, job: str) -> int:
     return found.node_rank
 
 
-def copy_result(place: Place, channel: str) -> None:
-    """What another job left for conditions, as a file of this one."""
-    place.outputs[RESULT].mkdir(parents=True, exist_ok=True)
-    shutil.copy2(place.inputs[channel] / "result.json", place.outputs[RESULT])
-
-
 class _Inputs:
     """What the task's sources stand for in this container."""
 

@@ -85,11 +85,9 @@ class _Dumper(DUMPER):  # type: ignore[misc, valid-type]
     """Text of several lines as such."""
 
 
+_TEXT = "tag:yaml.org,2002:str"
 _Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
+    str, lambda dumper, text: dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
 )
 
 

@@ -171,13 +171,15 @@ def _run(
     spec = documents[0]
     if len(documents) > 1:
         spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
+    root = place.pipeline_root or None
     return kfp_server_api.V2beta1Run(
-        experiment_id=experiment, display_name=name, description=str(mark), pipeline_spec=spec,
-        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
-            parameters={}, pipeline_root=place.pipeline_root or None
-        ),
+        experiment_id=experiment,
+        display_name=name,
+        description=str(mark),
+        pipeline_spec=spec,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters={}, pipeline_root=root),
         service_account=place.service_account,
-    )  # fmt: skip
+    )
 
 
 def experiment_of(server: Server, definition: Definition) -> str:

@@ -136,11 +136,9 @@ class Cluster:
         """How the server is verified and this client proves who it is; None for plain HTTP."""
         if urlsplit(self.server).scheme == "http":
             return None
-        context = (
-            ssl.create_default_context(cafile=str(self.authority))
-            if isinstance(self.authority, Path)
-            else ssl.create_default_context(cadata=self.authority or None)
-        )
+        known = self.authority
+        trust = {"cafile": str(known)} if isinstance(known, Path) else {"cadata": known or None}
+        context = ssl.create_default_context(**trust)
         if self.certificate:
             context.load_cert_chain(*self.certificate)
         return context

@@ -78,8 +78,7 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
-        "image": place.image,
-        "command": list(LAUNCHER),
+        "image": place.image, "command": list(LAUNCHER),
         # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
         "args": [text.replace("{{", "{\\u007b"), "{{$}}"],
         "resources": {
@@ -94,9 +93,8 @@ def _task(step: Step) -> dict[str, Any]:
     wanted, task = step.distribution, lowered_container(step)
     assert wanted is not None, step.path
     found = network(wanted.machine) if wanted.nodes > 1 else {}
-    by_reference = trainjob.own_variables(
-        step
-    )  # a step's own win over what the machine is known for
+    # a step's own win over what the machine is known for
+    by_reference = trainjob.own_variables(step)
     found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 

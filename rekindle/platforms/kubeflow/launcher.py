@@ -36,8 +36,7 @@ from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
-from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
-from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
+from rekindle.platforms.kubeflow.settings import INPUT, Clash, Misfit, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
 

@@ -3,7 +3,7 @@
     python3 -m rekindle.platforms.kubeflow.node PACKED...
 
 The arguments are a task packed by trainjob.py: what launch/shim.py takes, with the URIs of
-artifacts in its ExecutorInput, `pip`, `leash` (watchdog.py) and `result`, the URI where node rank
+artifacts in its ExecutorInput, `pip`, `leash` (workflow.py) and `result`, the URI where node rank
 0 leaves what the step gave. Trainer's PET_* become the Rendezvous, and go no further: what reads
 them would start ranks that rekindle does not know. Node rank 0 alone has outputs; KFP's executor is
 told so by CLUSTER_SPEC, as on Vertex AI. The result is written last, after the artifacts. Signals
@@ -70,7 +70,7 @@ def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
     mark = folder / "run-is-over"
     if leads:
-        held = [sys.executable, "-m", "rekindle.platforms.kubeflow.watchdog"]
+        held = [sys.executable, "-m", "rekindle.platforms.kubeflow.workflow"]
         # the shim ends it with all the rest
         subprocess.Popen([*held, json.dumps({**task["leash"], "mark": str(mark)})])
     code = shim.main(words)

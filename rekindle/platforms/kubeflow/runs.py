@@ -97,9 +97,8 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
     spec = _spec(run)
-    root = (run.runtime_config and run.runtime_config.pipeline_root) or spec.get(
-        "defaultPipelineRoot", ""
-    )
+    root = run.runtime_config and run.runtime_config.pipeline_root
+    root = root or spec.get("defaultPipelineRoot", "")
     if step.cached or not root.startswith(_READABLE):
         return {}
     folder = f"{root.rstrip('/')}/{spec['pipelineInfo']['name']}/{id}/{_last(step.name)}"
@@ -129,11 +128,10 @@ def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     with connected(place) as server:
         experiment = experiment_of(server, definition)
         runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)
-    marked = [(run, RunTag.read(run.description or "")) for run in runs]
+    marked = [(run, mark) for run in runs if (mark := RunTag.read(run.description or ""))]
     return tuple(
         TaggedRun(mark, SubmittedRun(run.run_id, page(place, run.run_id), False), run.created_at)
         for run, mark in marked
-        if mark
     )
 
 
@@ -257,9 +255,8 @@ def _stored(do: Callable[[Any, str], Any], uri: str) -> Any:
     except ImportError as error:
         raise PlatformError(str(error), where=uri, fix=f"pip install {error.name}") from None
     except OSError as error:
-        raise UnreachableError(
-            str(error), where=uri, fix="see whether the store can be read from here"
-        ) from error
+        fix = "see whether the store can be read from here"
+        raise UnreachableError(str(error), where=uri, fix=fix) from error
 
 
 def _message(error: Any) -> str:

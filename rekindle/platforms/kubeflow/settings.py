@@ -9,14 +9,88 @@ takes these out, and the launcher puts their values in (`closed`) before it asks
 input that is empty at run time leaves its entry out, as KFP does.
 
 Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
-the runtime by chance: there Trainer merges by name, and mounts by their path."""
+the runtime by chance: there Trainer merges by name, and mounts by their path.
+
+A piece of a pod is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`,
+where `env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
+patch) and the rest is a patch of the pod's template. Nothing that one piece says is dropped for
+what another says: lists that Kubernetes merges by a key are merged by that key here; others have
+every item of both once."""
 
 import functools
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
-from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Entries, Misfit, Piece, given
+
+Piece = Mapping[str, Any]
+Entries = Sequence[Mapping[str, Any]]  # of a setting
+NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
+_KEYS = {
+    "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+}  # fmt: skip
+
+
+class Clash(Exception):
+    """Two pieces say different things of one; the text says what."""
+
+
+class Misfit(Exception):
+    """A setting that the pods of a TrainJob cannot have: `what` it is, and the `fix`."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
+    """What both say; Clash where they differ. `joined({"a": {"x": 1}}, {"a": {"y": 2}})` is
+    `{"a": {"x": 1, "y": 2}}`."""
+    made = dict(first)
+    for key, value in second.items():
+        if key not in made:
+            made[key] = value
+            continue
+        before, at = made[key], f"{where}.{key}"
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            made[key] = joined(before, value, at)
+        elif isinstance(before, list) and isinstance(value, list):
+            made[key] = _lists(before, value, key, at)
+        elif before != value:
+            raise Clash(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
+    return made
+
+
+def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[Any]:
+    if key not in _KEYS:
+        return [*first, *(item for item in second if item not in first)]
+    made = {_name(item, key): item for item in first}
+    for item in second:
+        name = _name(item, key)
+        if key == "containers" and name in made:
+            made[name] = joined(made[name], item, f"{where}.{name}")
+        elif made.setdefault(name, item) != item:
+            raise Clash(f"`{where.lstrip('.')}` would have two of the name `{name}`")
+    return list(made.values())
+
+
+def _name(item: Mapping[str, Any], key: str) -> str:
+    name = str(item[_KEYS[key]])
+    return posixpath.normpath(name) if key == "volumeMounts" else name
+
+
+def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
+    """What an entry names; None if the run gives nothing."""
+    if parameter not in entry:
+        return entry[plain]
+    value: Any = entry[parameter]["runtimeValue"]["constant"]
+    if isinstance(value, str) and "{{" in value:
+        what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
+        raise Misfit(what, "pass the whole name as one parameter")
+    return value
+
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
 _SELECTOR = ("key", "operator", "values")
@@ -117,11 +191,9 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
     """Volumes of a kind; an entry whose source is None is left out."""
     found = [(f"{kind}-{i}", entry, source(entry)) for i, entry in enumerate(entries)]
     there = [(name, entry, what) for name, entry, what in found if what is not None]
-    mounts = [
-        {"name": name, "mountPath": e["mountPath"]}
-        | ({"subPath": e["subPath"]} if e.get("subPath") else {})
-        for name, e, _ in there
-    ]
+    mounts = [{"name": name, "mountPath": entry["mountPath"]} for name, entry, _ in there]
+    for mount, (_, entry, _) in zip(mounts, there, strict=True):
+        mount |= {"subPath": entry["subPath"]} if entry.get("subPath") else {}
     paths = [mount["mountPath"] for mount in mounts]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise Clash(f"two volumes would be mounted at {twice[0]}")
@@ -156,11 +228,6 @@ def ephemeral(entries: Entries) -> Piece:
         return {"ephemeral": {"volumeClaimTemplate": claim}}
 
     return _mounted("ephemeral", entries, source)
-
-
-def empty(entries: Entries) -> Piece:
-    """Folders that are empty when a pod begins."""
-    return _mounted("empty", entries, _folder)
 
 
 def shared_memory(value: Mapping[str, Any]) -> Piece:
@@ -241,11 +308,8 @@ def _of_secret(secret: Secret) -> Setting:
             name = {"taskOutputParameter": {"producerTask": task, "outputParameterKey": output}}
         case _:
             name = {"runtimeValue": {"constant": "{{$}}"}}  # a placeholder, which is refused
-    entry = {
-        "secretNameParameter": name,
-        "keyToEnv": [{"secretKey": secret.key, "envVar": secret.env}],
-        "optional": secret.optional,
-    }
+    pairs = [{"secretKey": secret.key, "envVar": secret.env}]
+    entry = {"secretNameParameter": name, "keyToEnv": pairs, "optional": secret.optional}
     return Setting("secretAsEnv", [entry], secret.where)
 
 
@@ -340,7 +404,8 @@ _PIECES: Mapping[str, Callable[[Any], Piece]] = {
         named, "config", "configMap", "name", ["configMapNameParameter", "configMapName"]
     ),
     "genericEphemeralVolume": ephemeral,
-    "emptyDirMounts": empty, "enabledSharedMemory": shared_memory,
+    "emptyDirMounts": lambda entries: _mounted("empty", entries, _folder),
+    "enabledSharedMemory": shared_memory,
     "nodeSelector": node_selector, "tolerations": tolerations,
     "nodeAffinity": node_affinity, "podAffinity": pod_affinity,
     "podMetadata": _metadata, "imagePullSecret": _pull_secrets, "securityContext": _security,

@@ -30,7 +30,7 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import NODE, Clash, Misfit, Piece, joined
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"

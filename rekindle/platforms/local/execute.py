@@ -67,12 +67,10 @@ def execute(
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
     steps = tuple(_pending(leaf) for leaf in graph.leaves())
-    record = record.model_copy(
-        update={
-            "platform": "local", "status": "running", "steps": steps, "arguments": values,
-            "ignored": record.ignored or unheeded, "home": str(store.home),
-        }
-    )  # fmt: skip
+    record = record.model_copy(update={
+        "platform": "local", "status": "running", "steps": steps, "arguments": values,
+        "ignored": record.ignored or unheeded, "home": str(store.home),
+    })  # fmt: skip
     try:
         make_home(store.home)
         here = (step for step in graph.steps() if not containers.image_of(step))
@@ -315,10 +313,8 @@ class _Run:
 
     def update(self, path: str, **fields: Any) -> None:
         """Change one step's record."""
-        changed = (
-            step.model_copy(update=fields) if step.name == path else step
-            for step in self.record.steps
-        )
+        steps = self.record.steps
+        changed = (s.model_copy(update=fields) if s.name == path else s for s in steps)
         self.change(steps=tuple(changed))
 
     def change(self, **fields: Any) -> None:

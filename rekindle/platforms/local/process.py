@@ -122,7 +122,11 @@ def run_shim(
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task = {**task, "result": str(result_file)}
-    process = _forked(task, task_file, fork_server, env) or _started(task, task_file, env)
+    process: Process | None = None
+    if fork_server is not None:
+        task_file.write_text(json.dumps({**task, "parent": fork_server.pid}))
+        process = fork_server.adopt({"task": str(task_file), "env": dict(env)})
+    process = process or _started(task, task_file, env)
     stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
     try:
         _pump(process, log, on_event, stopper)
@@ -136,15 +140,6 @@ def run_shim(
             _kill_session(process)
     result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
     return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
-
-
-def _forked(
-    task: Mapping[str, Any], file: Path, fork_server: ForkServer | None, env: Mapping[str, str]
-) -> Forked | None:
-    if fork_server is None:
-        return None
-    file.write_text(json.dumps({**task, "parent": fork_server.pid}))
-    return fork_server.adopt({"task": str(file), "env": dict(env)})
 
 
 def _started(

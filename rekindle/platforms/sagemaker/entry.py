@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def main() -> int:
     task = mounted.load_task(HERE)
     place = _place(task, *(TRAINING if "training" in task else PROCESSING))
     if channel := task.get("copies"):
-        mounted.copy_result(place, channel)
+        # what another job left for conditions, as a file of this one
+        place.outputs[mounted.RESULT].mkdir(parents=True, exist_ok=True)
+        shutil.copy2(place.inputs[channel] / "result.json", place.outputs[mounted.RESULT])
         return 0
     try:
         _read_secrets()

@@ -30,10 +30,7 @@ _RUNS: dict[str, RunStatus] = {
 _STEPS: dict[str, StepStatus] = {
     "Succeeded": "succeeded", "Failed": "failed", "Stopped": "cancelled",
 }  # fmt: skip
-_GROUPS = {
-    "ProcessingJob": "/aws/sagemaker/ProcessingJobs",
-    "TrainingJob": "/aws/sagemaker/TrainingJobs",
-}
+_GROUPS = {kind: f"/aws/sagemaker/{kind}s" for kind in ("ProcessingJob", "TrainingJob")}
 _MOST_STREAMS = 50
 
 
@@ -47,11 +44,11 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
             PipelineExecutionArn=id, SortOrder="Ascending"
         )
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
+        inner = {"Condition", "ForEach"}  # shown only if they failed
         steps = [
             _step(sagemaker, step, now)
             for step in listed
-            if step["StepStatus"] == "Failed"
-            or not step.get("Metadata", {}).keys() & {"Condition", "ForEach"}
+            if step["StepStatus"] == "Failed" or not step.get("Metadata", {}).keys() & inner
         ]
         ended = found.get("LastModifiedTime") if status != "running" else None
         return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)

@@ -165,13 +165,11 @@ class VertexLauncher(Launcher):
             return 1
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         outputs = self.executor_input["outputs"]
-        told = {
-            "parameterValues": result["parameters"],
-            "artifacts": {
-                name: {"artifacts": [_artifact(group["artifacts"][0], result["artifacts"][name])]}
-                for name, group in outputs["artifacts"].items()
-            },
-        }
+        told = {"parameterValues": result["parameters"], "artifacts": {}}
+        for name, group in outputs["artifacts"].items():
+            made = {key: result["artifacts"][name][key] for key in ("uri", "metadata")}
+            artifact = {"name": group["artifacts"][0].get("name", ""), **made}
+            told["artifacts"][name] = {"artifacts": [artifact]}
         file = Path(mounted(outputs["outputFile"]))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(told), encoding="utf-8")
@@ -219,10 +217,6 @@ def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, An
         moved = [{**artifact, "uri": f"{at}/{token}/{last}"} for artifact, (at, _, last) in places]
         artifacts[name] = {"artifacts": moved}
     return {**executor_input, "outputs": {**outputs, "artifacts": artifacts}}
-
-
-def _artifact(mine: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    return {"name": mine.get("name", ""), "uri": made["uri"], "metadata": made["metadata"]}
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -44,12 +44,9 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
     facts = dict.fromkeys([RUN, TASK, *asked])
     pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
-    return {
-        "image": place.image,
-        "command": LAUNCHER,
-        # the service would fill in what looks like a placeholder in the user's source
-        "args": [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs],
-    }
+    # the service would fill in what looks like a placeholder in the user's source
+    arguments = [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs]
+    return {"image": place.image, "command": LAUNCHER, "args": arguments}
 
 
 def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:

@@ -147,11 +147,8 @@ def main(folder: Path) -> int:
 
 def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str, Any]]:
     own = on_node(task["executor_input"], rank, scratch)
-    told = {
-        **task,
-        **{key: [placed(word, own) for word in task[key]] for key in ("command", "args")},
-        "env": {name: placed(value, own) for name, value in task["env"].items()},
-    }
+    told = {**task, "env": {name: placed(value, own) for name, value in task["env"].items()}}
+    told |= {key: [placed(word, own) for word in task[key]] for key in ("command", "args")}
     words = node.prepared(told, own, task["facts"], scratch, leads=rank == 0, cwd=Path.cwd())
     for group in own["outputs"]["artifacts"].values():
         Path(mounted(group["artifacts"][0]["uri"])).parent.mkdir(parents=True, exist_ok=True)
