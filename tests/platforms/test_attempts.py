@@ -15,7 +15,7 @@ from rekindle.platforms.launcher import (
     Start,
     decide,
 )
-from rekindle.platforms.vertex.service import job_of
+from rekindle.platforms.vertex.launcher import job_of
 
 
 def job(name: str, state: str, created: float, ended: float | None = None) -> Job:

@@ -24,7 +24,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
-from rekindle.platforms.vertex.lowering import LAUNCHER
+from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:

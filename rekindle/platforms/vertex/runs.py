@@ -26,7 +26,7 @@ from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, ste
 from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import connected, job_of, page
-from rekindle.platforms.vertex.service import log_query, text_of
+from rekindle.platforms.vertex.launcher import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
