@@ -89,13 +89,10 @@ def code_of(spec: Spec, graph: Graph) -> Code:
         importing.add(beside)
     needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
     root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
-    return Code(
-        {file.relative_to(root).as_posix(): _content(file) for file in found},
-        tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
-        (*files, *needing, *(["image.include"] if taken else [])),
-        root,
-        _included_hash(taken, beside),
-    )
+    content = {file.relative_to(root).as_posix(): _content(file) for file in found}
+    places = tuple(sorted(folder.relative_to(root).as_posix() for folder in importing))
+    wanted_by = (*files, *needing, *(["image.include"] if taken else []))
+    return Code(content, places, wanted_by, root, _included_hash(taken, beside))
 
 
 def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> dict[str, str]:
@@ -111,12 +108,13 @@ def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> di
     for step in graph.steps() if spec.pipeline else ():
         if names is not None and step.component not in names:
             continue
-        source, places = step.container.source, [*_path_of(step), *folders]
-        found[step.component] = (
-            closure([], {step.path: source}, places, everywhere=True)
-            if source
-            else _called(step, places)
-        )
+        source, path = step.container.source, step.container.env.get("PYTHONPATH")
+        own = str(lower(path)).split(os.pathsep) if path is not None else []
+        places = [*(Path(folder).absolute() for folder in own if folder), *folders]
+        if source:
+            found[step.component] = closure([], {step.path: source}, places, everywhere=True)
+        else:
+            found[step.component] = _called(step, places)
     beside = included_hash(spec) if found else ""
     return {
         name: digest([contents(files), beside]) for name, files in found.items() if files or beside
@@ -135,13 +133,6 @@ def _folder_of(spec: Spec) -> Path:
 def _included_hash(files: Iterable[Path], folder: Path) -> str:
     found = sorted([os.path.relpath(file, folder), large_file_sha256(file)] for file in files)
     return digest(found) if found else ""
-
-
-def _path_of(step: Step) -> list[Path]:
-    """The folders that a step sets PYTHONPATH to."""
-    given = step.container.env.get("PYTHONPATH")
-    folders = str(lower(given)).split(os.pathsep) if given is not None else []
-    return [Path(folder).absolute() for folder in folders if folder]
 
 
 def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:

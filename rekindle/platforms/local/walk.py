@@ -305,7 +305,11 @@ class Walk:
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
             if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
                 continue
-            if not (node.always and _can_do_without(node, name)):
+            if name in node.inputs.parameters:
+                optional = not node.inputs.parameters[name].required
+            else:
+                optional = name in node.inputs.artifacts and node.inputs.artifacts[name].optional
+            if not (node.always and optional):
                 return NOTHING, f"{source.task}.{source.output}"
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
@@ -388,13 +392,6 @@ def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
         return
     for inner in node.dag.ordered():
         yield from _leaves(inner, f"{path}/{inner.name}")
-
-
-def _can_do_without(node: ir.AnyNode, name: str) -> bool:
-    """Whether an input may stay empty, or has a default."""
-    if name in node.inputs.parameters:
-        return not node.inputs.parameters[name].required
-    return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
 
 
 def _artifact(frame: Frame, source: ir.FromInput | ir.FromTask) -> Given | None:

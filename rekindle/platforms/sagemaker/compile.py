@@ -85,8 +85,10 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
             "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
             "images build and push CONFIG",
         )
-    if place.model_package_group and not (_promotes(graph) and place.image):
-        step, output = _TRAINED
+    step, output = _TRAINED  # as the shipped pipeline names them
+    made = {node.path: node.outputs.artifacts for node in graph.steps()}
+    promotes = output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
+    if place.model_package_group and not (promotes and place.image):
         yield Problem(
             f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` ran, "
             "in `image`; not all of that is here",
@@ -98,13 +100,6 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
             f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
             "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
         )  # fmt: skip
-
-
-def _promotes(graph: Graph) -> bool:
-    """Whether the pipeline trains and promotes by the names that the shipped one has."""
-    step, output = _TRAINED
-    made = {node.path: node.outputs.artifacts for node in graph.steps()}
-    return output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
 
 
 class _Compiler:
@@ -238,9 +233,13 @@ class _Compiler:
             found["DependsOn"] = any_end if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
-        if policies := _retries(step):
-            found["RetryPolicies"] = policies
-        return found
+        # of what the service does wrong; a step's own failures are tried again in its container
+        policies = [_SCARCE] if jobs.is_training(step) else []
+        if step.retry.count:
+            pause = max(1, round(step.retry.pause_seconds))
+            again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
+            policies.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
+        return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:
         """What to wait for until the step at `path` ended or will not run: it, or the condition or
@@ -284,13 +283,3 @@ def _is_fixed(value: Any, kind: str) -> bool:
     return len(text) > limits("sagemaker")["environment_characters"] or (
         kind in ("STRING", "LIST", "STRUCT") and not text
     )
-
-
-def _retries(step: Step) -> list[dict[str, Any]]:
-    """Of what the service does wrong; a step's own failures are tried again in its container."""
-    found = [_SCARCE] if jobs.is_training(step) else []
-    if step.retry.count:
-        pause = max(1, round(step.retry.pause_seconds))
-        again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
-        found.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
-    return found

@@ -60,20 +60,6 @@ def compile(
     if found := [*wrong, *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
-    folder = f"{place.artifact_root.rstrip('/')}/pipeline"
-    job: dict[str, Any] = {
-        "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
-        "pipelineSpec": _pipeline(ir_text, graph, place),
-        "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
-    }  # fmt: skip
-    key = {"kmsKeyName": place.kms_key} if place.kms_key else None
-    more = {"serviceAccount": place.service_account, "network": place.network}
-    job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
-    text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
-
-
-def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
     spec, settings = rewrite.rewritten(ir_text, {}, place.image)
     if place.secrets:
         spec = rewrite.prefixed(spec, dict(_secrets(spec, graph, place)))
@@ -82,7 +68,19 @@ def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
         spec, settings, graph, lambda step: launcher(step, graph.name, place)
     )
     labels = rewrite.distributed(spec, graph)
-    return rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
+    folder = f"{place.artifact_root.rstrip('/')}/pipeline"
+    job: dict[str, Any] = {
+        "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
+        "pipelineSpec": rewrite.with_retries(
+            spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES
+        ),
+        "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
+    }  # fmt: skip
+    key = {"kmsKeyName": place.kms_key} if place.kms_key else None
+    more = {"serviceAccount": place.service_account, "network": place.network}
+    job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
+    text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
 
 
 def _secrets(
@@ -100,7 +98,7 @@ def _secrets(
 def _asked(step: Step, place: VertexSpec) -> list[Secret]:
     """The secrets that a step asks for and that the config names; none where nothing can stand in
     front of its command."""
-    started = bool(step.container.source or step.container.command)
+    started = step.container.source or step.container.command
     return [s for s in step.secrets if s.env in place.secrets] if started else []
 
 

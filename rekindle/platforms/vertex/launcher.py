@@ -33,6 +33,15 @@ from rekindle.platforms.vertex.compile import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
 
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 15.0
+PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on
+LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
+CREATIONS = 6  # without an answer, or against a limit of calls
+PREEMPTED = 75
+TOLD_TO_END = 143  # the service ends the nodes beside one that ended, also before they can save
+_WATCH_POLLS = 8
 TASK_LABEL = "rekindle-task"
 # The states in which a run, or a task of it, wants its jobs gone
 _RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
@@ -48,98 +57,6 @@ def job_of(raw: dict[str, Any]) -> Job:
     started, ended = (_seconds(time) if time else None for time in (raw.get("startTime"), end))
     error, command = raw.get("error", {}).get("message", ""), tuple(container.get("command", ()))
     return Job(raw["name"], state, _seconds(raw["createTime"]), started, ended, error, command)
-
-
-class Service:
-    """CustomJobs of one step of one run: those that bear `label`."""
-
-    def __init__(self, google: Google, project: str, region: str, label: str) -> None:
-        self.google, self.project, self.region, self.label = google, project, region, label
-        self.jobs_path = f"/v1/projects/{project}/locations/{region}/customJobs"
-        self.made: set[str] = set()
-
-    def jobs(self, patience: float = 300) -> list[Job]:
-        """All of them, those just created included, whether or not they are listed yet."""
-        query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
-        found: dict[str, Job] = {}
-        while True:
-            page = self.google.get("aiplatform", self.jobs_path, query, patience)
-            found |= {raw["name"]: job_of(raw) for raw in page.get("customJobs", [])}
-            if not page.get("nextPageToken"):
-                break
-            query["pageToken"] = page["nextPageToken"]
-        for name in self.made - found.keys():
-            found[name] = job_of(self.google.get("aiplatform", f"/v1/{name}", None, patience))
-        return list(found.values())
-
-    def create(self, body: dict[str, Any]) -> Job:
-        """One more; a transient HttpError leaves open whether it is there."""
-        job = job_of(self.google.create("aiplatform", self.jobs_path, body))
-        self.made.add(job.name)
-        return job
-
-    def cancel(self, job: Job, patience: float = 60) -> None:
-        """Ask for its end. One that is over already stays as it is."""
-        try:
-            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
-        except HttpError as error:
-            if error.transient or error.status == 403:
-                raise
-            log.info("%s is not cancelled: %s", job.number, error)
-
-    def ending(self, run: str, task: str, patience: float) -> str:
-        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
-        while it goes on."""
-        try:
-            told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
-        except HttpError as error:
-            if error.status != 404:
-                raise
-            return "it was deleted"
-        state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
-        tasks = told.get("jobDetail", {}).get("taskDetails", [])
-        own = {one.get("state") for one in tasks if one.get("taskName") == task}
-        if own and own <= set(_TASK_ENDS):
-            return f"this task of it is {', '.join(sorted(own)).lower()}"
-        return f"it is {state.lower()}" if state in _RUN_ENDS else ""
-
-    def page(self, job: Job) -> str:
-        """The job in the console, and its logs there."""
-        at = "https://console.cloud.google.com"
-        return (
-            f"{at}/vertex-ai/locations/{self.region}/training/{job.number}/cpu"
-            f"?project={self.project}\n{at}/logs/query;query=resource.labels.job_id%3D%22"
-            f"{job.number}%22?project={self.project}"
-        )
-
-
-class NodeLog:
-    """What node rank 0 printed, from Cloud Logging, as far as this account may read it."""
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.readable = service, True
-        self.since, self.told = "", set[str]()
-
-    def news(self, job: Job) -> list[str]:
-        """Lines that were not told yet. Never fails: a job goes on without being watched."""
-        if not self.readable:
-            return []
-        try:
-            one = f'resource.labels.job_id="{job.number}"'
-            machine = 'resource.labels.task_name="workerpool0-0"'
-            body = log_query(self.service.project, self.since, one, machine)
-            told = self.service.google.post("logging", "/v2/entries:list", body, patience=0)
-            entries = told.get("entries", [])
-        except HttpError as error:
-            self.readable = error.transient
-            if not self.readable:
-                log.info("node 0's log is not shown here: %s", error)
-            return []
-        fresh = [entry for entry in entries if entry["insertId"] not in self.told]
-        if fresh:
-            self.since = fresh[-1]["timestamp"]
-            self.told = {e["insertId"] for e in entries if e["timestamp"] == self.since}
-        return [text_of(entry).rstrip() for entry in fresh]
 
 
 def log_query(project: str, since: str, *wanted: str) -> dict[str, Any]:
@@ -160,17 +77,6 @@ def _seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-log = logging.getLogger(__name__)
-
-POLL_SECONDS = 15.0
-PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on
-LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
-CREATIONS = 6  # without an answer, or against a limit of calls
-PREEMPTED = 75
-TOLD_TO_END = 143  # the service ends the nodes beside one that ended, also before they can save
-_WATCH_POLLS = 8
-
-
 class VertexLauncher(Launcher):
     """A launcher whose jobs are CustomJobs: `payload` and `executor_input` as in the arguments,
     `facts` of the run."""
@@ -187,11 +93,18 @@ class VertexLauncher(Launcher):
             threading.Event(),
         )
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
-        google = Google(places(payload["region"], environment), self.stop)
-        self.service = Service(google, payload["project"], payload["region"], self.identity())
-        self.log = NodeLog(self.service)
+        self.google = Google(places(payload["region"], environment), self.stop)
+        self.project, self.region, self.label = (
+            payload["project"],
+            payload["region"],
+            self.identity(),
+        )
+        self.jobs_path = f"/v1/projects/{self.project}/locations/{self.region}/customJobs"
+        self.made = set[str]()  # names of jobs that may not be listed yet
         self.told, self.patience = "", PATIENCE_SECONDS
         self.creations = 0
+        # of node rank 0's log: whether this account may read it, and which lines were told
+        self.readable, self.since, self.told_lines = True, "", set[str]()
 
     def identity(self) -> str:
         """What the step is to the run: launchers that compute the same one want the same job."""
@@ -199,13 +112,44 @@ class VertexLauncher(Launcher):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
-        return self.service.ending(self.facts[RUN], self.facts[TASK], self.patience)
+        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
+        while it goes on."""
+        try:
+            told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
+        except HttpError as error:
+            if error.status != 404:
+                raise
+            return "it was deleted"
+        state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
+        tasks = told.get("jobDetail", {}).get("taskDetails", [])
+        own = {one.get("state") for one in tasks if one.get("taskName") == self.facts[TASK]}
+        if own and own <= set(_TASK_ENDS):
+            return f"this task of it is {', '.join(sorted(own)).lower()}"
+        return f"it is {state.lower()}" if state in _RUN_ENDS else ""
 
     def jobs(self) -> list[Job]:
-        return self.service.jobs(self.patience)
+        """All with the label, those just created included, whether or not they are listed yet."""
+        query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
+        found: dict[str, Job] = {}
+        while True:
+            page = self.google.get("aiplatform", self.jobs_path, query, self.patience)
+            found |= {raw["name"]: job_of(raw) for raw in page.get("customJobs", [])}
+            if not page.get("nextPageToken"):
+                break
+            query["pageToken"] = page["nextPageToken"]
+        for name in self.made - found.keys():
+            found[name] = job_of(self.google.get("aiplatform", f"/v1/{name}", None, self.patience))
+        return list(found.values())
 
     def cancel(self, job: Job) -> None:
-        self.service.cancel(job, min(self.patience, 60.0))
+        """Ask for its end. One that is over already stays as it is."""
+        try:
+            patience = min(self.patience, 60.0)
+            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
+        except HttpError as error:
+            if error.transient or error.status == 403:
+                raise
+            log.info("%s is not cancelled: %s", job.number, error)
 
     def failed(self, error: Exception) -> int:
         advice = ""
@@ -217,12 +161,12 @@ class VertexLauncher(Launcher):
         return 1
 
     def hurry(self) -> None:
-        self.service.google, self.patience = Google(self.service.google.where), LAST_WORDS_SECONDS
+        self.google, self.patience = Google(self.google.where), LAST_WORDS_SECONDS
 
     def start(self, attempt: Start) -> None:
         """Create one more job, in a folder of its own."""
         token = uuid.uuid4().hex[:12]
-        folder = f"{self.payload['jobs']}/{self.service.label}/{token}"
+        folder = f"{self.payload['jobs']}/{self.label}/{token}"
         task = {
             **self.payload["task"], "executor_input": _with_own_places(self.executor_input, token),
             "facts": self.facts, "run": self.facts[RUN], "region": self.payload["region"],
@@ -231,20 +175,21 @@ class VertexLauncher(Launcher):
         }  # fmt: skip
         command = node.write(Path(mounted(folder)), task)
         try:
-            job = self.service.create(self.body(attempt, command))
+            made = self.google.create("aiplatform", self.jobs_path, self.body(attempt, command))
         except HttpError as error:
             self.creations += 1
             if not error.transient or _quota(error) or self.creations >= CREATIONS:
                 raise
             log.warning("attempt %d: %s; looking whether it is there", attempt.number, error)
             return
-        self.creations = 0
-        log.info("attempt %d is %s\n%s", attempt.number, job.number, self.service.page(job))
+        job, self.creations = job_of(made), 0
+        self.made.add(job.name)
+        log.info("attempt %d is %s\n%s", attempt.number, job.number, self.page(job))
 
     def body(self, attempt: Start, command: list[str]) -> dict[str, Any]:
         """The CustomJob of an attempt."""
         job = json.loads(json.dumps(self.payload["job"]))
-        own = {TASK_LABEL: self.service.label, "rekindle-attempt": str(attempt.number)}
+        own = {TASK_LABEL: self.label, "rekindle-attempt": str(attempt.number)}
         job["labels"] = {**self.run_labels, **job["labels"], **own}
         for pool in job["jobSpec"]["workerPoolSpecs"]:
             pool["containerSpec"]["command"] = command
@@ -256,8 +201,39 @@ class VertexLauncher(Launcher):
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
             log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
-        for line in self.log.news(job):
+        for line in self.news(job):
             log.info("node 0: %s", line)
+
+    def news(self, job: Job) -> list[str]:
+        """Lines of node rank 0 that were not told yet. Never fails: a job goes on without being
+        watched."""
+        if not self.readable:
+            return []
+        try:
+            one = f'resource.labels.job_id="{job.number}"'
+            machine = 'resource.labels.task_name="workerpool0-0"'
+            body = log_query(self.project, self.since, one, machine)
+            told = self.google.post("logging", "/v2/entries:list", body, patience=0)
+        except HttpError as error:
+            self.readable = error.transient
+            if not self.readable:
+                log.info("node 0's log is not shown here: %s", error)
+            return []
+        entries = told.get("entries", [])
+        fresh = [entry for entry in entries if entry["insertId"] not in self.told_lines]
+        if fresh:
+            self.since = fresh[-1]["timestamp"]
+            self.told_lines = {e["insertId"] for e in entries if e["timestamp"] == self.since}
+        return [text_of(entry).rstrip() for entry in fresh]
+
+    def page(self, job: Job) -> str:
+        """The job in the console, and its logs there."""
+        at = "https://console.cloud.google.com"
+        return (
+            f"{at}/vertex-ai/locations/{self.region}/training/{job.number}/cpu"
+            f"?project={self.project}\n{at}/logs/query;query=resource.labels.job_id%3D%22"
+            f"{job.number}%22?project={self.project}"
+        )
 
     def cause(self, job: Job) -> Cause:
         """Why an ended job did not succeed. Where spot machines are used, a node that left no word
@@ -308,7 +284,7 @@ class VertexLauncher(Launcher):
         log.error(
             "%s %s: %s%s\n%s",
             end.job.number, end.job.state.lower(), end.why, _FIXES.get(end.cause, ""),
-            self.service.page(end.job),
+            self.page(end.job),
         )  # fmt: skip
         return PREEMPTED if end.cause == "preempted" else 1
 
