@@ -27,6 +27,8 @@ ENDED_RUN = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_S
 
 # `preempted`: its machines were taken away, or it stopped itself after a save (exit code 75)
 Cause = Literal["preempted", "failed", "expired", "cancelled"]
+log = logging.getLogger(__name__)
+TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +138,6 @@ def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allow
     if why != "preempted" and failed > allowed.failures:
         return GiveUp(last, why, f"{failed} of {allowed.failures + 1} attempts failed")
     return Start(len(attempts) + 1, left)
-
-
-log = logging.getLogger(__name__)
-
-TERMINATED = 128 + signal.SIGTERM
 
 
 class Launcher(abc.ABC):

@@ -12,6 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
+S = TypeVar("S")
+TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
+RUN_TAG = "rekindle-run"
+_TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
+_MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
+
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
@@ -40,13 +46,6 @@ class Definition:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             yield Path(folder, self.entry)
-
-
-S = TypeVar("S")
-TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
-RUN_TAG = "rekindle-run"
-_TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
-_MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
 
 @dataclasses.dataclass(frozen=True)

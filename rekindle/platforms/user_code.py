@@ -41,6 +41,14 @@ HOME = PurePosixPath("/opt/rekindle/code")
 ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 # has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
+IGNORE = ".dockerignore"
+_KEYS = (
+    "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
+    "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
+)  # fmt: skip
+_PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
+_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_Rules = list[tuple[bool, re.Pattern[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,17 +273,6 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read {file}: {error.strerror}", fix="check the file") from None
-
-
-IGNORE = ".dockerignore"
-_KEYS = (
-    "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
-    "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
-)  # fmt: skip
-_PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
-_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-
-_Rules = list[tuple[bool, re.Pattern[str]]]
 
 
 def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:

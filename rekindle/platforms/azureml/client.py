@@ -38,6 +38,9 @@ PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
 }  # fmt: skip
 _PAUSES_SECONDS = (1.0, 4.0)
+SUFFIX = ".azureml.yaml"
+_READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
+_VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
@@ -188,11 +191,6 @@ def _said(error: Exception) -> str:
         found = json.loads(text)["errors"]
         return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
     return first_line(text, error)
-
-
-SUFFIX = ".azureml.yaml"
-_READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
-_VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:

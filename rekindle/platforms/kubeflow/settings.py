@@ -31,6 +31,15 @@ _KEYS = {
     "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",
     "volumeMounts": "mountPath",
 }  # fmt: skip
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
+_SELECTOR = ("key", "operator", "values")
+_TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+INPUT = "rekindle-setting-"
+# Labels by which Job, JobSet, Trainer and Kueue know their pods
+_OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
+_QUEUES = "kueue.x-k8s.io/"
 
 
 class Clash(Exception):
@@ -90,13 +99,6 @@ def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
         what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
         raise Misfit(what, "pass the whole name as one parameter")
     return value
-
-
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
-_SELECTOR = ("key", "operator", "values")
-_TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def node_selector(value: Mapping[str, Any]) -> Piece:
@@ -238,12 +240,6 @@ def shared_memory(value: Mapping[str, Any]) -> Piece:
 
 def _folder(entry: Mapping[str, Any]) -> Piece:
     return {"emptyDir": {key: entry[key] for key in ("medium", "sizeLimit") if entry.get(key)}}
-
-
-INPUT = "rekindle-setting-"
-# Labels by which Job, JobSet, Trainer and Kueue know their pods
-_OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
-_QUEUES = "kueue.x-k8s.io/"
 
 
 def settings_of(step: Step) -> list[Setting]:

@@ -41,6 +41,17 @@ LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
 
 _FIX = "take it out, or what says the other"
 Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
+API_VERSION = "trainer.kubeflow.org/v1alpha1"
+GPU = "nvidia.com/gpu"
+MANAGER = "rekindle.dev/launcher"
+RESULT = "rekindle.dev/result"
+IDENTITY = "rekindle.dev/identity"
+STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
+_SECRET_KEY = "secret"  # noqa: S105 - the key within the Secret
+COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
+_MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
+# JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
+_LONGEST_NAME = 44
 
 
 def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
@@ -127,19 +138,6 @@ def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
     """Variable -> secret and key, for all steps."""
     pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
     return {env: (name, key) for env, (name, _, key) in pairs.items()}
-
-
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
-GPU = "nvidia.com/gpu"
-MANAGER = "rekindle.dev/launcher"
-RESULT = "rekindle.dev/result"
-IDENTITY = "rekindle.dev/identity"
-STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
-_SECRET_KEY = "secret"  # noqa: S105 - the key within the Secret
-COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
-_MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
-# JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
-_LONGEST_NAME = 44
 
 
 def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:

@@ -21,6 +21,11 @@ from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 
+Leaf = ir.Step | ir.Importer
+RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
+NO_TURNS = "there is nothing to loop over"
+_STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
+
 
 @dataclasses.dataclass(frozen=True)
 class End:
@@ -131,13 +136,6 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-Leaf = ir.Step | ir.Importer
-RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
-
-NO_TURNS = "there is nothing to loop over"
-_STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
 
 
 @dataclasses.dataclass(frozen=True)

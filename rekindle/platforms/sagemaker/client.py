@@ -25,6 +25,13 @@ _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
+_NOT_LOGGED_IN = frozenset({
+    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
+})  # fmt: skip
+SUFFIX = ".sagemaker.json"
+_READ = re.compile(r"Steps\.([\w-]+)\.")
+_PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
@@ -191,17 +198,6 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix = f"the service rejected the request; {BUG}"
     said = first_line(response.get("Error", {}).get("Message") or error, error)
     return kind(said, where=where(place), fix=fix)
-
-
-_NOT_LOGGED_IN = frozenset({
-    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
-})  # fmt: skip
-
-
-SUFFIX = ".sagemaker.json"
-_READ = re.compile(r"Steps\.([\w-]+)\.")
-_PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:

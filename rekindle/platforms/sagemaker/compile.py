@@ -114,8 +114,7 @@ class _Compiler:
         self.flat, guarded = divided(flats, values)
         more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
         names = jobs.names_of([*self.flat, *more])
-        self.site = jobs.Site(place, self.flat, guarded, names, types, values, fixed)
-        self.jobs = jobs.Jobs(self.site)
+        self.jobs = jobs.Jobs(place, self.flat, guarded, names, types, values, fixed)
         read = [guard.values.values() for flat in self.flat.values() for guard in flat.guards]
         self.compared = {s.path for several in read for s in several if isinstance(s, Output)}
 
@@ -127,11 +126,11 @@ class _Compiler:
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         read |= {flat.loop.over for flat in steps if flat.loop}
-        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.site.types.items()}
+        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.jobs.types.items()}
         parameters = [
             {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
-            for name, value in self.site.values.items()
-            if name in read - self.site.fixed
+            for name, value in self.jobs.values.items()
+            if name in read - self.jobs.fixed
         ]
         most = limits("sagemaker")["parameters"]
         if len(parameters) > most:
@@ -147,7 +146,7 @@ class _Compiler:
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:
         yield from read_by(flat)
-        for guard in self.site.guarded[flat.path]:
+        for guard in self.jobs.guarded[flat.path]:
             for source in guard.values.values():
                 yield from sources(source)
 
@@ -185,21 +184,20 @@ class _Compiler:
         most = limits("sagemaker")["loop_at_once"]
         arguments = {"IterableItems": {"Get": f"Parameters.{loop.over}"}, "ForEachBody": body}
         arguments |= {"MaxConcurrency": min(loop.at_once or most, most)}
-        name, after = self.site.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
+        name, after = self.jobs.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
         return {"Name": name, "Type": "ForEach", "Arguments": arguments, **after}
 
     def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
-        site = self.site
         if isinstance(source, Given):
-            if source.name not in site.fixed and not source.keys:
+            if source.name not in self.jobs.fixed and not source.keys:
                 return {"Get": f"Parameters.{source.name}"}
-            value = site.values[source.name]
+            value = self.jobs.values[source.name]
             for key in source.keys:
                 value = value[key]
             return value
         training = jobs.is_training(self.flat[source.path].step)
-        producer = site.names[_result_of(source.path) if training else source.path]
+        producer = self.jobs.names[_result_of(source.path) if training else source.path]
         keys = (source.name, *source.keys)
         steps = [f".{key}" if re.fullmatch(r"\w+", key) else f"['{key}']" for key in keys]
         file = {"Get": f"Steps.{producer}.PropertyFiles.result"}
@@ -209,7 +207,7 @@ class _Compiler:
         """The step, and what comes with it."""
         found = [self._step(flat)]
         if flat.path in self.compared and jobs.is_training(flat.step):
-            name = self.site.names[_result_of(flat.path)]
+            name = self.jobs.names[_result_of(flat.path)]
             arguments = self.jobs.repeated(flat, name)
             repeated = {"Name": name, "Type": "Processing", "Arguments": arguments}
             found.append(repeated | _RESULT_FILE)
@@ -221,7 +219,7 @@ class _Compiler:
         step = flat.step
         assert isinstance(step, Step)
         kind, arguments = self.jobs.of(flat)
-        name = self.site.names[flat.path]
+        name = self.jobs.names[flat.path]
         found: dict[str, Any] = {"Name": name, "Type": kind, "Arguments": arguments}
         if kind == "Processing":
             found |= _RESULT_FILE
@@ -245,19 +243,19 @@ class _Compiler:
         """What to wait for until the step at `path` ended or will not run: it, or the condition or
         loop around it."""
         if loop := self.flat[path].loop:
-            return self.site.names[loop.path]
+            return self.jobs.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
-        return jobs.condition_name(others[0]) if others else self.site.names[path]
+        return jobs.condition_name(others[0]) if others else self.jobs.names[path]
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
-        model = self.site.uri(Output(*_TRAINED))
+        model = self.jobs.uri(Output(*_TRAINED))
         parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
         arguments = jobs.model_package(self.place, jobs.joined(*parts, "data/"))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
-        name, after = self.site.names[_REGISTERED], [self.site.names[promoted.path]]
+        name, after = self.jobs.names[_REGISTERED], [self.jobs.names[promoted.path]]
         step = {"Name": name, "Type": "RegisterModel", "Arguments": arguments}
         return {**step, "DependsOn": after}
 

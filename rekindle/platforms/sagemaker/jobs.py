@@ -9,7 +9,6 @@ step's own matter: they go to the artifact root and outlive the job, whatever th
 it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
 is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,72 @@ from rekindle.platforms.submission import plain_name
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
+_ILLEGAL = r"[^A-Za-z0-9_-]+"
+_DAY_SECONDS = 86_400
+_ENTRY = Path(__file__).with_name("entry.py")
+# what the hosts of a Training job need to find each other
+_RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
+_INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
+_CHANNELS = "/opt/ml/input/data"  # of a Training job
+_WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
+_EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
+_NUMBERS = ("loss", "samples_per_second", "step")
+_METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
 
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """What all jobs of one compilation share: the flat steps by path, the conditions that a step
-    looks at itself (`guarded`), the names of jobs, the values of the pipeline's parameters with
-    their types, and those that a run cannot change (`fixed`)."""
 
-    place: SageMakerSpec
-    flats: Mapping[str, Flat]
-    guarded: Mapping[str, tuple[Guard, ...]]
-    names: Mapping[str, str]
-    types: Mapping[str, str]
-    values: Mapping[str, Any]
-    fixed: frozenset[str]
+def image_of(step: Step, place: SageMakerSpec) -> str:
+    """The image that a step runs in: its own, where the service can pull it."""
+    image = bundle.image_of(step, place.image)
+    return (place.image or image) if step.container.source and not ECR.fullmatch(image) else image
+
+
+def gets_secrets(step: Step, place: SageMakerSpec) -> bool:
+    """Whether the step finds `platforms.sagemaker.secrets` in its environment."""
+    return bool(place.secrets) and image_of(step, place) == place.image
+
+
+def joined(*parts: Any, on: str = "/") -> dict[str, Any]:
+    """Text that the service puts together."""
+    return {"Std:Join": {"On": on, "Values": list(parts)}}
+
+
+def is_training(step: Step | Importer) -> bool:
+    """Whether the step becomes a Training job: several machines, or GPUs."""
+    if isinstance(step, Importer):
+        return False
+    return step.distribution is not None or bool(step.container.resources.accelerator_type)
+
+
+def names_of(paths: Iterable[str]) -> dict[str, str]:
+    """A job name a step: its path, shortened by a hash where it is too long."""
+    names: dict[str, str] = {}
+    for path in paths:
+        names[path] = plain_name(path, _ILLEGAL, 64, taken=names.values()).strip("-")
+    return names
+
+
+def condition_name(path: str) -> str:
+    """The name of the Condition step for the condition at `path`."""
+    return plain_name(f"if-{path}", _ILLEGAL, 64)
+
+
+class Jobs:
+    """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them.
+
+    They share the flat steps by path, the conditions that a step looks at itself (`guarded`), the
+    names of jobs, the values of the pipeline's parameters with their types, and those that a run
+    cannot change (`fixed`)."""
+
+    def __init__(
+        self, place: SageMakerSpec, flats: Mapping[str, Flat],
+        guarded: Mapping[str, tuple[Guard, ...]], names: Mapping[str, str],
+        types: Mapping[str, str], values: Mapping[str, Any], fixed: frozenset[str],
+    ) -> None:  # fmt: skip
+        self.place, self.flats, self.guarded, self.names = place, flats, guarded, names
+        self.types, self.values, self.fixed = types, values, fixed
+        self.problems: list[Problem] = []
+        self.bundles: dict[str, bytes] = {}
+        self.counted: set[str] = set()  # places in requests whose length is said already
 
     @property
     def root(self) -> str:
@@ -84,68 +135,6 @@ class Site:
         turn = [{"Get": "Execution.ProcessingJobName"}] if flat.loop else []
         return self.folder(self.names[flat.path], *turn, name)
 
-
-def image_of(step: Step, place: SageMakerSpec) -> str:
-    """The image that a step runs in: its own, where the service can pull it."""
-    image = bundle.image_of(step, place.image)
-    return (place.image or image) if step.container.source and not ECR.fullmatch(image) else image
-
-
-def gets_secrets(step: Step, place: SageMakerSpec) -> bool:
-    """Whether the step finds `platforms.sagemaker.secrets` in its environment."""
-    return bool(place.secrets) and image_of(step, place) == place.image
-
-
-def joined(*parts: Any, on: str = "/") -> dict[str, Any]:
-    """Text that the service puts together."""
-    return {"Std:Join": {"On": on, "Values": list(parts)}}
-
-
-def is_training(step: Step | Importer) -> bool:
-    """Whether the step becomes a Training job: several machines, or GPUs."""
-    if isinstance(step, Importer):
-        return False
-    return step.distribution is not None or bool(step.container.resources.accelerator_type)
-
-
-_ILLEGAL = r"[^A-Za-z0-9_-]+"
-
-
-def names_of(paths: Iterable[str]) -> dict[str, str]:
-    """A job name a step: its path, shortened by a hash where it is too long."""
-    names: dict[str, str] = {}
-    for path in paths:
-        names[path] = plain_name(path, _ILLEGAL, 64, taken=names.values()).strip("-")
-    return names
-
-
-def condition_name(path: str) -> str:
-    """The name of the Condition step for the condition at `path`."""
-    return plain_name(f"if-{path}", _ILLEGAL, 64)
-
-
-_DAY_SECONDS = 86_400
-_ENTRY = Path(__file__).with_name("entry.py")
-# what the hosts of a Training job need to find each other
-_RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
-
-_INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
-_CHANNELS = "/opt/ml/input/data"  # of a Training job
-_WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
-_EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
-_NUMBERS = ("loss", "samples_per_second", "step")
-_METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
-
-
-class Jobs:
-    """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them."""
-
-    def __init__(self, site: Site) -> None:
-        self.site, self.place = site, site.place
-        self.problems: list[Problem] = []
-        self.bundles: dict[str, bytes] = {}
-        self.counted: set[str] = set()  # places in requests whose length is said already
-
     def of(self, flat: Flat) -> tuple[str, dict[str, Any]]:
         """The type of the step and its arguments."""
         step = flat.step
@@ -169,9 +158,9 @@ class Jobs:
         assert isinstance(flat.step, Step)
         inputs = {
             "bundle": self._keep({"copies": "result-0"}),
-            "result-0": self.site.uri(Output(flat.path, RESULT)),
+            "result-0": self.uri(Output(flat.path, RESULT)),
         }
-        outputs = {RESULT: self.site.folder(name, RESULT)}
+        outputs = {RESULT: self.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
         request = self._processing(image, self.place.machine, inputs, outputs, _DAY_SECONDS)
         return self._finished("Processing", request, flat.path)
@@ -186,7 +175,7 @@ class Jobs:
         return request
 
     def _step(self, flat: Flat, step: Step) -> dict[str, Any]:
-        outputs = {o: self.site.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
+        outputs = {o: self.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
         machine, inputs = self._machine(step), self._inputs(flat, step, "processing")
@@ -226,7 +215,7 @@ class Jobs:
         seconds, wait_seconds = self._patience(flat, step)
         machine, count = self._machine(step), step.distribution.nodes if step.distribution else 1
         inputs = sorted(self._inputs(flat, step, "training").items())
-        folder = self.site.folder(self.site.names[flat.path])
+        folder = self.folder(self.names[flat.path])
         channels = [
             {"ChannelName": name, "InputMode": "File",
              "DataSource": {"S3DataSource": {"S3Uri": uri, **_WHOLE}}}
@@ -278,25 +267,25 @@ class Jobs:
 
     def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
         """What the job reads: S3 URIs by channel, its bundle among them."""
-        channels = channels_of(flat, self.site.guarded[flat.path])
+        channels = channels_of(flat, self.guarded[flat.path])
         for source in channels.values():
-            importer = self.site.flats[source.path].step
-            if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
+            importer = self.flats[source.path].step
+            if isinstance(importer, Importer) and not self.uri(source).startswith("s3://"):
                 uri = importer.uri.literal or "what a parameter says"
                 self.problems.append(Problem(
                     f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
                     importer.where, "copy it to S3, and import it from there",
                 ))  # fmt: skip
         found = {"bundle": self._keep(self._task(flat, step))}
-        found |= {channel: self.site.uri(source) for channel, source in channels.items()}
+        found |= {channel: self.uri(source) for channel, source in channels.items()}
         what = "inputs, its bundle and results included"
         self._count(flat, what, len(found), limits("sagemaker")[f"{kind}_inputs"])
         return found
 
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
-        given = {name: place[:2] for name, place in self.site.given(flat).items()}
-        known = {name: self.site.values[name] for name in self.site.fixed}
-        task = task_of(flat, step, self.site.flats, given, known, self.site.guarded[flat.path])
+        given = {name: place[:2] for name, place in self.given(flat).items()}
+        known = {name: self.values[name] for name in self.fixed}
+        task = task_of(flat, step, self.flats, given, known, self.guarded[flat.path])
         if not is_training(step):
             return task
         nodes = step.distribution.nodes if step.distribution else 1
@@ -308,13 +297,13 @@ class Jobs:
         """Keep the bundle of a task; where it belongs."""
         files = packed(_ENTRY, task, _RENDEZVOUS if "training" in task else ())
         self.bundles |= files
-        return f"{self.site.root}/{next(iter(files)).rpartition('/')[0]}"
+        return f"{self.root}/{next(iter(files)).rpartition('/')[0]}"
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
         found: dict[str, Any] = {
             variable: joined({"Get": value}, on="")
-            for variable, _, value in self.site.given(flat).values()
+            for variable, _, value in self.given(flat).values()
         }
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SECTION = "platforms.vertex"
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
+_DEFAULT = "the service's default machine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +179,6 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     said = first_line(getattr(error, "message", "") or error, error)
     return kind(said, where=where(place), fix=fix)
-
-
-_DEFAULT = "the service's default machine"
 
 
 def job_of(definition: Definition) -> dict[str, Any]:

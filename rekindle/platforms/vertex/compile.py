@@ -45,6 +45,9 @@ _SECTION = "platforms.vertex"
 LAUNCHER_RETRIES = 3
 _LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
 _PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
+LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
+RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
+_STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 
 
 def compile(
@@ -156,11 +159,6 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         if asked and "{{$" not in asked and asked not in known:
             how = f"it asks for the accelerator {asked}, which there is not"
             yield beyond("vertex", step.path, step.where, how, f"there is {', '.join(known)}")
-
-
-LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
-RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
-_STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:

@@ -46,6 +46,11 @@ TASK_LABEL = "rekindle-task"
 # The states in which a run, or a task of it, wants its jobs gone
 _RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
 _TASK_ENDS = ("CANCEL_PENDING", "CANCELLING", "CANCELLED")
+_FIXES = {
+    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
+    "name another region",
+    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
+}
 
 
 def job_of(raw: dict[str, Any]) -> Job:
@@ -287,13 +292,6 @@ class VertexLauncher(Launcher):
             self.page(end.job),
         )  # fmt: skip
         return PREEMPTED if end.cause == "preempted" else 1
-
-
-_FIXES = {
-    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
-    "name another region",
-    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
-}
 
 
 def _quota(error: HttpError) -> bool:

@@ -43,6 +43,21 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
 _POOL = re.compile(r"workerpool(\d+)")
+STORE, MOUNT = "gs://", "/gcs/"
+TASK, RESULT = "task.json", "result.json"
+ENDED_RUN = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
+_MISSING_FOR_GOOD = 3
+ENTRY = "node.pyz"
+PACKAGE = Path(__file__).parents[2]
+MODULES = (
+    "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
+    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
+    "platforms.vertex.node", "platforms.vertex.rest",
+)  # fmt: skip
+_MAIN = """import pathlib, sys
+from rekindle.platforms.vertex.node import main
+sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
+"""
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
@@ -70,24 +85,6 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     rank = index + sum(len(pools[name]) for name in names[: names.index(kind)])
     place = Rendezvous(nodes, rank, max(1, gpus), address, int(port) if port.isdigit() else 0)
     return place.checked("CLUSTER_SPEC")
-
-
-STORE, MOUNT = "gs://", "/gcs/"
-TASK, RESULT = "task.json", "result.json"
-ENDED_RUN = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
-
-_MISSING_FOR_GOOD = 3
-ENTRY = "node.pyz"
-PACKAGE = Path(__file__).parents[2]
-MODULES = (
-    "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
-    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
-    "platforms.vertex.node", "platforms.vertex.rest",
-)  # fmt: skip
-_MAIN = """import pathlib, sys
-from rekindle.platforms.vertex.node import main
-sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
-"""
 
 
 def write(folder: Path, task: dict[str, Any]) -> list[str]:
