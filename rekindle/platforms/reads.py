@@ -48,13 +48,8 @@ def read(
     form: Mapping[str, str] | None = None, method: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the service says to a GET, or to a POST of JSON (`body`) or of a form; HttpError."""
-
-    def once() -> dict[str, Any]:
-        return request(
-            url, headers, body=body, form=form, method=method, timeout_seconds=TIMEOUT_SECONDS
-        )
-
-    return retried(once, (_PAUSE_SECONDS,))
+    more = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
+    return retried(lambda: request(url, headers, **more), (_PAUSE_SECONDS,))
 
 
 @contextlib.contextmanager

@@ -148,9 +148,25 @@ class KubeflowLauncher(Launcher):
         self.cluster.delete(jobs_path(self.owner.namespace, job.name), uid)
 
     def deliver(self, job: Job) -> int:
+        """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
         if self.follower:
             self.follower.finish(_LAST_LOG_SECONDS)
-        self.bring_back(self.made[job.name])
+        uri = self.made[job.name]["metadata"]["annotations"][trainjob.RESULT]
+        try:
+            left = json.loads(staging.read_text(uri))
+        except FileNotFoundError:
+            what = f"TrainJob {job.name} is complete, but left no result"
+            raise StepError(what, where=uri, fix="look at the log of node 0") from None
+        for name, group in left["artifacts"].items():
+            if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
+                artifact = group["artifacts"][0]
+                place = as_place(artifact["uri"], artifact["metadata"])
+                left["parameterValues"][PREFIX + name] = place
+        file = Path(self.executor_input["outputs"]["outputFile"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(file.name + ".draft")
+        draft.write_text(json.dumps(left, sort_keys=True), encoding="utf-8")
+        draft.replace(file)
         return 0
 
     def give_up(self, end: GiveUp) -> int:
@@ -253,25 +269,6 @@ class KubeflowLauncher(Launcher):
         }  # fmt: skip
         given = {"inputs": inputs, "outputs": own}
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
-
-    def bring_back(self, job: Mapping[str, Any]) -> None:
-        """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
-        uri = job["metadata"]["annotations"][trainjob.RESULT]
-        try:
-            left = json.loads(staging.read_text(uri))
-        except FileNotFoundError:
-            what = f"TrainJob {_name(job)} is complete, but left no result"
-            raise StepError(what, where=uri, fix="look at the log of node 0") from None
-        for name, group in left["artifacts"].items():
-            if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
-                artifact = group["artifacts"][0]
-                place = as_place(artifact["uri"], artifact["metadata"])
-                left["parameterValues"][PREFIX + name] = place
-        file = Path(self.executor_input["outputs"]["outputFile"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(file.name + ".draft")
-        draft.write_text(json.dumps(left, sort_keys=True), encoding="utf-8")
-        draft.replace(file)
 
 
 def _name(job: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ def execute(
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
-    steps = tuple(_pending(leaf) for leaf in graph.leaves())
+    steps = tuple(StepRecord(name=n.path, component=n.component) for n in graph.leaves())
     record = record.model_copy(update={
         "platform": "local", "status": "running", "steps": steps, "arguments": values,
         "ignored": record.ignored or unheeded, "home": str(store.home),
@@ -82,8 +82,13 @@ def execute(
                 source_hash, own_code, grace_seconds, Control(), fork_server, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
-            with _workspace(graph, around.workspace):
-                return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            shares = any(use.feature == "workspace" for use in uses(graph))
+            if shares:  # a folder, which stays after a failure
+                around.workspace.mkdir()
+            finished = run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            if shares:
+                shutil.rmtree(around.workspace, ignore_errors=True)
+            return finished
     except OSError as error:
         what = f"cannot keep the run under {store.home}: {error.strerror}"
         fix = f"{fix_of(error)}, or choose another home folder"
@@ -114,21 +119,6 @@ def ignored(
         what = "The pipeline root is not used, artifacts stay here"
         said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
     return tuple(said)
-
-
-@contextlib.contextmanager
-def _workspace(graph: Graph, folder: Path) -> Iterator[None]:
-    """The folder that all steps share, if the pipeline has one; it stays after a failure."""
-    if not any(use.feature == "workspace" for use in uses(graph)):
-        yield
-        return
-    folder.mkdir()
-    yield
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _pending(leaf: Leaf) -> StepRecord:
-    return StepRecord(name=leaf.path, component=leaf.component)
 
 
 def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
@@ -217,7 +207,8 @@ class _Run:
         """Put the steps of all turns of a loop where the record has those of its body."""
         steps = list(self.record.steps)
         body = [i for i, step in enumerate(steps) if step.name.startswith(f"{path}/")]
-        steps[body[0] : body[-1] + 1] = [_pending(leaf) for leaf in leaves]
+        turns = [StepRecord(name=leaf.path, component=leaf.component) for leaf in leaves]
+        steps[body[0] : body[-1] + 1] = turns
         self.change(steps=tuple(steps))
 
     def start(self, ready: Ready) -> None:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place, Task  # noqa: E402
+from rekindle.platforms.mounted import Place  # noqa: E402
 
 SECRET = "REKINDLE_SECRET_"  # noqa: S105 - the beginning of a name
 JOB = Path("/opt/ml/config/processingjobconfig.json")
@@ -33,7 +33,11 @@ def main() -> int:
     """Run the step of the bundle."""
     shim.end_when_told()
     task = mounted.load_task(HERE)
-    place = _place(task, *(TRAINING if "training" in task else PROCESSING))
+    outputs, message = TRAINING if "training" in task else PROCESSING
+    names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
+    inputs = {folder.name: folder for folder in HERE.parent.iterdir()}
+    made = {name: outputs / name for name in names}
+    place = Place(inputs, made, values=os.environ, facts=_facts(), message=message)
     if channel := task.get("copies"):
         # what another job left for conditions, as a file of this one
         place.outputs[mounted.RESULT].mkdir(parents=True, exist_ok=True)
@@ -50,13 +54,6 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
-
-
-def _place(task: Task, outputs: Path, message: Path) -> Place:
-    names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
-    inputs = {folder.name: folder for folder in HERE.parent.iterdir()}
-    made = {name: outputs / name for name in names}
-    return Place(inputs, made, values=os.environ, facts=_facts(), message=message)
 
 
 def _facts() -> dict[str, str]:
