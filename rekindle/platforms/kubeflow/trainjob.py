@@ -73,19 +73,6 @@ def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
     return found, bindings
 
 
-def _pod_problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
-    """What keeps the settings of a step from its nodes, each with its place in the IR."""
-    who = f"`{step.path}` runs on several nodes"
-    yield from put_together(step, place)[1]
-    for setting in late(step)[0]:
-        if twice := sorted(settings.variables([setting]) & {*place.secrets}):
-            what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
-            yield Problem(what, setting.where, _FIX)
-    for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
-        what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
-        yield Problem(what, step.where, _FIX)
-
-
 def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
     """Of all that is written down what fits together, and what does not."""
     made: Piece = {"env": [], "spec": {}}
@@ -278,7 +265,14 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     if "{{$" in step.container.image:
         yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
-        yield from _pod_problems(step, place)
+        yield from put_together(step, place)[1]
+        for setting in late(step)[0]:
+            if twice := sorted(settings.variables([setting]) & {*place.secrets}):
+                what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
+                yield Problem(what, setting.where, _FIX)
+        for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
+            what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
+            yield Problem(what, step.where, _FIX)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:

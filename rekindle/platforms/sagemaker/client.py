@@ -114,25 +114,23 @@ def _found(sagemaker: Any, name: str, id: str) -> str | None:
 
 def upload(s3: Any, definition: Definition, place: SageMakerSpec) -> None:
     """The bundles that are not there yet: their names say what is in them."""
+    from botocore.exceptions import ClientError
+
     bucket, _, root = place.artifact_root.removeprefix("s3://").rstrip("/").partition("/")
     encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": place.kms_key}
     more = encrypted if place.kms_key else {}
     for name, content in definition.files.items():
-        if name.startswith("bundles/"):
-            key = f"{root}/{name}" if root else name
-            if not _is_there(s3, bucket, key, len(content)):
-                s3.put_object(Bucket=bucket, Key=key, Body=content, **more)
-
-
-def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
-    from botocore.exceptions import ClientError
-
-    try:
-        return bool(s3.head_object(Bucket=bucket, Key=key)["ContentLength"] == size)
-    except ClientError as error:
-        if code_of(error) in ("404", "NoSuchKey"):
-            return False
-        raise
+        if not name.startswith("bundles/"):
+            continue
+        key = f"{root}/{name}" if root else name
+        try:
+            there = s3.head_object(Bucket=bucket, Key=key)["ContentLength"] == len(content)
+        except ClientError as error:
+            if code_of(error) not in ("404", "NoSuchKey"):
+                raise
+            there = False
+        if not there:
+            s3.put_object(Bucket=bucket, Key=key, Body=content, **more)
 
 
 def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:

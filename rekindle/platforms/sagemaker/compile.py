@@ -252,7 +252,16 @@ class _Compiler:
         """A version in SageMaker's own registry of what was promoted."""
         model = self.jobs.uri(Output(*_TRAINED))
         parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
-        arguments = jobs.model_package(self.place, jobs.joined(*parts, "data/"))
+        uri = jobs.joined(*parts, "data/")
+        files = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container = {"Image": self.place.image, "ModelDataSource": {"S3DataSource": files}}
+        plain = ["application/json"]
+        kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
+        arguments = {
+            "ModelPackageGroupName": self.place.model_package_group,
+            "ModelApprovalStatus": "Approved",
+            "InferenceSpecification": {"Containers": [container], **kinds},
+        }
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
         name, after = self.jobs.names[_REGISTERED], [self.jobs.names[promoted.path]]

@@ -327,16 +327,3 @@ class Jobs:
     def beyond(self, path: str, where: str, how: str, fix: str) -> None:
         """Note what is more than the service takes."""
         self.problems.append(beyond("sagemaker", path, where, how, fix))
-
-
-def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
-    """A version of `place.model_package_group`, approved; `model` is the URI of its files."""
-    files = {"S3Uri": model, "S3DataType": "S3Prefix", "CompressionType": "None"}
-    container = {"Image": place.image, "ModelDataSource": {"S3DataSource": files}}
-    plain = ["application/json"]
-    kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
-    return {
-        "ModelPackageGroupName": place.model_package_group,
-        "ModelApprovalStatus": "Approved",
-        "InferenceSpecification": {"Containers": [container], **kinds},
-    }

@@ -110,7 +110,13 @@ def delete(place: SageMakerSpec, name: str) -> bool:
             scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
         except scheduler.exceptions.ResourceNotFoundException:
             there = False
-        if _without_runs(sagemaker, pipeline := pipeline_of(name)):
+        pipeline, unused = pipeline_of(name), False
+        with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):
+            listed = sagemaker.list_pipeline_executions(
+                PipelineName=pipeline, SortBy="CreationTime", SortOrder="Descending", MaxResults=1
+            )
+            unused = not listed["PipelineExecutionSummaries"]
+        if unused:
             with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # another process did
                 sagemaker.delete_pipeline(
                     PipelineName=pipeline, ClientRequestToken=uuid.uuid4().hex
@@ -135,17 +141,6 @@ def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
         yield Problem(what, "schedule.cron", "write `*` for one of them")
     what = "AWS starts a run when it is due, whether or not the run before it goes on"
     yield from unheeded(schedule, what, "AWS", "sagemaker")
-
-
-def _without_runs(sagemaker: Any, name: str) -> bool:
-    """Whether the pipeline is there and has no runs, which would lose their history with it."""
-    try:
-        listed = sagemaker.list_pipeline_executions(
-            PipelineName=name, SortBy="CreationTime", SortOrder="Descending", MaxResults=1
-        )
-    except sagemaker.exceptions.ResourceNotFound:
-        return False
-    return not listed["PipelineExecutionSummaries"]
 
 
 def _schedule(scheduler: Any, id: str) -> Schedule:

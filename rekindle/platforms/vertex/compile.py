@@ -162,26 +162,15 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """KFP's container of the step that starts the job and follows it."""
-    text = json.dumps(_payload(step, pipeline, place), sort_keys=True, ensure_ascii=False)
-    container = step.container
-    words = (*container.command, *container.args, *container.env.values())
-    asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
-    facts = dict.fromkeys([RUN, TASK, *asked])
-    pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
-    # the service would fill in what looks like a placeholder in the user's source
-    arguments = [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs]
-    return {"image": place.image, "command": LAUNCHER, "args": arguments}
+    """KFP's container of the step that starts the job and follows it.
 
-
-def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """What the launcher is told; the `task` is for every node, and the run adds ExecutorInputs."""
-    wanted, task = _distribution(step), lowered_container(step)
+    What it is told is for all nodes; the run adds ExecutorInputs."""
+    wanted, task, container = _distribution(step), lowered_container(step), step.container
     job = custom_job(step, pipeline, place)
     if wanted.nodes > 1:
         machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
         task["env"] = {**network(machine), **task["env"]}
-    return {
+    payload = {
         "project": place.project, "region": place.region,
         "job": job, "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
         "nodes": wanted.nodes, "limit_seconds": limit_seconds(step),
@@ -189,6 +178,14 @@ def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
         "failures": step.retry.count, "preemptions": place.max_preemptions,
         "task": {**task, "secrets": dict(place.secrets), "gpus": wanted.gpus_per_node},
     }  # fmt: skip
+    text = json.dumps(payload, sort_keys=True, ensure_ascii=False)
+    words = (*container.command, *container.args, *container.env.values())
+    asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
+    facts = dict.fromkeys([RUN, TASK, *asked])
+    pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
+    # the service would fill in what looks like a placeholder in the user's source
+    arguments = [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs]
+    return {"image": place.image, "command": LAUNCHER, "args": arguments}
 
 
 @dataclasses.dataclass(frozen=True)
