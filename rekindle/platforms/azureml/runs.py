@@ -81,7 +81,7 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
     seen: dict[str, int] = json.loads(cursor or "{}")
     text = list[str]()
     with connected(place) as client:
-        listed = sorted(_log_files(client, step.log).items())
+        listed = sorted((_runs(client).get_run_details(step.log).log_files or {}).items())
         files = {match: url for name, url in listed if (match := _PRINTED.fullmatch(name))}
         for match, url in files.items():
             more = _since(url, seen.get(match[0], 0))
@@ -203,15 +203,13 @@ def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
 
     with service.logged_in(place) as credential:
         who = BearerTokenCredentialPolicy(credential, f"{service.ARM}/.default")
-        with PipelineClient[Any, Any](
-            service.ARM, policies=[RetryPolicy(**service.PATIENCE), who]
-        ) as client:
+        policies = [RetryPolicy(**service.PATIENCE), who]
+        with PipelineClient[Any, Any](service.ARM, policies=policies) as client:
 
             def get(url: str, **query: str) -> Record:
                 request = HttpRequest("GET", url, params=query)
-                response = client.send_request(
-                    request, read_timeout=service.PATIENCE["read_timeout"]
-                )
+                seconds = service.PATIENCE["read_timeout"]
+                response = client.send_request(request, read_timeout=seconds)
                 response.raise_for_status()
                 found: Record = response.json()
                 return found
@@ -226,11 +224,6 @@ def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
                 following = page.get("continuationToken")
                 token = {"$continuationtoken": following} if following else {}
             return job, steps
-
-
-def _log_files(client: MLClient, id: str) -> dict[str, str]:
-    """Addresses of the files that a step's machines write, by name, good for a while."""
-    return dict(_runs(client).get_run_details(id).log_files or {})
 
 
 def _outputs(client: MLClient, id: str) -> dict[str, str]:

@@ -103,8 +103,7 @@ class Cluster:
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, *,
         known: Collection[int],
     ) -> dict[str, Any] | None:  # fmt: skip
-        """The answer; None for a status that is `known`, StepError for others and where no retry
-        helped."""
+        """The answer; None for a `known` status, StepError for others and where no retry helped."""
         url = f"{self.server}{_target(path, query)}"
 
         def once() -> dict[str, Any]:

@@ -343,8 +343,9 @@ def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, 
 
 
 def _fields(entries: Entries) -> Piece:
-    pairs = [(e["name"], {"fieldPath": e["fieldPath"]}) for e in entries]
-    return {"env": [variable(name, "fieldRef", source) for name, source in pairs]}
+    return {
+        "env": [variable(e["name"], "fieldRef", {"fieldPath": e["fieldPath"]}) for e in entries]
+    }
 
 
 def _metadata(value: Mapping[str, Any]) -> Piece:
@@ -369,7 +370,7 @@ def _security(value: Mapping[str, Any]) -> Piece:
     """The container's; KFP gives up all capabilities with it, and so it is here."""
     made: dict[str, Any] = {"capabilities": {"drop": ["ALL"]}}
     made |= {key: int(value[key]) for key in ("runAsUser", "runAsGroup") if key in value}
-    made |= {key: value[key] for key in ("runAsNonRoot",) if key in value}
+    made |= {"runAsNonRoot": value["runAsNonRoot"]} if "runAsNonRoot" in value else {}
     return {"spec": {"containers": [{"name": NODE, "securityContext": made}]}}
 
 

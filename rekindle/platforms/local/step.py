@@ -123,9 +123,7 @@ def perform(job: Job) -> Outcome:
 
 
 def _import(job: Job, node: Importer) -> Outcome:
-    """The artifact where it already is.
-
-    A file here has to exist; what is elsewhere is left to the step that reads it."""
+    """The artifact where it is: here it has to exist, elsewhere the step that reads it will see."""
     parameters, facts = job.inputs.parameters, job.around.facts
     uri = rendered(node, node.uri, parameters, facts)
     path = local_path(uri)

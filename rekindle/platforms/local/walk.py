@@ -296,8 +296,7 @@ class Walk:
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
-        """The node's inputs, and the name of one that an upstream step should have given and did
-        not."""
+        """The node's inputs, and the name of one that an upstream step did not give, if any."""
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
         files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
