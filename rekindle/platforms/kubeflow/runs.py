@@ -13,9 +13,10 @@ read from outside.
 Authority: backend/src/apiserver (server/api_converter.go, main.go), backend/src/common/util/
 workflow.go and backend/src/v2/metadata of kubeflow/pipelines. No cluster has been asked."""
 
+import contextlib
 import datetime
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle import records
@@ -119,8 +120,8 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
 
 def read(place: KubeflowSpec, uri: str) -> bytes:
     """A file of the store."""
-    content: bytes = _stored(lambda fs, at: fs.cat_file(at), uri)
-    return content
+    with _store_of(uri) as (store, path):
+        return bytes(store.cat_file(path))
 
 
 def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
@@ -233,23 +234,19 @@ def _spec(run: Any) -> Mapping[str, Any]:
 
 def _files(folder: str) -> dict[str, int]:
     """Sizes of the artifacts' files in the folder of a task, by `ATTEMPT/ARTIFACT[/FILE]`."""
-
-    def listed(store: Any, base: str) -> dict[str, int]:
+    with _store_of(folder) as (store, base):
         found = store.find(base, detail=True) if store.exists(base) else {}
-        sizes = {path[len(base) :].strip("/"): told["size"] for path, told in found.items()}
-        return {path: size for path, size in sizes.items() if "/" in path}
-
-    files: dict[str, int] = _stored(listed, folder)
-    return files
+    sizes = {path[len(base) :].strip("/"): told["size"] for path, told in found.items()}
+    return {path: size for path, size in sizes.items() if "/" in path}
 
 
-def _stored(do: Callable[[Any, str], Any], uri: str) -> Any:
-    """What `do` makes of a store and a place in it."""
+@contextlib.contextmanager
+def _store_of(uri: str) -> Iterator[tuple[Any, str]]:
+    """The store that a URI names, and the place in it."""
     import fsspec
 
     try:
-        store, path = fsspec.core.url_to_fs(uri)
-        return do(store, path)
+        yield fsspec.core.url_to_fs(uri)
     except FileNotFoundError:
         raise
     except ImportError as error:

@@ -4,7 +4,7 @@ config's section to the manifest.
 `template` holds what the pipeline alone decides and is part of its definition; `manifest` adds what
 only the run knows: the name, the owner, and what the nodes are to do. Quantities are strings. Every
 node starts one process, rekindle's, whatever `numProcPerNode` says: Trainer only passes that number
-on, as PET_NPROC_PER_NODE, from which rendezvous.py takes the ranks of a node. Authority: the API of
+on, as PET_NPROC_PER_NODE, from which node.py takes the ranks of a node. Authority: the API of
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet.
 
