@@ -52,9 +52,8 @@ def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]
         yield ask("container", "artifact_root", container, early=True)
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
         yield ask("image", "image", image, wanted, early=True)
-    largest = dict[
-        str, Planned
-    ]()  # by the name of a cluster: the step that wants most of its nodes
+    # by the name of a cluster, the step that wants most of its nodes
+    largest = dict[str, Planned]()
     for step in steps(definition) if definition else ():
         kind, _, name = step.machine.partition(" ")
         if kind == "cluster" and (name not in largest or step.machines > largest[name].machines):

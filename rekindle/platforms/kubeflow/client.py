@@ -186,11 +186,10 @@ def experiment_of(server: Server, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
+    pipeline = definition.entry.removesuffix(".yaml")
     for last in (False, True):
         try:
-            found = server.call(
-                server.kfp.create_experiment, definition.entry.removesuffix(".yaml")
-            )
+            found = server.call(server.kfp.create_experiment, pipeline)
             return str(found.experiment_id)
         except ApiException as error:
             if error.status != 409 or last:  # another process made it meanwhile

@@ -255,10 +255,8 @@ class KubeflowLauncher(Launcher):
         made = {n: mounted.artifact_of(n, kinds[n], *place) for n, place in found.items()}
         artifacts = {n: {"artifacts": [artifact]} for n, artifact in made.items()}
         outputs = self.executor_input["outputs"]
-        own = {
-            kind: {n: outputs[kind][n] for n in task["outputs"][kind]}
-            for kind in ("parameters", "artifacts")
-        }
+        promised = task["outputs"].items()
+        own = {kind: {n: outputs[kind][n] for n in names} for kind, names in promised}
         inputs = {"parameterValues": values, "artifacts": artifacts}
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}

@@ -220,10 +220,8 @@ def ephemeral(entries: Entries) -> Piece:
     """A claim that comes and goes with each pod."""
 
     def source(entry: Mapping[str, Any]) -> Piece:
-        asked = {
-            "accessModes": list(entry["accessModes"]),
-            "resources": {"requests": {"storage": entry["size"]}},
-        }
+        asked: dict[str, Any] = {"accessModes": list(entry["accessModes"])}
+        asked["resources"] = {"requests": {"storage": entry["size"]}}
         if not entry.get("defaultStorageClass"):
             asked["storageClassName"] = entry.get("storageClassName", "")
         claim = {"metadata": dict(entry.get("metadata", {})), "spec": asked}

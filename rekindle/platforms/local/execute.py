@@ -284,13 +284,11 @@ class _Run:
         command = "the same command resumes: finished steps come from the cache"
         saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
         if self.reclaimed and saved:
-            return errors.PreemptedError(
-                f"SIGTERM came; `{saved[0]}` saved its state first", fix=command
-            )
+            what = f"SIGTERM came; `{saved[0]}` saved its state first"
+            return errors.PreemptedError(what, fix=command)
         if self.around.control.stopped():
-            return errors.InterruptedRunError(
-                f"the run {self.record.run_id} was interrupted", fix=command
-            )
+            what = f"the run {self.record.run_id} was interrupted"
+            return errors.InterruptedRunError(what, fix=command)
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
         if failures:
             logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]

@@ -66,10 +66,8 @@ class Here:
     `printed` may be for another machine: where this one has neither, systemd's files."""
 
     def __init__(self, printed: bool = False) -> None:
-        self.systemd = (
-            shutil.which("systemctl") is not None
-            and _ended(*_SYSTEMCTL, "show-environment").returncode == 0
-        )
+        is_there, asked = shutil.which("systemctl") is not None, (*_SYSTEMCTL, "show-environment")
+        self.systemd = is_there and _ended(*asked).returncode == 0
         self.lacking = [each for each in ("crontab", "flock") if shutil.which(each) is None]
         self.systemd = self.systemd or (printed and bool(self.lacking))
 

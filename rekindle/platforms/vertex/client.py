@@ -60,18 +60,16 @@ class Project:
         """Of PipelineJobs."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.PipelineServiceClient(
-            transport="rest", client_options={"api_endpoint": self.host}
-        )
+        where = {"api_endpoint": self.host}
+        return api.PipelineServiceClient(transport="rest", client_options=where)
 
     @functools.cached_property
     def schedules(self) -> api.ScheduleServiceClient:
         """Of schedules."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.ScheduleServiceClient(
-            transport="rest", client_options={"api_endpoint": self.host}
-        )
+        where = {"api_endpoint": self.host}
+        return api.ScheduleServiceClient(transport="rest", client_options=where)
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:

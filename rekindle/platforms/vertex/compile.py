@@ -71,12 +71,11 @@ def compile(
         spec, settings, graph, lambda step: launcher(step, graph.name, place)
     )
     labels = rewrite.distributed(spec, graph)
+    spec = rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
     job: dict[str, Any] = {
         "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
-        "pipelineSpec": rewrite.with_retries(
-            spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES
-        ),
+        "pipelineSpec": spec,
         "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
     }  # fmt: skip
     key = {"kmsKeyName": place.kms_key} if place.kms_key else None

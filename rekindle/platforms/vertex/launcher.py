@@ -99,11 +99,8 @@ class VertexLauncher(Launcher):
         )
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
         self.google = Google(places(payload["region"], environment), self.stop)
-        self.project, self.region, self.label = (
-            payload["project"],
-            payload["region"],
-            self.identity(),
-        )
+        self.project, self.region = payload["project"], payload["region"]
+        self.label = self.identity()
         self.jobs_path = f"/v1/projects/{self.project}/locations/{self.region}/customJobs"
         self.made = set[str]()  # names of jobs that may not be listed yet
         self.told, self.patience = "", PATIENCE_SECONDS
