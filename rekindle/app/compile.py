@@ -13,8 +13,8 @@ from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.platforms import user_code as own
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
+from rekindle.platforms.submission import Definition
 from rekindle.spec.model import ResourcesSpec, Spec
 
 log = logging.getLogger(__name__)

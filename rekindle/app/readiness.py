@@ -13,8 +13,8 @@ from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.checks import run_checks
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
+from rekindle.platforms.submission import Definition
 from rekindle.spec.model import Spec
 from rekindle.spec.platforms import PlatformsSpec
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import rekindle
 from rekindle.errors import RequestError
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import summarised
 from rekindle.report.ledger import ledger, record_in

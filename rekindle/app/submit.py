@@ -13,10 +13,10 @@ from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.runs import keep_definition, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
-from rekindle.platforms.definition import Definition
+from rekindle.platforms import submission as naming
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import TOKEN, RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmissionPreview, SubmittedRun
 from rekindle.records import RunRecord, StepRecord, Submission
 from rekindle.spec.model import Spec
 
@@ -29,12 +29,12 @@ def submitted(
     """The record of the run, which is on the platform now, where it is, and what was made.
     `consent` is called with that, and with the plan if there is one, before anything is written or
     sent, and may raise."""
-    if token is not None and not TOKEN.fullmatch(token):
+    if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
     there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
     definition = ready(platform, spec)
-    figures, digest = planned(spec, platform, home), digest_of(definition.files)
+    figures, digest = planned(spec, platform, home), naming.digest_of(definition.files)
     record = begun(home, platform, digest, token)
     if record is None:
         sent = Submission(definition=digest, token=token or secrets.token_hex(8))

@@ -11,9 +11,8 @@ from rekindle.cli.compile import several
 from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
-from rekindle.platforms import images
-from rekindle.platforms.docker import Docker, find
-from rekindle.platforms.images import code_label
+from rekindle.platforms import docker as daemon
+from rekindle.platforms.docker import Docker, code_label, find
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.platforms.user_code import Code, code_of
 from rekindle.spec import lock
@@ -34,8 +33,8 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
     """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
     of CONFIG need."""
     spec, code = _read(config, overrides)
-    name = images.local_name(spec.name)
-    image_id = images.build(_docker(), code, spec.image.base, name)
+    name = daemon.local_name(spec.name)
+    image_id = daemon.build(_docker(), code, spec.image.base, name)
     if as_json:
         files = tuple(sorted(code.files))
         answer(ImageBuilt(image=name, id=image_id, code=code.digest, files=files))
@@ -63,11 +62,11 @@ def push(
     rekindle.lock beside CONFIG. Later commands read it there."""
     spec, code = _read(config, overrides)
     names = _names(spec, platforms)
-    docker, local = _docker(), images.local_name(spec.name)
+    docker, local = _docker(), daemon.local_name(spec.name)
     _check(docker, local, code, config)
     pushed = []
     for name in names:
-        pin = images.push(docker, local, name)
+        pin = daemon.push(docker, local, name)
         lock.write(config.parent, {name: pin})  # one by one: the next may fail
         pushed.append(lock.by_digest(name, pin))
         if not as_json:

@@ -18,10 +18,9 @@ from rekindle.cli.options import Decorated, Overrides, agree, config, overrides,
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.local.schedule import Here, Job
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered, Schedule
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec

@@ -1,6 +1,6 @@
 """How the processes of one distributed step find each other, the same on every platform.
 
-A platform's `rendezvous.py` translates its own environment into a `Rendezvous` once, and hands it
+A platform's `rendezvous` translates its own environment into a `Rendezvous` once, and hands it
 on in one variable. Everything below reads only that."""
 
 from __future__ import annotations

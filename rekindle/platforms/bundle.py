@@ -112,15 +112,13 @@ def task_of(
         return {name: _encoded(source, given, known) for name, source in values.items()}
 
     return {
-        **lowered_container(step),
-        "name": step.name,
-        "retry": dataclasses.asdict(step.retry),
+        **lowered_container(step), "name": step.name, "retry": dataclasses.asdict(step.retry),
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),
         "parameters": encoded(flat.parameters),
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
         "guards": [{"text": guard.text, "values": encoded(guard.values)} for guard in guards],
-    }
+    }  # fmt: skip
 
 
 def _encoded(

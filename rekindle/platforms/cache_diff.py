@@ -8,7 +8,7 @@ every time."""
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rekindle.ir import graph as ir
@@ -57,7 +57,8 @@ def compare(before: Sequence[CacheKey], after: Sequence[CacheKey]) -> tuple[Verd
 def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdict]) -> Verdict:
     if before is None:
         return Verdict(unit.name, "yes", "it is new")
-    if changed := list(_changed(before.parts, unit.parts)):
+    parts = dict.fromkeys([*before.parts, *unit.parts])
+    if changed := [part for part in parts if before.parts.get(part) != unit.parts.get(part)]:
         return Verdict(unit.name, "yes", f"changed: {', '.join(changed)}")
     if not unit.cached:
         return Verdict(unit.name, "yes", "it is never taken from the cache")
@@ -70,12 +71,6 @@ def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdi
         if name in sooner and sooner[name].again in ("yes", "perhaps"):
             return Verdict(unit.name, "perhaps", f"if {name} returns something else")
     return Verdict(unit.name, "no", "nothing changed")
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    for part in dict.fromkeys([*before, *after]):
-        if before.get(part) != after.get(part):
-            yield part
 
 
 def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
@@ -128,9 +123,7 @@ def _traced(
     binding: ir.Binding, scope: Mapping[str, _Traced], ended: Mapping[tuple[str, str], _Traced]
 ) -> _Traced:
     match binding:
-        case ir.Constant(value) | ir.Formatted(
-            value
-        ):  # what that reads are inputs of the same node
+        case ir.Constant(value) | ir.Formatted(value):  # whose reads are inputs of the same node
             return _Traced(repr(value))
         case ir.FromInput(name):
             return scope.get(name, _Traced())
@@ -148,11 +141,8 @@ def _joined(several: Sequence[_Traced]) -> _Traced:
 def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
     container = step.container
     code = container.source + repr((container.command, container.args))
-    parts = {
-        "its code": _digest(code),
-        "image": container.image,
-        "environment": repr(container.env),
-    }
+    parts = {"its code": _digest(code), "image": container.image}
+    parts |= {"environment": repr(container.env)}
     parts |= {f"input `{n}`": inputs[n].text for n in step.parameters if inputs[n].text}
     files, values = (
         _joined([inputs[name] for name in names]).steps

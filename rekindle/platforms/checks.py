@@ -68,12 +68,13 @@ def answered(
 ) -> tuple[ReadinessCheck, ...]:
     """What they found, in their order; those that take longer are left alone."""
     found: dict[int, tuple[ReadinessCheck, ...]] = {}
-    threads = [
-        threading.Thread(  # a daemon: what hangs shall not keep the process
-            target=lambda i=i, check=check: found.update({i: _answer(check)}), daemon=True
-        )
-        for i, check in enumerate(checks)
-    ]
+
+    def ask(number: int, check: Check) -> None:
+        found[number] = _answer(check)
+
+    # daemons: what hangs shall not keep the process
+    rows = list(enumerate(checks))
+    threads = [threading.Thread(target=ask, args=row, daemon=True) for row in rows]
     for thread in threads:
         thread.start()
     end = time.monotonic() + patience_seconds
@@ -81,9 +82,7 @@ def answered(
         thread.join(max(0.0, end - time.monotonic()))
     late = f"no answer within {patience_seconds:g} s"
     known = dict(found)
-    return tuple(
-        row for i, check in enumerate(checks) for row in known.get(i, (_unasked(check, late),))
-    )
+    return tuple(row for i, check in rows for row in known.get(i, (_unasked(check, late),)))
 
 
 def problems(found: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:

@@ -2,22 +2,34 @@
 
 Only a daemon on this machine counts (a socket in the file system): what a step reads and writes is
 mounted from here. The address is found once and given to every later command, so that no variable
-of a step leads it elsewhere. Images are known by their id, a hash of all that is in them."""
+of a step leads it elsewhere. Images are known by their id, a hash of all that is in them.
+
+An image with the user's code is built on top of an image of rekindle, pushed to where a platform
+pulls from, and known from then on by the digest of its manifest, as the registry answers `docker
+push`. Its labels say which code is in it, and which base is below."""
 
 import dataclasses
 import logging
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from rekindle.errors import RequestError
+from rekindle.errors import PlatformError, RequestError
+from rekindle.platforms.user_code import HOME, Code
+from rekindle.spec import lock
+from rekindle.spec.imports import INCLUDED
+from rekindle.spec.lock import Pin
 
 log = logging.getLogger(__name__)
 
-HOME_LABEL, RUN_LABEL = "rekindle.home", "rekindle.run"
+HOME_LABEL, RUN_LABEL, CODE_LABEL = "rekindle.home", "rekindle.run", "rekindle.code"
 WHERE = "platforms.local.containers"
-_ANSWER_SECONDS, _PULL_SECONDS = 20, 1800
+_ANSWER_SECONDS, _PULL_SECONDS, _BUILD_SECONDS = 20, 1800, 3600
+_DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})\b")
 _FIX = "start docker on this machine, or set platforms.local.containers to never"
 
 
@@ -110,3 +122,66 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """The last of what a command printed."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def local_name(name: str) -> str:
+    """What an image is called on this machine, by the config's name."""
+    return f"rekindle-code/{name}"
+
+
+def build(docker: Docker, code: Code, base: str, name: str) -> str:
+    """The id of the image `name`: `base` with the code in it. RequestError where there is no such
+    base, or docker cannot build."""
+    below = docker.image_id(base)
+    if not below and (why := docker.pull(base)):
+        fix = "`make images` in a checkout of rekindle builds rekindle-cpu; or name another"
+        raise RequestError(f"the image {base} cannot be had: {why}", where="image.base", fix=fix)
+    below = below or docker.image_id(base)
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as made:
+        folder = Path(made)
+        (folder / "code").mkdir()
+        for file, content in code.files.items():
+            path = folder / "code" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        for path in (folder / "code").rglob("*"):  # for any user that the step runs as
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (folder / "code").chmod(0o755)
+        places = ":".join(str(HOME / name) for name in code.folders)
+        lines = [f"FROM {base}", f"COPY --chown=0:0 code {HOME}"]
+        lines += [f"ENV PYTHONPATH={places}${{PYTHONPATH:+:$PYTHONPATH}}"] if places else []
+        lines += [f"ENV {INCLUDED}={code.included}"] if code.included else []
+        lines.append(f'LABEL {CODE_LABEL}="{code.digest}" rekindle.base="{below}"')
+        (folder / "Dockerfile").write_text("\n".join([*lines, ""]))
+        done = docker.ask("build", "--tag", name, made, seconds=_BUILD_SECONDS)
+    if done.returncode:
+        raise RequestError(
+            f"docker cannot build it: {last_line(done)}", where="image.base", fix="see what it says"
+        )
+    return docker.image_id(name)
+
+
+def code_label(docker: Docker, name: str) -> str | None:
+    """Hash of the code in an image on this machine; None if there is no such image."""
+    label = f'--format={{{{index .Config.Labels "{CODE_LABEL}"}}}}'
+    found = docker.ask("image", "inspect", label, name, seconds=_BUILD_SECONDS)
+    return None if found.returncode else found.stdout.strip()
+
+
+def push(docker: Docker, local: str, name: str) -> Pin:
+    """Push the image `local` as `name`; what it is called for good. PlatformError where the
+    registry will not have it."""
+    code = code_label(docker, local)
+    for words in (("tag", local, name), ("push", name)):
+        done = docker.ask(*words, seconds=_BUILD_SECONDS)
+        if done.returncode:
+            raise PlatformError(
+                f"{name} cannot be pushed: {last_line(done)}", where=name,
+                fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
+                "correct the image name; then push again",
+            )  # fmt: skip
+    digests = _DIGEST.findall(done.stdout)
+    if not digests:
+        fix = f"write {lock.repository(name)}@sha256:... into the config by hand"
+        raise PlatformError(f"docker pushed {name} and named no digest", where=name, fix=fix)
+    return Pin(digest=digests[-1], code=code or "")

@@ -71,11 +71,8 @@ def known_secrets(
 ) -> set[tuple[str, str]]:
     """The steps whose secrets of Kubernetes are variables that the platform has `named` secrets of
     its own for, among those that it `gets` them to; `honoured`, for `admit`."""
-    return {
-        ("secrets", step.path)
-        for step in graph.steps()
-        if gets(step) and all(secret.env in named for secret in step.secrets)
-    }
+    steps = filter(gets, graph.steps())
+    return {("secrets", s.path) for s in steps if all(secret.env in named for secret in s.secrets)}
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
@@ -119,16 +116,19 @@ def parity_report(
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
     for use in uses(graph, arguments):
         rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))
-    lines = [
-        f"# {graph.name}: how each platform carries it",
-        "",
-        f"| step | {' | '.join(platforms)} |",
-        "|---" * (len(platforms) + 1) + "|",
-    ]
+    lines = [f"# {graph.name}: how each platform carries it", ""]
+    lines += [f"| step | {' | '.join(platforms)} |", "|---" * (len(platforms) + 1) + "|"]
     for path, features in rows.items():
         cells = [_cell(features, platform) for platform in platforms]
         lines.append(f"| {path} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_reasons(rows, platforms)]) + "\n"
+    reasons = [
+        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+        for features in rows.values()
+        for feature in features
+        for platform in platforms
+        if (carried := carried_on(feature, platform)).how
+    ]
+    return "\n".join([*lines, "", *dict.fromkeys(reasons)]) + "\n"
 
 
 def _cell(features: Sequence[Feature], platform: str) -> str:
@@ -139,14 +139,3 @@ def _cell(features: Sequence[Feature], platform: str) -> str:
         if (carried := carried_on(feature, platform)).verdict != "native"
     ]
     return "; ".join(said) or "native"
-
-
-def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
-    found = [
-        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
-        for features in rows.values()
-        for feature in features
-        for platform in platforms
-        if (carried := carried_on(feature, platform)).how
-    ]
-    return list(dict.fromkeys(found))

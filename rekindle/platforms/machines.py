@@ -44,10 +44,8 @@ def gpus_of(step: Step) -> tuple[str, int]:
     if not asked.accelerator_type:
         return "", 0
     if not re.fullmatch(r"\d*", asked.accelerator_count):
-        raise UnsupportedError(
-            f"`{step.path}` asks for {asked.accelerator_count!r} accelerators",
-            where=step.where, fix="write a whole number",
-        )  # fmt: skip
+        what = f"`{step.path}` asks for {asked.accelerator_count!r} accelerators"
+        raise UnsupportedError(what, where=step.where, fix="write a whole number")
     return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
 
 
@@ -62,7 +60,10 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return default
     there = limits(platform)
     offered = with_gpus(there["gpu_machines"])
-    known = _fitting(offered, kind, gpus) if gpus else sizes(there["machines"])
+    known: Iterable[tuple[str, Sequence[float]]] = sizes(there["machines"])
+    if gpus:  # machines with at least so many, the fewest first
+        rows = sorted(offered.items(), key=lambda row: row[1][1])
+        known = [(n, has[2:]) for n, has in rows if has[1] >= gpus and kind in ("", has[0])]
     try:
         name = smallest(asked, known)
     except ValueError as error:
@@ -98,20 +99,8 @@ def sizes(names: Iterable[str]) -> Iterator[tuple[str, tuple[float, float]]]:
 def with_gpus(names: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
     """What machines have, by the catalog: the GPU by the name that people ask for it by, how many,
     CPUs and GiB."""
-    return {
-        name: (gpu(has.gpu).asked_as, has.gpus, *size)
-        for name, size in sizes(names)
-        if (has := machine(name)).gpu is not None
-    }
-
-
-def _fitting(
-    rows: Mapping[str, Sequence[Any]], kind: str, gpus: int
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Machines with at least so many GPUs, fewest first; their CPUs and GiB."""
-    for name, (has, count, cpus, gib) in sorted(rows.items(), key=lambda row: int(row[1][1])):
-        if count >= gpus and kind in ("", has):
-            yield name, (cpus, gib)
+    found = ((name, machine(name), size) for name, size in sizes(names))
+    return {name: (gpu(has.gpu).asked_as, has.gpus, *size) for name, has, size in found if has.gpu}
 
 
 def those_there(rows: Mapping[str, Sequence[Any]]) -> str:

@@ -78,7 +78,10 @@ def run(task: Task, place: Place) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         WORK.mkdir(parents=True, exist_ok=True)
         if not all(inputs.holds(guard) for guard in task["guards"]):
-            return _skipped(place)
+            sys.stdout.write("its condition does not hold: nothing to do\n")
+            if place.node == 0:
+                _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
+            return 0
         given = _given(task, inputs, place)
         facts = {**place.facts, "pipeline_task_name": task["name"]}
         words = node.prepared(task, given, facts, WORK, leads=place.node == 0, cwd=Path.cwd())
@@ -118,19 +121,6 @@ def met(found: Rendezvous, nodes: int, kind: str, job: str) -> int:
         raise ValueError(f"the job has {found.nodes} {kind}, the step wants {nodes}")
     os.environ.update(found.keyed(os.environ, job).environment())
     return found.node_rank
-
-
-def copy_result(place: Place, channel: str) -> None:
-    """What another job left for conditions, as a file of this one."""
-    place.outputs[RESULT].mkdir(parents=True, exist_ok=True)
-    shutil.copy2(place.inputs[channel] / "result.json", place.outputs[RESULT])
-
-
-def _skipped(place: Place) -> int:
-    sys.stdout.write("its condition does not hold: nothing to do\n")
-    if place.node == 0:
-        _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
-    return 0
 
 
 class _Inputs:
@@ -321,11 +311,10 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
     names = task["outputs"]["parameters"]
     files = {name: {"outputFile": str(WORK / "parameters" / name)} for name in names}
     outputs = {"parameters": files, "artifacts": made}
+    values = {n: v for n, v in values.items() if v is not None}
+    given = {n: found for n, found in given.items() if found["artifacts"]}
     return {
-        "inputs": {
-            "parameterValues": {n: v for n, v in values.items() if v is not None},
-            "artifacts": {n: found for n, found in given.items() if found["artifacts"]},
-        },
+        "inputs": {"parameterValues": values, "artifacts": given},
         "outputs": {**outputs, "outputFile": str(WORK / "executor_output.json")},
     }
 

@@ -1,6 +1,6 @@
 """The seam between the application and platforms: what each of them does, and the table of all.
 
-A platform is a folder with one module for each subject: compile, outline, client, runs, schedule,
+A platform is a folder with one module for each subject: compile, client, runs, schedule,
 doctor. They hold functions of the names below, which take the platform's settings, its section
 of the config, where a `Platform` has them already. A module is imported when it is first needed: an
 SDK is needed by what speaks to the platform only."""
@@ -13,20 +13,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError
+from rekindle.platforms.submission import SubmissionPreview
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Check
-    from rekindle.platforms.definition import Definition
     from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
-    from rekindle.platforms.submission import (
-        Lowered,
-        RunTag,
-        Schedule,
-        SubmissionPreview,
-        SubmittedRun,
-    )
+    from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
     from rekindle.spec.platforms import PlatformsSpec
     from rekindle.spec.schedule import ScheduleSpec
@@ -65,11 +59,13 @@ class Platform:
 
     def cache_keys(self, files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
         """The steps of a definition's files as the platform's cache sees them."""
-        return self._module("outline").cache_keys(files)
+        return self._module("client").cache_keys(files)
 
     def outline(self, definition: Definition, token: str) -> SubmissionPreview:
         """What a submission will make; asks nothing."""
-        return self._module("client").outline(definition, self.settings, token)
+        client = self._module("client")
+        name = client.run_name(definition, token)
+        return SubmissionPreview(client.where(self.settings), name, client.steps(definition))
 
     def submit(self, definition: Definition, mark: RunTag) -> SubmittedRun:
         """Start a run of the definition, unless one of the same submission is there."""

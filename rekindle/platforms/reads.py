@@ -48,13 +48,8 @@ def read(
     form: Mapping[str, str] | None = None, method: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the service says to a GET, or to a POST of JSON (`body`) or of a form; HttpError."""
-
-    def once() -> dict[str, Any]:
-        return request(
-            url, headers, body=body, form=form, method=method, timeout_seconds=TIMEOUT_SECONDS
-        )
-
-    return retried(once, (_PAUSE_SECONDS,))
+    more = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
+    return retried(lambda: request(url, headers, **more), (_PAUSE_SECONDS,))
 
 
 @contextlib.contextmanager
@@ -70,12 +65,8 @@ def absent(what: str, fix: str, *statuses: int) -> Iterator[None]:
 
 def images(references: Iterable[str]) -> list[Image]:
     """The images whose names say which registry they are in, each once."""
-    matches = (_IMAGE.fullmatch(reference) for reference in sorted({*references}))
-    return [
-        Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
-        for match in matches
-        if match
-    ]
+    matches = filter(None, map(_IMAGE.fullmatch, sorted({*references})))
+    return [Image(m["host"], m["name"], m["digest"] or m["tag"] or "latest") for m in matches]
 
 
 def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:

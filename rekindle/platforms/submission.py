@@ -1,12 +1,15 @@
-"""A definition on its way to a platform: what it is called there, and what came of it.
+"""A definition on its way to a platform: what it is, what it is called there, and what came of it.
 
 A submission is identified by what is sent and by a token of the caller. The same two give the same
 name, so submitting is idempotent."""
 
+import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self, TypeVar
 
 S = TypeVar("S")
@@ -14,6 +17,35 @@ TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywh
 RUN_TAG = "rekindle-run"
 _TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
 _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What is submitted: file names and their bytes. One file, the definition itself, lies in no
+    folder; the others are what its steps run."""
+
+    files: Mapping[str, bytes]
+
+    @property
+    def entry(self) -> str:
+        """The name of the definition itself."""
+        (name,) = (name for name in self.files if "/" not in name)
+        return name
+
+    @property
+    def text(self) -> bytes:
+        """The definition itself."""
+        return self.files[self.entry]
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[Path]:
+        """The definition itself as a file, with all others beside it, as long as the block runs."""
+        with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+            for name, content in self.files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            yield Path(folder, self.entry)
 
 
 @dataclasses.dataclass(frozen=True)

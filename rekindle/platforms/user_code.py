@@ -4,11 +4,20 @@ Steps on a platform see nothing of the author's machine but what their image hol
 path.py:Class`, `train.entrypoint`, and modules that a component imports have to be in it.
 `rekindle images build` puts them there, under `/opt/rekindle/code` as they lie to each other here.
 A definition is compiled only for an image whose code is, by its hash, the code that is here. A path
-that is not on this machine is taken for one in the image, which rekindle does not check."""
+that is not on this machine is taken for one in the image, which rekindle does not check.
+
+`image.include` puts further files there: all below what it names, but no hidden ones, no keys,
+nothing that a `.dockerignore` beside the config leaves out, and nothing that a link brings in from
+elsewhere. A file that is named by itself is taken whatever it is called. Authority for
+`.dockerignore`: docs.docker.com/build/concepts/context, "Filename and location": Go's
+filepath.Match, `**` for any folders, `!` for exceptions, the last line that matches decides."""
 
 import contextlib
 import dataclasses
+import fnmatch
+import glob
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -20,7 +29,6 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
-from rekindle.platforms.included import included
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, large_file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
@@ -33,6 +41,14 @@ HOME = PurePosixPath("/opt/rekindle/code")
 ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 # has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
+IGNORE = ".dockerignore"
+_KEYS = (
+    "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
+    "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
+)  # fmt: skip
+_PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
+_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_Rules = list[tuple[bool, re.Pattern[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +97,10 @@ def code_of(spec: Spec, graph: Graph) -> Code:
         importing.add(beside)
     needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
     root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
-    return Code(
-        {file.relative_to(root).as_posix(): _content(file) for file in found},
-        tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
-        (*files, *needing, *(["image.include"] if taken else [])),
-        root,
-        _included_hash(taken, beside),
-    )
+    content = {file.relative_to(root).as_posix(): _content(file) for file in found}
+    places = tuple(sorted(folder.relative_to(root).as_posix() for folder in importing))
+    wanted_by = (*files, *needing, *(["image.include"] if taken else []))
+    return Code(content, places, wanted_by, root, _included_hash(taken, beside))
 
 
 def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> dict[str, str]:
@@ -103,12 +116,13 @@ def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> di
     for step in graph.steps() if spec.pipeline else ():
         if names is not None and step.component not in names:
             continue
-        source, places = step.container.source, [*_path_of(step), *folders]
-        found[step.component] = (
-            closure([], {step.path: source}, places, everywhere=True)
-            if source
-            else _called(step, places)
-        )
+        source, path = step.container.source, step.container.env.get("PYTHONPATH")
+        own = str(lower(path)).split(os.pathsep) if path is not None else []
+        places = [*(Path(folder).absolute() for folder in own if folder), *folders]
+        if source:
+            found[step.component] = closure([], {step.path: source}, places, everywhere=True)
+        else:
+            found[step.component] = _called(step, places)
     beside = included_hash(spec) if found else ""
     return {
         name: digest([contents(files), beside]) for name, files in found.items() if files or beside
@@ -127,13 +141,6 @@ def _folder_of(spec: Spec) -> Path:
 def _included_hash(files: Iterable[Path], folder: Path) -> str:
     found = sorted([os.path.relpath(file, folder), large_file_sha256(file)] for file in files)
     return digest(found) if found else ""
-
-
-def _path_of(step: Step) -> list[Path]:
-    """The folders that a step sets PYTHONPATH to."""
-    given = step.container.env.get("PYTHONPATH")
-    folders = str(lower(given)).split(os.pathsep) if given is not None else []
-    return [Path(folder).absolute() for folder in folders if folder]
 
 
 def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
@@ -266,3 +273,79 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read {file}: {error.strerror}", fix="check the file") from None
+
+
+def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
+    """The files; `folder` is that of the config. RequestError for a pattern that names nothing, and
+    for a link that leads out of what was named."""
+    rules = _rules(folder)
+    for pattern in patterns:
+        # Path.glob refuses absolute patterns
+        found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
+        if not found:
+            raise RequestError(
+                f"no such file or folder: {pattern}", where="image.include", fix="check the path"
+            )
+        if glob.has_magic(pattern):
+            parts = Path(pattern).parts
+            top = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+            yield from _chosen(dict.fromkeys(_inside(found)), top.resolve(), folder, rules)
+        elif found[0].is_dir():
+            yield from _chosen(_inside([found[0].resolve()]), found[0].resolve(), folder, rules)
+        else:
+            yield found[0].resolve()
+
+
+def _inside(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        place = path.parent.resolve() / path.name
+        yield from sorted(place.rglob("*")) if place.is_dir() else [place]
+
+
+def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> Iterator[Path]:
+    for path in paths:
+        if _is_left_out(path, top, folder, rules):
+            continue
+        if not path.resolve().is_relative_to(top):
+            what = f"{path} is a link that leads out of {top}"
+            fix = "copy what it leads to, or leave it out in .dockerignore"
+            raise RequestError(what, where="image.include", fix=fix)
+        if path.is_file():
+            yield path
+
+
+def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
+    """Also where only what a link leads to is hidden or a key."""
+    real, inside = path.resolve(), Path(os.path.relpath(path, top)).parts
+    parts = (*inside, *(real.relative_to(top).parts if real.is_relative_to(top) else ()))
+    if parts[0] == "..":  # a link on the way: the caller refuses it
+        return False
+    hidden = any(part.startswith(".") for part in parts)
+    if hidden or any(fnmatch.fnmatch(part.lower(), key) for part in parts for key in _KEYS):
+        return True
+    name = os.path.relpath(path, folder.resolve()).replace(os.sep, "/")
+    return next((leaves for leaves, pattern in reversed(rules) if pattern.fullmatch(name)), False)
+
+
+def _rules(folder: Path) -> _Rules:
+    path = folder / IGNORE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rules: _Rules = []
+    for line in lines:
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name = text.removeprefix("!").strip()
+        name = os.path.normpath(name).replace(os.sep, "/").lstrip("/")
+        if name != ".":
+            # what matches a folder matches all below it
+            expression = _PART.sub(_as_regular, name) + "(/.*)?"
+            rules.append((not text.startswith("!"), re.compile(expression, re.DOTALL)))
+    return rules
+
+
+def _as_regular(part: re.Match[str]) -> str:
+    """A part of a pattern of Go's filepath.Match, with `**`, as a regular expression."""
+    if part["letters"]:
+        return f"[{part['letters']}]".replace("\\", "\\\\")
+    return _WILD.get(part[0]) or re.escape(part["letter"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.attempts import (
+from rekindle.platforms.launcher import (
     Action,
     Allowed,
     Cause,
@@ -15,7 +15,7 @@ from rekindle.platforms.attempts import (
     Start,
     decide,
 )
-from rekindle.platforms.vertex.service import job_of
+from rekindle.platforms.vertex.launcher import job_of
 
 
 def job(name: str, state: str, created: float, ended: float | None = None) -> Job:

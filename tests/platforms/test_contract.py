@@ -12,8 +12,8 @@ from tests.platforms.toy import ToySpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
-    "compile": "compile.compile", "cache_keys": "outline.cache_keys",
-    "outline": "client.outline", "submit": "client.submit", "describe": "runs.describe",
+    "compile": "compile.compile", "cache_keys": "client.cache_keys",
+    "submit": "client.submit", "describe": "runs.describe",
     "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
     "artifacts": "runs.artifacts", "read": "runs.read", "found": "runs.found",
     "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
@@ -29,7 +29,21 @@ def test_the_table_has_a_section_of_the_config_for_each_platform():
 
 def test_every_question_of_the_seam_is_compared_here():
     methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
-    assert methods == FUNCTIONS.keys()
+    assert methods == {"outline", *FUNCTIONS}
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_platform_has_what_an_outline_is_made_of(name):
+    client = importlib.import_module(f"{PLATFORMS[name]}.client")
+    settings = type(getattr(PlatformsSpec(), name)).__name__
+    for function, asked in (
+        ("where", {"place": settings, "return": "str"}),
+        ("run_name", {"definition": "Definition", "token": "str", "return": "str"}),
+        ("steps", {"definition": "Definition", "return": "tuple[Planned, ...]"}),
+    ):
+        found = inspect.signature(getattr(client, function))
+        described = {p.name: _text(p.annotation) for p in found.parameters.values()}
+        assert {**described, "return": _text(found.return_annotation)} == asked
 
 
 @pytest.mark.parametrize("method", FUNCTIONS)

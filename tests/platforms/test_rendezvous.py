@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
 from rekindle.platforms.azureml import rendezvous as azureml
-from rekindle.platforms.kubeflow import rendezvous as kubeflow
+from rekindle.platforms.kubeflow import node as kubeflow
 from rekindle.platforms.sagemaker import rendezvous as sagemaker
-from rekindle.platforms.vertex import rendezvous as vertex
+from rekindle.platforms.vertex import node as vertex
 
 groups = st.integers(2, 300).flatmap(
     lambda nodes: st.tuples(st.just(nodes), st.integers(0, nodes - 1), st.integers(0, 16))

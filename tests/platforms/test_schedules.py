@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered, Schedule
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.azureml import test_client as azureml

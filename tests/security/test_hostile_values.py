@@ -20,8 +20,8 @@ from rekindle.data.normalise import label_order
 from rekindle.errors import DataError, RequestError
 from rekindle.masking import masked
 from rekindle.outputs import ReadinessCheck
-from rekindle.platforms.attempts import Job
 from rekindle.platforms.kubeflow.cluster import LONGEST_LINE, Cluster
+from rekindle.platforms.launcher import Job
 from rekindle.platforms.vertex.launcher import RUN, TASK, VertexLauncher
 from rekindle.records import ArtifactRecord, Registration, RunRecord, StepRecord, Submission
 from rekindle.report.ledger import ledger

@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.platforms.included import included
+from rekindle.platforms.user_code import included
 
 
 @pytest.fixture

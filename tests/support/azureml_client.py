@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azure.rest import SUBSCRIPTION
 from tests.support.azureml_compile import IMAGE, compiled

@@ -12,7 +12,7 @@ import yaml
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile, identifiers
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.local.runs import content, module
 from tests.platforms.sagemaker.conftest import can_mount

@@ -17,10 +17,10 @@ from rekindle.errors import Problem
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml import compile as azureml
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
+from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import compile as vertex
 from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
 from tests.support.azureml_compile import stored

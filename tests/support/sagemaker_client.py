@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3

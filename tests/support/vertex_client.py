@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.vertex.project import project as project

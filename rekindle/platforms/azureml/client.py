@@ -10,17 +10,21 @@ Authority: azure-ai-ml 1.35, as tests/servers/azure/rest.py has seen it ask. No 
 from __future__ import annotations
 
 import contextlib
+import graphlib
 import io
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from rekindle.errors import PlatformError, SpecError, UnreachableError
-from rekindle.platforms.azureml.outline import SUFFIX, steps
-from rekindle.platforms.definition import Definition
+from rekindle.ir.compile import LOADER
+from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.failures import BUG, first_line, not_installed
-from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
@@ -34,12 +38,15 @@ PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
 }  # fmt: skip
 _PAUSES_SECONDS = (1.0, 4.0)
+SUFFIX = ".azureml.yaml"
+_READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
+_VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
     """The job, made now or by the same submission before; PlatformError if the workspace refuses
     it or does not answer, SpecError if `place` does not say which workspace."""
-    name = job_name(definition, mark.token)
+    name = run_name(definition, mark.token)
     with connected(place) as client:
         if found := find(client.jobs, name):
             return SubmittedRun(name, found.studio_url or "", anew=False)
@@ -47,15 +54,10 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
         return SubmittedRun(name, made.studio_url or "")
 
 
-def job_name(definition: Definition, token: str) -> str:
+def run_name(definition: Definition, token: str) -> str:
     """Name of the job of this submission."""
     job = definition.entry.removesuffix(SUFFIX)
     return f"{job[:80]}-{digest_of(definition.files, token)}"
-
-
-def outline(definition: Definition, place: AzureMLSpec, token: str) -> SubmissionPreview:
-    """What `submit` with the same arguments will make; sends no request."""
-    return SubmissionPreview(where(place), job_name(definition, token), steps(definition))
 
 
 def where(place: AzureMLSpec) -> str:
@@ -149,12 +151,6 @@ def _status(error: Exception) -> int:
     return int(getattr(error, "status_code", None) or 0)
 
 
-def _asked(error: Exception) -> str:
-    """The address that refused, if one did."""
-    request = getattr(getattr(error, "response", None), "request", None)
-    return str(getattr(request, "url", "")).partition("?")[0]
-
-
 def _of_the_workspace(error: Exception) -> bool:
     """Whether it is not the job that lacks, but where it would be."""
     code = getattr(getattr(error, "error", None), "code", "") or ""
@@ -167,9 +163,11 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     from azure.core.exceptions import ClientAuthenticationError
 
     kind, status = PlatformError, _status(error)
+    request = getattr(getattr(error, "response", None), "request", None)
+    refusing = str(getattr(request, "url", "")).partition("?")[0]
     if isinstance(error, ClientAuthenticationError) or status == 401:
         fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
-    elif status == 403 and ".blob." in _asked(error):
+    elif status == 403 and ".blob." in refusing:
         fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:
         fix = "ask for the role `AzureML Data Scientist` on the workspace"
@@ -193,3 +191,59 @@ def _said(error: Exception) -> str:
         found = json.loads(text)["errors"]
         return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
     return first_line(text, error)
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The steps by name, as they may begin: on which cluster, or on machines of which size."""
+    jobs, found = _job_of(definition)["jobs"], []
+    needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
+    for name in graphlib.TopologicalSorter(needs).static_order():
+        resources = jobs[name]["resources"]
+        cluster = jobs[name].get("compute", "").removeprefix("azureml:")
+        machine = f"cluster {cluster}" if cluster else resources["instance_type"]
+        spot = jobs[name].get("queue_settings", {}).get("job_tier") == "spot"
+        found.append(Planned(name, machine, resources["instance_count"], spot))
+    return tuple(found)
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps."""
+    jobs = _job_of(definition)["jobs"].values()
+    return frozenset(one["component"]["environment"]["image"] for one in jobs)
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes.
+
+    A component that is deterministic is taken from an earlier job if component, values and the
+    places of its inputs are the same."""
+    job = _job_of(Definition(files))
+    found = {name: _unit(name, command, job, files) for name, command in job["jobs"].items()}
+    ordered: dict[str, CacheKey] = {}
+    while len(ordered) < len(found):  # the file's order is that of the names
+        left = [unit for name, unit in found.items() if name not in ordered]
+        ordered |= {unit.name: unit for unit in left if set(unit.places) <= ordered.keys()}
+    return tuple(ordered.values())
+
+
+def _unit(
+    name: str, command: dict[str, Any], job: Mapping[str, Any], files: Mapping[str, bytes]
+) -> CacheKey:
+    component, inputs = command["component"], command["inputs"]
+    matches = {where: _VALUE.fullmatch(str(text)) for where, text in inputs.items()}
+    values = {where: job["inputs"][match[1]] for where, match in matches.items() if match}
+    others = {w: text for w, text in inputs.items() if w not in values}
+    rest = {k: v for k, v in component.items() if k not in ("code", "environment")}
+    parts = {
+        "image": json.dumps(component["environment"]),
+        "interface": json.dumps([rest, others], sort_keys=True),
+        **{f"parameter `{where}`": json.dumps(value) for where, value in values.items()},
+        **of_bundle(component["code"].removeprefix("./"), files),
+    }
+    reads = tuple(dict.fromkeys(_READ.findall(json.dumps(others))))
+    return CacheKey(name, bool(component["is_deterministic"]), parts, reads)
+
+
+def _job_of(definition: Definition) -> dict[str, Any]:
+    job: dict[str, Any] = yaml.load(definition.text, LOADER)  # noqa: S506 - the safe one
+    return job

@@ -28,9 +28,9 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
 _SECTION = "platforms.azureml"
@@ -67,20 +67,15 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
     ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
     if ours and not place.image:
-        yield Problem(
-            f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image",
-            "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG",
-        )  # fmt: skip
+        fix = "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG"
+        yield Problem(f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image", fix)
     if place.image and "@sha256:" not in place.image:
-        yield Problem(
-            f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
-            "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:...",
-        )  # fmt: skip
+        fix = "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:..."
+        yield Problem(f"`{place.image}` is a mutable tag", f"{_SECTION}.image", fix)
     if place.secrets and not place.image:
-        yield Problem(
-            "secrets reach the steps in rekindle's image, and there is none", f"{_SECTION}.secrets",
-            f"name it in {_SECTION}.image, or take the secrets out",
-        )  # fmt: skip
+        what = "secrets reach the steps in rekindle's image, and there is none"
+        fix = f"name it in {_SECTION}.image, or take the secrets out"
+        yield Problem(what, f"{_SECTION}.secrets", fix)
     if not re.fullmatch(limits("azureml")["name"], graph.name):
         how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
@@ -90,12 +85,10 @@ class _Dumper(DUMPER):  # type: ignore[misc, valid-type]
     """Text of several lines as such."""
 
 
-def _as_block(dumper: Any, text: str) -> Any:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _as_block)
+_TEXT = "tag:yaml.org,2002:str"
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
+)
 
 
 class _Compiler:
@@ -115,11 +108,8 @@ class _Compiler:
         """The document."""
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
-        inputs = {
-            self.names[name]: bundle.scalar(value)
-            for name, value in self.values.items()
-            if name in read & self.open
-        }
+        shown = [name for name in self.values if name in read & self.open]
+        inputs = {self.names[name]: bundle.scalar(self.values[name]) for name in shown}
         compute = self.place.compute
         settings = {"default_compute": f"azureml:{compute or 'serverless'}"}
         return {
@@ -144,29 +134,21 @@ class _Compiler:
         outputs = copy.deepcopy(promised)  # a YAML of one value twice has anchors
         spread = {"type": "pytorch", "process_count_per_instance": 1}  # which starts the ranks
         component = {
-            "type": "command",
-            "is_deterministic": step.cache,
-            "code": f"./{self._bundle(flat, step)}",
+            "type": "command", "inputs": inputs, "outputs": promised,
+            "is_deterministic": step.cache, "code": f"./{self._bundle(flat, step)}",
             "environment": {"image": image_of(step, self.place.image)},
             "command": _shell(list(given.values()), mounted, left),
-            "inputs": inputs,
-            "outputs": promised,
             **({"distribution": spread} if step.distribution else {}),
-        }
+        }  # fmt: skip
         bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
         bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
         command = {"type": "command", "component": component, "inputs": bound, "outputs": outputs}
-        return {**command, **self._access(step), **self._machine(step)}
-
-    def _access(self, step: Step) -> dict[str, Any]:
-        """As whom the step runs, and the addresses of secrets, never their values."""
-        found: dict[str, Any] = {}
         if self.place.identity:
-            found["identity"] = {"type": _IDENTITIES[self.place.identity]}
-        if _knows_secrets(step, self.place):
+            command["identity"] = {"type": _IDENTITIES[self.place.identity]}
+        if _knows_secrets(step, self.place):  # their addresses, never their values
             named = sorted(self.place.secrets.items())
-            found["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
-        return found
+            command["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
+        return {**command, **self._machine(step)}
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""

@@ -16,12 +16,10 @@ from urllib.parse import urlsplit
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.azureml.client import ARM, workspace_path
-from rekindle.platforms.azureml.outline import images, steps
+from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Planned
+from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
@@ -54,21 +52,17 @@ def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]
         yield ask("container", "artifact_root", container, early=True)
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
         yield ask("image", "image", image, wanted, early=True)
-    for name, most in _largest(steps(definition) if definition else ()).items():
+    # by the name of a cluster, the step that wants most of its nodes
+    largest = dict[str, Planned]()
+    for step in steps(definition) if definition else ():
+        kind, _, name = step.machine.partition(" ")
+        if kind == "cluster" and (name not in largest or step.machines > largest[name].machines):
+            largest[name] = step
+    for name, most in largest.items():
         field = "compute" if name == place.compute else "gpu_compute"
         yield ask("compute", field, cluster, name, most.machines, most.step, early=True)
     for variable, url in sorted(place.secrets.items()):
         yield ask(f"secret {variable}", f"secrets.{variable}", secret, url)
-
-
-def _largest(planned: tuple[Planned, ...]) -> dict[str, Planned]:
-    """By the name of a cluster the step that wants most of its nodes."""
-    found: dict[str, Planned] = {}
-    for step in planned:
-        kind, _, name = step.machine.partition(" ")
-        if kind == "cluster" and (name not in found or step.machines > found[name].machines):
-            found[name] = step
-    return found
 
 
 class Subscription:
@@ -145,10 +139,8 @@ def cluster(there: Subscription, name: str, count: int, step: str) -> str:
     kept = found["properties"]
     most = kept["scaleSettings"]["maxNodeCount"]
     if most < count:
-        raise RequestError(
-            f"the step {step} wants {count} nodes, the cluster {name} has {most} at most",
-            fix=f"az ml compute update --name {name} --max-instances {count}",
-        )
+        what = f"the step {step} wants {count} nodes, the cluster {name} has {most} at most"
+        raise RequestError(what, fix=f"az ml compute update --name {name} --max-instances {count}")
     return f"{name}: up to {most} x {kept['vmSize']}, {kept.get('vmPriority', 'Dedicated')}"
 
 

@@ -35,7 +35,12 @@ def main(words: list[str]) -> int:
     place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts)
     try:
         if task.get("secrets"):
-            _read_secrets(task["secrets"])
+            from rekindle.platforms.azureml import secrets
+
+            # every secret whose address the environment has becomes a variable of the step
+            os.environ.update(secrets.read(task["secrets"], os.environ))
+            for name in task["secrets"]:
+                del os.environ[secrets.PREFIX + name]
         if "nodes" in task:
             place = place.of_node(_meet(task))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
@@ -59,15 +64,6 @@ def _meet(task: Task) -> int:
 
     found = rendezvous(os.environ, task["ranks_per_node"])
     return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
-
-
-def _read_secrets(names: list[str]) -> None:
-    """Every secret whose address the environment has becomes a variable of the step."""
-    from rekindle.platforms.azureml import secrets
-
-    os.environ.update(secrets.read(names, os.environ))
-    for name in names:
-        del os.environ[secrets.PREFIX + name]
 
 
 if __name__ == "__main__":

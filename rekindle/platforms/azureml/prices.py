@@ -22,20 +22,20 @@ _LEFT_OUT = ("Windows", "Cloud Services", "Low Priority", "Expired")
 
 def ask(machines: Sequence[str], regions: Sequence[str], today: datetime.date) -> list[Price]:
     """The prices of those of `machines` that `regions` have; a machine without one is left out."""
-    return [price for region in regions for price in _of_region(machines, region, today)]
-
-
-def _of_region(machines: Sequence[str], region: str, today: datetime.date) -> Iterator[Price]:
-    found: dict[tuple[str, bool], dict[str, set[float]]] = {}  # by day of their beginning
-    for begin in range(0, len(machines), _NAMES_A_FILTER):
-        for item in _items(machines[begin : begin + _NAMES_A_FILTER], region):
-            if _counts(item, today):
-                days = found.setdefault((item["armSkuName"], _has(item, "Spot")), {})
-                days.setdefault(item["effectiveStartDate"], set()).add(float(item["retailPrice"]))
-    for name in machines:
-        usual, spot = (_newest(found.get((name, is_spot), {})) for is_spot in (False, True))
-        if usual is not None or spot is not None:
-            yield Price(name, region, usual, spot, _SOURCE, today)
+    prices = list[Price]()
+    for region in regions:
+        found: dict[tuple[str, bool], dict[str, set[float]]] = {}  # by day of their beginning
+        for begin in range(0, len(machines), _NAMES_A_FILTER):
+            for item in _items(machines[begin : begin + _NAMES_A_FILTER], region):
+                if _counts(item, today):
+                    days = found.setdefault((item["armSkuName"], _has(item, "Spot")), {})
+                    usd = float(item["retailPrice"])
+                    days.setdefault(item["effectiveStartDate"], set()).add(usd)
+        for name in machines:
+            usual, spot = (_newest(found.get((name, is_spot), {})) for is_spot in (False, True))
+            if usual is not None or spot is not None:
+                prices.append(Price(name, region, usual, spot, _SOURCE, today))
+    return prices
 
 
 def _newest(days: Mapping[str, set[float]]) -> float | None:
@@ -46,12 +46,9 @@ def _newest(days: Mapping[str, set[float]]) -> float | None:
 
 def _items(machines: Sequence[str], region: str) -> Iterator[Mapping[str, Any]]:
     names = " or ".join(f"armSkuName eq '{name}'" for name in machines)
-    asked = {
-        "api-version": "2023-01-01-preview",
-        "currencyCode": "USD",
-        "$filter": f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}' "
-        f"and priceType eq 'Consumption' and ({names})",
-    }
+    wanted = f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}'"
+    wanted += f" and priceType eq 'Consumption' and ({names})"
+    asked = {"api-version": "2023-01-01-preview", "currencyCode": "USD", "$filter": wanted}
     for page in pages(f"{_URL}?{urlencode(asked)}", _next, {}, "this may be a mistake of ours"):
         try:
             yield from page["Items"]

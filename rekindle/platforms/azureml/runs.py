@@ -7,7 +7,12 @@ also says that its condition did not hold: the service sees a step that succeede
 nothing again in place, so to resume is a new job of the same definition: what succeeded is reused,
 training goes on from its checkpoints.
 
-Authority: azure-ai-ml 1.35.2, its constants of run history and reuse; learn.microsoft.com/azure/
+What azure-ai-ml asks for itself and shows no further is asked of it here, in the last functions:
+its public `jobs.list(parent_job_name=...)` leaves out when a step began and why it failed,
+`jobs.stream` prints, `jobs.download` fetches whole outputs.
+
+Authority: azure-ai-ml 1.35.2, its constants of run history and reuse, RunOperations,
+get_job_output_uris_from_dataplane and get_datastore_info; learn.microsoft.com/azure/
 machine-learning/how-to-log-view-metrics (user_logs). No workspace has been asked."""
 
 from __future__ import annotations
@@ -20,20 +25,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms import snapshot
-from rekindle.platforms.azureml import history
-from rekindle.platforms.azureml.client import connected, submit, where
+from rekindle.platforms.azureml import client as service
+from rekindle.platforms.azureml.client import SUFFIX, connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
-from rekindle.platforms.azureml.outline import SUFFIX
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
+from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
+    from azure.storage.blob import BlobClient
 
 _RUNS: dict[str, RunStatus] = {
     "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
@@ -49,11 +53,15 @@ _REASONS = {
 _REUSED, _FROM = "azureml.isreused", "azureml.reusedrunid"
 _PRINTED = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 _RESULT = RESULT.replace("-", "_")
+Record = dict[str, Any]
+_VERSION = "2024-04-01"
+_PATH = re.compile(r"azureml:/.*/datastores/([^/]+)/paths/(.+)")
+_TRIES, PAUSE_SECONDS = 4, 2
 
 
 def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
     """The run now."""
-    (job, children), now = history.records(place, id), datetime.datetime.now(datetime.UTC)
+    (job, children), now = _records(place, id), datetime.datetime.now(datetime.UTC)
     status = _RUNS.get(job["status"], "running")
     steps = [_step(child, now) for child in children]
     if status in snapshot.ENDED_RUN:
@@ -73,13 +81,10 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
     seen: dict[str, int] = json.loads(cursor or "{}")
     text = list[str]()
     with connected(place) as client:
-        files = {
-            match: url
-            for name, url in sorted(history.log_files(client, step.log).items())
-            if (match := _PRINTED.fullmatch(name))
-        }
+        listed = sorted((_runs(client).get_run_details(step.log).log_files or {}).items())
+        files = {match: url for name, url in listed if (match := _PRINTED.fullmatch(name))}
         for match, url in files.items():
-            more = history.since(url, seen.get(match[0], 0))
+            more = _since(url, seen.get(match[0], 0))
             if step.status not in snapshot.ENDED_STEP:
                 more = more[: more.rfind(b"\n") + 1]
             seen[match[0]] = seen.get(match[0], 0) + len(more)
@@ -112,22 +117,21 @@ def resume(definition: Definition, place: AzureMLSpec, id: str, mark: RunTag) ->
 def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
     """What the step left, with its metadata, at `azureml://`."""
     with connected(place) as client:
-        made = history.outputs(client, step.log) if step.log else {}
+        made = _outputs(client, step.log) if step.log else {}
         told = _result(client, made)
     names = identifiers(told.get("artifacts", {}))
-    return {
-        name: ArtifactRecord(
-            uri=f"{made[names[name]].rstrip('/')}/data", metadata=artifact.get("metadata", {})
-        )
-        for name, artifact in told.get("artifacts", {}).items()
-        if names[name] in made
-    }
+    found = dict[str, ArtifactRecord]()
+    for name, artifact in told.get("artifacts", {}).items():
+        if names[name] in made:
+            uri = f"{made[names[name]].rstrip('/')}/data"
+            found[name] = ArtifactRecord(uri=uri, metadata=artifact.get("metadata", {}))
+    return found
 
 
 def read(place: AzureMLSpec, uri: str) -> bytes:
     """A file in a datastore."""
     with connected(place) as client:
-        return history.content(client, uri)
+        return _content(client, uri)
 
 
 def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
@@ -135,16 +139,11 @@ def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
     pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
         listed: Iterable[Any] = client.jobs.list(tag=RUN_TAG)
-        marked = [
-            TaggedRun(
-                mark,
-                SubmittedRun(job.name, job.studio_url or "", False),
-                job.creation_context.created_at,
-            )
-            for job in listed
-            if job is not None and job.experiment_name == pipeline
-            if (mark := RunTag.of(job.tags or {}))
-        ]
+        marked = list[TaggedRun]()
+        for job in (job for job in listed if job is not None and job.experiment_name == pipeline):
+            if mark := RunTag.of(job.tags or {}):
+                placed = SubmittedRun(job.name, job.studio_url or "", False)
+                marked.append(TaggedRun(mark, placed, job.creation_context.created_at))
         return tuple(sorted(marked, key=lambda one: one.began_at))
 
 
@@ -153,7 +152,7 @@ def _status_of(client: MLClient, id: str) -> str:
     return str(getattr(found, "value", found))
 
 
-def _step(child: history.Record, now: datetime.datetime) -> StepRecord:
+def _step(child: Record, now: datetime.datetime) -> StepRecord:
     said, more = child.get("status", ""), child.get("properties") or {}
     reused = more.get(_REUSED) == "true"
     source = more.get(_FROM) if reused else None
@@ -171,7 +170,7 @@ def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
     if step.status != "succeeded":
         return step
     try:
-        told = _result(client, history.outputs(client, step.log))
+        told = _result(client, _outputs(client, step.log))
     except Exception as error:
         if getattr(error, "status_code", None) == 403:
             return step  # the caller may not read: it succeeded, as far as the service knows
@@ -185,14 +184,108 @@ def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
     """What mounted.py left; nothing where there is none."""
     with contextlib.suppress(FileNotFoundError):
         if where := made.get(_RESULT):
-            told: dict[str, Any] = json.loads(
-                history.content(client, f"{where.rstrip('/')}/result.json")
-            )
+            told: dict[str, Any] = json.loads(_content(client, f"{where.rstrip('/')}/result.json"))
             return told
     return {}
 
 
-def _why(record: history.Record) -> str:
+def _why(record: Record) -> str:
     """What a run says went wrong."""
     error = (record.get("error") or {}).get("error") or {}
     return str(error.get("message") or "").strip()
+
+
+def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
+    """A job and its steps in the run history, those that are there by now, as JSON."""
+    from azure.core import PipelineClient
+    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+    from azure.core.rest import HttpRequest
+
+    with service.logged_in(place) as credential:
+        who = BearerTokenCredentialPolicy(credential, f"{service.ARM}/.default")
+        policies = [RetryPolicy(**service.PATIENCE), who]
+        with PipelineClient[Any, Any](service.ARM, policies=policies) as client:
+
+            def get(url: str, **query: str) -> Record:
+                request = HttpRequest("GET", url, params=query)
+                seconds = service.PATIENCE["read_timeout"]
+                response = client.send_request(request, read_timeout=seconds)
+                response.raise_for_status()
+                found: Record = response.json()
+                return found
+
+            root = service.workspace_path(place)
+            about = get(f"{service.ARM}{root}", **{"api-version": _VERSION})["properties"]
+            url = f"{get(about['discoveryUrl'])['history']}/history/v1.0{root}/runs/{id}"
+            job, steps, token = get(url), list[Record](), {"$top": "100"}
+            while token:
+                page = get(f"{url}/children", **token)
+                steps += page.get("value", ())
+                following = page.get("continuationToken")
+                token = {"$continuationtoken": following} if following else {}
+            return job, steps
+
+
+def _outputs(client: MLClient, id: str) -> dict[str, str]:
+    """Where a step's outputs lie, by the names that they have there: `azureml://...`."""
+    from azure.ai.ml.operations._job_ops_helper import get_job_output_uris_from_dataplane
+
+    jobs: Any = client.jobs
+    found: dict[str, str] = get_job_output_uris_from_dataplane(
+        id, _runs(client), jobs._dataset_dataplane_operations,
+        jobs._model_dataplane_operations,
+    )  # fmt: skip
+    return found
+
+
+def _content(client: MLClient, uri: str) -> bytes:
+    """A file in a datastore; FileNotFoundError."""
+    from azure.ai.ml._artifacts._artifact_utilities import get_datastore_info
+    from azure.core.exceptions import ResourceNotFoundError
+    from azure.storage.blob import BlobClient
+
+    if (match := _PATH.fullmatch(uri)) is None:
+        raise FileNotFoundError(uri)
+    store = get_datastore_info(client.datastores, match[1])
+    account = store["account_url"].replace(".dfs.", ".blob.")  # the same files, by another protocol
+    with BlobClient(
+        account, store["container_name"], match[2], credential=store["credential"],
+        retry_policy=_patience(),
+    ) as blob:  # fmt: skip
+        try:
+            return bytes(blob.download_blob().readall())
+        except ResourceNotFoundError:
+            raise FileNotFoundError(uri) from None
+
+
+def _since(url: str, offset: int) -> bytes:
+    """What a file that grows holds after its first `offset` bytes."""
+    from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+    from azure.storage.blob import BlobClient
+
+    blob: BlobClient
+    with BlobClient.from_blob_url(url, retry_policy=_patience()) as blob:
+        try:
+            return bytes(blob.download_blob(offset=offset).readall())
+        except ResourceNotFoundError:
+            return b""
+        except HttpResponseError as error:
+            if error.status_code == 416:  # nothing yet
+                return b""
+            raise
+
+
+def _runs(client: MLClient) -> Any:
+    """The SDK's own client of run history, whose address it asks for first."""
+    from azure.core.exceptions import ServiceResponseError
+
+    try:
+        return client.jobs._runs_operations
+    except (KeyError, ValueError) as error:  # it takes any answer for the addresses
+        raise ServiceResponseError("the workspace does not say where its history is") from error
+
+
+def _patience() -> Any:
+    from azure.storage.blob import LinearRetry
+
+    return LinearRetry(backoff=PAUSE_SECONDS, retry_total=_TRIES, random_jitter_range=0)

@@ -13,17 +13,19 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.ir.compile import LOADER
-from rekindle.platforms.definition import Definition
+from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line
-from rekindle.platforms.kubeflow.outline import steps
-from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.platforms.kubeflow.compile import LAUNCHER
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
 
 FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
@@ -53,7 +55,7 @@ class Server:
                 return found
 
     def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
-        """A call that may be said twice, repeated some times where it may yet succeed."""
+        """A call that may be made twice, repeated some times where it may yet succeed."""
         return self.created(lambda: function(*words, **more), lambda: None)
 
     def created(self, create: Callable[[], Any], find: Callable[[], Any]) -> Any:
@@ -97,12 +99,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
 
 def run_name(definition: Definition, token: str) -> str:
     """What the run of this submission is called."""
-    return f"{_pipeline(definition)}-{digest_of(definition.files, token)}"
-
-
-def outline(definition: Definition, place: KubeflowSpec, token: str) -> SubmissionPreview:
-    """What `submit` with the same arguments will make; sends no request."""
-    return SubmissionPreview(where(place), run_name(definition, token), steps(definition))
+    return f"{definition.entry.removesuffix('.yaml')}-{digest_of(definition.files, token)}"
 
 
 def where(place: KubeflowSpec) -> str:
@@ -174,26 +171,25 @@ def _run(
     spec = documents[0]
     if len(documents) > 1:
         spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
+    root = place.pipeline_root or None
     return kfp_server_api.V2beta1Run(
-        experiment_id=experiment, display_name=name, description=str(mark), pipeline_spec=spec,
-        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
-            parameters={}, pipeline_root=place.pipeline_root or None
-        ),
+        experiment_id=experiment,
+        display_name=name,
+        description=str(mark),
+        pipeline_spec=spec,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters={}, pipeline_root=root),
         service_account=place.service_account,
-    )  # fmt: skip
-
-
-def _pipeline(definition: Definition) -> str:
-    return definition.entry.removesuffix(".yaml")
+    )
 
 
 def experiment_of(server: Server, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
+    pipeline = definition.entry.removesuffix(".yaml")
     for last in (False, True):
         try:
-            found = server.call(server.kfp.create_experiment, _pipeline(definition))
+            found = server.call(server.kfp.create_experiment, pipeline)
             return str(found.experiment_id)
         except ApiException as error:
             if error.status != 409 or last:  # another process made it meanwhile
@@ -240,3 +236,45 @@ def _said(error: Exception) -> str:
         found = json.loads(body or "")
         return str(found.get("message") or found["error"]).splitlines()[0]
     return first_line(getattr(error, "reason", "") or error, error)
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The steps by name, those of nested pipelines too: what their pods ask for."""
+    found = []
+    for path, container in _containers(definition):
+        if (trainer := _trainer(container)) is None:
+            found.append(Planned(path, f"pod {asked_of(container)}".rstrip()))
+            continue
+        limits = trainer["resourcesPerNode"].get("limits", {})
+        asked = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
+        found.append(Planned(path, f"node {asked}".rstrip(), trainer["numNodes"]))
+    return tuple(found)
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    nodes = {trainer.get("image", "") for trainer in trainers(definition)}
+    return frozenset(nodes | {one.get("image", "") for _, one in _containers(definition)}) - {""}
+
+
+def trainers(definition: Definition) -> list[dict[str, Any]]:
+    """The `trainer` of the TrainJob of each distributed step."""
+    return [found for _, one in _containers(definition) if (found := _trainer(one)) is not None]
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes."""
+    graph = read(Definition(files).text.decode())
+    return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
+
+
+def _trainer(container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a launcher is told of its TrainJob; None for another container."""
+    if container.get("command") != list(LAUNCHER):
+        return None
+    trainer: dict[str, Any] = json.loads(container["args"][0])["job"]["spec"]["trainer"]
+    return trainer
+
+
+def _containers(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return executors(next(iter(yaml.load_all(definition.text, LOADER))))

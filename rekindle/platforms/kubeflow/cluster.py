@@ -28,6 +28,10 @@ _REQUEST_SECONDS = 30.0
 # A quiet log says nothing for hours; the code that follows the status notices a dead connection.
 _STREAM_SECONDS = 300.0
 LONGEST_LINE = 1 << 16
+_FIXES = {
+    403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
+    404: "install Kubeflow Trainer v2.3 or newer in the cluster",
+}
 
 
 class Conflict(Exception):
@@ -71,7 +75,12 @@ class Cluster:
         """Lines of a log as they come, until its end; none if there is no such log. A line that is
         longer than `LONGEST_LINE` comes in pieces. OSError if the connection ends before, or there
         is none."""
-        connection = self._connection(_STREAM_SECONDS)
+        host, tls = urlsplit(self.server).netloc, self._tls()
+        connection = (
+            http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
+            if tls is None
+            else http.client.HTTPSConnection(host, timeout=_STREAM_SECONDS, context=tls)
+        )
         with contextlib.closing(connection):
             try:
                 connection.request("GET", _target(path, query), headers=self._headers())
@@ -94,8 +103,7 @@ class Cluster:
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, *,
         known: Collection[int],
     ) -> dict[str, Any] | None:  # fmt: skip
-        """The answer; None for a status that is `known`, StepError for others and where no retry
-        helped."""
+        """The answer; None for a `known` status, StepError for others and where no retry helped."""
         url = f"{self.server}{_target(path, query)}"
 
         def once() -> dict[str, Any]:
@@ -113,28 +121,23 @@ class Cluster:
         except HttpError as error:
             if error.status in known:
                 return None
-            if isinstance(error, Stopped) or not _passing(error):
-                raise _refused(method, path, error) from None
-            raise StepError(
-                f"the API server does not answer: {error}", where=f"{method} {self.server}{path}",
-                fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
-            ) from None  # fmt: skip
-
-    def _connection(self, timeout_seconds: float) -> http.client.HTTPConnection:
-        place, tls = urlsplit(self.server), self._tls()
-        if tls is None:
-            return http.client.HTTPConnection(place.netloc, timeout=timeout_seconds)
-        return http.client.HTTPSConnection(place.netloc, timeout=timeout_seconds, context=tls)
+            if isinstance(error, Stopped):
+                raise
+            if not _passing(error):
+                what = f"the API server refuses with {error}"
+                fix = _FIXES.get(error.status, "")
+                raise StepError(what, where=f"{method} {path}", fix=fix) from None
+            what = f"the API server does not answer: {error}"
+            fix = f"it was asked for {self.patience_seconds:g} s; look at the cluster"
+            raise StepError(what, where=f"{method} {self.server}{path}", fix=fix) from None
 
     def _tls(self) -> ssl.SSLContext | None:
         """How the server is verified and this client proves who it is; None for plain HTTP."""
         if urlsplit(self.server).scheme == "http":
             return None
-        context = (
-            ssl.create_default_context(cafile=str(self.authority))
-            if isinstance(self.authority, Path)
-            else ssl.create_default_context(cadata=self.authority or None)
-        )
+        known = self.authority
+        trust = {"cafile": str(known)} if isinstance(known, Path) else {"cadata": known or None}
+        context = ssl.create_default_context(**trust)
         if self.certificate:
             context.load_cert_chain(*self.certificate)
         return context
@@ -152,14 +155,3 @@ def _target(path: str, query: Mapping[str, str]) -> str:
 def _passing(error: HttpError) -> bool:
     """Whether the same request may yet succeed: also after 401, for tokens rotate."""
     return error.transient or error.status == 401
-
-
-def _refused(method: str, path: str, error: HttpError) -> Exception:
-    if isinstance(error, Stopped):
-        return error
-    fix = {
-        403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
-        404: "install Kubeflow Trainer v2.3 or newer in the cluster",
-    }
-    what = f"the API server refuses with {error}"
-    return StepError(what, where=f"{method} {path}", fix=fix.get(error.status, ""))

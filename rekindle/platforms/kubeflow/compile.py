@@ -22,9 +22,9 @@ from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import lacks, refusal
-from rekindle.platforms.kubeflow import pods, trainjob
+from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
@@ -57,13 +57,13 @@ def compile(
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
-        late = {label: pods.late(step)[1] for label, step in labels.items()}
+        late = {label: trainjob.late(step)[1] for label, step in labels.items()}
         spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
-    kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
-    settings = rewrite.with_secrets(spec, settings, pods.secrets_of(place), kept)
+    kept = dict.fromkeys(labels, trainjob.LAUNCHERS_TOO)
+    settings = rewrite.with_secrets(spec, settings, trainjob.secrets_of(place), kept)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     return Definition({f"{graph.name}.yaml": text.encode()})
 
@@ -74,12 +74,11 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
         "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
     }  # fmt: skip
-    if waiting := pods.late(step)[0]:
+    if waiting := trainjob.late(step)[0]:
         wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
-        "image": place.image,
-        "command": list(LAUNCHER),
+        "image": place.image, "command": list(LAUNCHER),
         # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
         "args": [text.replace("{{", "{\\u007b"), "{{$}}"],
         "resources": {
@@ -94,7 +93,8 @@ def _task(step: Step) -> dict[str, Any]:
     wanted, task = step.distribution, lowered_container(step)
     assert wanted is not None, step.path
     found = network(wanted.machine) if wanted.nodes > 1 else {}
-    by_reference = pods.own_variables(step)  # a step's own win over what the machine is known for
+    # a step's own win over what the machine is known for
+    by_reference = trainjob.own_variables(step)
     found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 
@@ -103,29 +103,22 @@ def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
-        yield Problem(
-            f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches",
-            "platforms.kubeflow.image",
-            "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG",
-        )
+        what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"
+        fix = "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG"
+        yield Problem(what, "platforms.kubeflow.image", fix)
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """Steps that no TrainJob or pod can run as they are."""
+    """Steps that no TrainJob or pod can run as they are, and variables that a step takes from one
+    secret and the config from another."""
     for step in graph.steps():
         if step.distribution is not None:
             yield from trainjob.problems(step, place)
-        else:
-            yield from _twice(step, place)
-
-
-def _twice(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
-    """Variables that a step takes from one secret, and the config from another."""
-    for secret in step.secrets:
-        said = place.secrets.get(secret.env)
-        name, _, key = (said or "").partition("/")
-        if said and (secret.name, secret.key) != (Constant(name), key):
-            yield Problem(
-                f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
-                secret.where, f"take it out, or platforms.kubeflow.secrets.{secret.env}",
-            )  # fmt: skip
+            continue
+        for secret in step.secrets:
+            said = place.secrets.get(secret.env)
+            name, _, key = (said or "").partition("/")
+            if said and (secret.name, secret.key) != (Constant(name), key):
+                what = f"`{step.path}` takes {secret.env} from a secret, and the config from {said}"
+                fix = f"take it out, or platforms.kubeflow.secrets.{secret.env}"
+                yield Problem(what, secret.where, fix)

@@ -19,11 +19,10 @@ from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow.client import token_of
+from rekindle.platforms.kubeflow.client import images, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster
-from rekindle.platforms.kubeflow.outline import images, trainers
 from rekindle.platforms.reads import Image, manifest, read
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
 _MANIFESTS = Path(__file__).with_name("manifests")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rekindle.errors import StepError
 from rekindle.launch.error_in_log import error_in_log
 from rekindle.platforms.kubeflow.cluster import Cluster
-from rekindle.platforms.kubeflow.pod_patch import NODE
+from rekindle.platforms.kubeflow.settings import NODE
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
 
 State = Literal["active", "complete", "failed", "going"]

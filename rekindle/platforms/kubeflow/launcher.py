@@ -30,16 +30,15 @@ from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
+from rekindle.platforms import launcher as shared
 from rekindle.platforms import mounted
-from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
-from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
-from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
+from rekindle.platforms.kubeflow.settings import INPUT, Clash, Misfit, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
-from rekindle.platforms.launcher import TERMINATED, Launcher
+from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class KubeflowLauncher(Launcher):
         if run.retry == 0:  # a person's retry and not Argo's: one attempt in any case
             before = attempts(cluster, run.namespace, run.identity).values()
             failures = max(failures, sum(state_of(job) == "failed" for job in before))
-        allowed = Allowed(failures=failures, preemptions=0, seconds=math.inf)
+        allowed = shared.Allowed(failures=failures, preemptions=0, seconds=math.inf)
         super().__init__(allowed, options.poll, cluster.stopping)
         self.cluster, self.owner, self.account = cluster, run, options.account
         self.made: dict[str, dict[str, Any]] = {}
@@ -123,16 +122,12 @@ class KubeflowLauncher(Launcher):
             pause = self.retry.pause_before(number)
             log.info("%s\nthe next attempt begins in %g s", self.failure(self.follower.job), pause)
             self.follower = None
-            self.pause(pause)
+            end = time.monotonic() + pause  # as long as the run goes on
+            while time.monotonic() < end and not self.ending():
+                if self.stop.wait(self.poll_seconds):
+                    return
         if not self.stop.is_set() and not self.ending():
             self.create(number)
-
-    def pause(self, seconds: float) -> None:
-        """Wait as long as the run goes on."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.ending():
-            if self.stop.wait(self.poll_seconds):
-                return
 
     def follow(self, job: Job) -> None:
         if self.follower and self.follower.job != job.name:  # another launcher began the next one
@@ -153,9 +148,25 @@ class KubeflowLauncher(Launcher):
         self.cluster.delete(jobs_path(self.owner.namespace, job.name), uid)
 
     def deliver(self, job: Job) -> int:
+        """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
         if self.follower:
             self.follower.finish(_LAST_LOG_SECONDS)
-        self.bring_back(self.made[job.name])
+        uri = self.made[job.name]["metadata"]["annotations"][trainjob.RESULT]
+        try:
+            left = json.loads(staging.read_text(uri))
+        except FileNotFoundError:
+            what = f"TrainJob {job.name} is complete, but left no result"
+            raise StepError(what, where=uri, fix="look at the log of node 0") from None
+        for name, group in left["artifacts"].items():
+            if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
+                artifact = group["artifacts"][0]
+                place = as_place(artifact["uri"], artifact["metadata"])
+                left["parameterValues"][PREFIX + name] = place
+        file = Path(self.executor_input["outputs"]["outputFile"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(file.name + ".draft")
+        draft.write_text(json.dumps(left, sort_keys=True), encoding="utf-8")
+        draft.replace(file)
         return 0
 
     def give_up(self, end: GiveUp) -> int:
@@ -238,24 +249,15 @@ class KubeflowLauncher(Launcher):
         """What the nodes run."""
         task = self.definition["task"]
         values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
-        places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
-        artifacts = {
-            n: {
-                "artifacts": [
-                    mounted.artifact_of(n, self.definition["inputs"][n], *read_place(text))
-                ]
-            }
-            for n, text in places.items()
-            if text
-        }
+        kinds = self.definition["inputs"]
+        places = {n: values.pop(PREFIX + n, None) for n in kinds}
+        found = {n: read_place(text) for n, text in places.items() if text}
+        made = {n: mounted.artifact_of(n, kinds[n], *place) for n, place in found.items()}
+        artifacts = {n: {"artifacts": [artifact]} for n, artifact in made.items()}
         outputs = self.executor_input["outputs"]
-        given = {
-            "inputs": {"parameterValues": values, "artifacts": artifacts},
-            "outputs": {
-                "parameters": {n: outputs["parameters"][n] for n in task["outputs"]["parameters"]},
-                "artifacts": {n: outputs["artifacts"][n] for n in task["outputs"]["artifacts"]},
-            },
-        }
+        promised = task["outputs"].items()
+        own = {kind: {n: outputs[kind][n] for n in names} for kind, names in promised}
+        inputs = {"parameterValues": values, "artifacts": artifacts}
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
@@ -263,26 +265,8 @@ class KubeflowLauncher(Launcher):
             "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
         }  # fmt: skip
+        given = {"inputs": inputs, "outputs": own}
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
-
-    def bring_back(self, job: Mapping[str, Any]) -> None:
-        """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
-        uri = job["metadata"]["annotations"][trainjob.RESULT]
-        try:
-            left = json.loads(staging.read_text(uri))
-        except FileNotFoundError:
-            what = f"TrainJob {_name(job)} is complete, but left no result"
-            raise StepError(what, where=uri, fix="look at the log of node 0") from None
-        for name, group in left["artifacts"].items():
-            if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
-                artifact = group["artifacts"][0]
-                place = as_place(artifact["uri"], artifact["metadata"])
-                left["parameterValues"][PREFIX + name] = place
-        file = Path(self.executor_input["outputs"]["outputFile"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(file.name + ".draft")
-        draft.write_text(json.dumps(left, sort_keys=True), encoding="utf-8")
-        draft.replace(file)
 
 
 def _name(job: Mapping[str, Any]) -> str:
@@ -290,13 +274,13 @@ def _name(job: Mapping[str, Any]) -> str:
 
 
 def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
-    """As attempts.py has it: in the order of numbers, which no clock can turn around. All but the
+    """As `decide` has it: in the order of numbers, which no clock can turn around. All but the
     last one are over, also while they are being deleted."""
     known = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
     state = known.get(state_of(job), "RUNNING")
     if not last and state != SUCCEEDED:
         state = "FAILED"
-    ended = number + 0.5 if state in ENDED_RUN else None
+    ended = number + 0.5 if state in shared.ENDED_RUN else None
     return Job(name=_name(job), state=state, created=float(number), ended=ended)
 
 

@@ -13,19 +13,19 @@ read from outside.
 Authority: backend/src/apiserver (server/api_converter.go, main.go), backend/src/common/util/
 workflow.go and backend/src/v2/metadata of kubeflow/pipelines. No cluster has been asked."""
 
+import contextlib
 import datetime
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
-from rekindle.platforms.submission import RunTag, SubmittedRun
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -98,9 +98,8 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
     spec = _spec(run)
-    root = (run.runtime_config and run.runtime_config.pipeline_root) or spec.get(
-        "defaultPipelineRoot", ""
-    )
+    root = run.runtime_config and run.runtime_config.pipeline_root
+    root = root or spec.get("defaultPipelineRoot", "")
     if step.cached or not root.startswith(_READABLE):
         return {}
     folder = f"{root.rstrip('/')}/{spec['pipelineInfo']['name']}/{id}/{_last(step.name)}"
@@ -121,8 +120,8 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
 
 def read(place: KubeflowSpec, uri: str) -> bytes:
     """A file of the store."""
-    content: bytes = _stored(lambda fs, at: fs.cat_file(at), uri)
-    return content
+    with _store_of(uri) as (store, path):
+        return bytes(store.cat_file(path))
 
 
 def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
@@ -130,11 +129,10 @@ def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     with connected(place) as server:
         experiment = experiment_of(server, definition)
         runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)
-    marked = [(run, RunTag.read(run.description or "")) for run in runs]
+    marked = [(run, mark) for run in runs if (mark := RunTag.read(run.description or ""))]
     return tuple(
         TaggedRun(mark, SubmittedRun(run.run_id, page(place, run.run_id), False), run.created_at)
         for run, mark in marked
-        if mark
     )
 
 
@@ -236,31 +234,26 @@ def _spec(run: Any) -> Mapping[str, Any]:
 
 def _files(folder: str) -> dict[str, int]:
     """Sizes of the artifacts' files in the folder of a task, by `ATTEMPT/ARTIFACT[/FILE]`."""
-
-    def listed(store: Any, base: str) -> dict[str, int]:
+    with _store_of(folder) as (store, base):
         found = store.find(base, detail=True) if store.exists(base) else {}
-        sizes = {path[len(base) :].strip("/"): told["size"] for path, told in found.items()}
-        return {path: size for path, size in sizes.items() if "/" in path}
-
-    files: dict[str, int] = _stored(listed, folder)
-    return files
+    sizes = {path[len(base) :].strip("/"): told["size"] for path, told in found.items()}
+    return {path: size for path, size in sizes.items() if "/" in path}
 
 
-def _stored(do: Callable[[Any, str], Any], uri: str) -> Any:
-    """What `do` makes of a store and a place in it."""
+@contextlib.contextmanager
+def _store_of(uri: str) -> Iterator[tuple[Any, str]]:
+    """The store that a URI names, and the place in it."""
     import fsspec
 
     try:
-        store, path = fsspec.core.url_to_fs(uri)
-        return do(store, path)
+        yield fsspec.core.url_to_fs(uri)
     except FileNotFoundError:
         raise
     except ImportError as error:
         raise PlatformError(str(error), where=uri, fix=f"pip install {error.name}") from None
     except OSError as error:
-        raise UnreachableError(
-            str(error), where=uri, fix="see whether the store can be read from here"
-        ) from error
+        fix = "see whether the store can be read from here"
+        raise UnreachableError(str(error), where=uri, fix=fix) from error
 
 
 def _message(error: Any) -> str:

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.kubeflow import client
-from rekindle.platforms.submission import Lowered, Schedule, digest_of, newest
+from rekindle.platforms.submission import Definition, Lowered, Schedule, digest_of, newest
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -84,10 +83,9 @@ def set_(
             if kept is not None and (ours or kept.created_at > made.created_at):
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
-    raise PlatformError(
-        f"another process sets the schedule `{name}` at this moment", where=client.where(place),
-        fix="see whose it is, rekindle schedule list, and retry the command",
-    )  # fmt: skip
+    what = f"another process sets the schedule `{name}` at this moment"
+    fix = "see whose it is, rekindle schedule list, and retry the command"
+    raise PlatformError(what, where=client.where(place), fix=fix)
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:

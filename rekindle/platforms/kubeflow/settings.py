@@ -6,20 +6,238 @@ of their runtime, whose fields are those of Trainer v2.3's PodTemplatePatch.
 
 A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJson`). `opened`
 takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
-input that is empty at run time leaves its entry out, as KFP does."""
+input that is empty at run time leaves its entry out, as KFP does.
+
+Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
+the runtime by chance: there Trainer merges by name, and mounts by their path.
+
+A piece of a pod is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`,
+where `env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
+patch) and the rest is a patch of the pod's template. Nothing that one piece says is dropped for
+what another says: lists that Kubernetes merges by a key are merged by that key here; others have
+every item of both once."""
 
 import functools
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
-from rekindle.platforms.kubeflow import placement
-from rekindle.platforms.kubeflow.pod_patch import NODE, Entries, Misfit, Piece, given
 
+Piece = Mapping[str, Any]
+Entries = Sequence[Mapping[str, Any]]  # of a setting
+NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
+_KEYS = {
+    "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+}  # fmt: skip
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
+_SELECTOR = ("key", "operator", "values")
+_TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 INPUT = "rekindle-setting-"
 # Labels by which Job, JobSet, Trainer and Kueue know their pods
 _OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
 _QUEUES = "kueue.x-k8s.io/"
+
+
+class Clash(Exception):
+    """Two pieces say different things of one; the text says what."""
+
+
+class Misfit(Exception):
+    """A setting that the pods of a TrainJob cannot have: `what` it is, and the `fix`."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
+    """What both say; Clash where they differ. `joined({"a": {"x": 1}}, {"a": {"y": 2}})` is
+    `{"a": {"x": 1, "y": 2}}`."""
+    made = dict(first)
+    for key, value in second.items():
+        if key not in made:
+            made[key] = value
+            continue
+        before, at = made[key], f"{where}.{key}"
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            made[key] = joined(before, value, at)
+        elif isinstance(before, list) and isinstance(value, list):
+            made[key] = _lists(before, value, key, at)
+        elif before != value:
+            raise Clash(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
+    return made
+
+
+def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[Any]:
+    if key not in _KEYS:
+        return [*first, *(item for item in second if item not in first)]
+    made = {_name(item, key): item for item in first}
+    for item in second:
+        name = _name(item, key)
+        if key == "containers" and name in made:
+            made[name] = joined(made[name], item, f"{where}.{name}")
+        elif made.setdefault(name, item) != item:
+            raise Clash(f"`{where.lstrip('.')}` would have two of the name `{name}`")
+    return list(made.values())
+
+
+def _name(item: Mapping[str, Any], key: str) -> str:
+    name = str(item[_KEYS[key]])
+    return posixpath.normpath(name) if key == "volumeMounts" else name
+
+
+def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
+    """What an entry names; None if the run gives nothing."""
+    if parameter not in entry:
+        return entry[plain]
+    value: Any = entry[parameter]["runtimeValue"]["constant"]
+    if isinstance(value, str) and "{{" in value:
+        what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
+        raise Misfit(what, "pass the whole name as one parameter")
+    return value
+
+
+def node_selector(value: Mapping[str, Any]) -> Piece:
+    """Labels that a node must have."""
+    labels = value.get("labels", {})
+    if "nodeSelectorJson" in value:
+        if labels:
+            what = "`nodeSelector` has labels and JSON, of which KFP drops the labels"
+            raise Misfit(what, "put all of them into the JSON")
+        labels = given(value, "nodeSelectorJson") or {}
+    if wrong := [key for key, label in labels.items() if not isinstance(label, str)]:
+        raise Misfit(f"the value of the label `{wrong[0]}` is not text", "put it in quotes")
+    return {"spec": {"nodeSelector": dict(labels)}} if labels else {}
+
+
+def tolerations(entries: Entries) -> Piece:
+    """Taints of nodes that do not matter."""
+    found: list[Mapping[str, Any]] = []
+    for entry in entries:
+        said = given(entry, "tolerationJson") if "tolerationJson" in entry else entry
+        found += [said] if isinstance(said, Mapping) else said or []
+    for unknown in (set(one) - {*_TOLERATION} for one in found):
+        if unknown:
+            what = f"a toleration has `{', '.join(sorted(unknown))}`"
+            raise Misfit(what, f"it may have {', '.join(_TOLERATION)}")
+    made = [{key: _whole(key, one[key]) for key in one} for one in found if one]
+    return {"spec": {"tolerations": made}} if made else {}
+
+
+def _whole(key: str, value: Any) -> Any:
+    """Protobuf writes an int64 as text, and YAML a number as a double."""
+    return int(float(value)) if key in ("tolerationSeconds", "weight") else value
+
+
+def node_affinity(entries: Entries) -> Piece:
+    """Nodes that are needed, any one of several, or wished for."""
+    required: list[Any] = []
+    preferred: list[Any] = []
+    for entry in entries:
+        if "nodeAffinityJson" in entry:
+            said = given(entry, "nodeAffinityJson") or {}
+            required += said.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
+            wishes = said.get(_PREFERRED, [])
+            preferred += [{**wish, "weight": _whole("weight", wish["weight"])} for wish in wishes]
+            continue
+        kinds = [key for key in ("matchExpressions", "matchFields") if key in entry]
+        term = {key: _requirements(entry[key]) for key in kinds}
+        if term and "weight" in entry:
+            preferred.append({"weight": _whole("weight", entry["weight"]), "preference": term})
+        elif term:
+            required.append(term)
+    needed = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
+    made = needed | ({_PREFERRED: preferred} if preferred else {})
+    return {"spec": {"affinity": {"nodeAffinity": made}}} if made else {}
+
+
+def _requirements(several: Entries) -> list[dict[str, Any]]:
+    return [{key: one[key] for key in _SELECTOR if key in one} for one in several]
+
+
+def pod_affinity(entries: Entries) -> Piece:
+    """Pods that a node is to be near to, or far from."""
+    affinity: dict[str, dict[str, list[Any]]] = {}
+    for entry in entries:
+        term = {"topologyKey": entry["topologyKey"], **_pods(entry)}
+        side = affinity.setdefault("podAntiAffinity" if entry.get("anti") else "podAffinity", {})
+        if "weight" in entry:
+            wish = {"weight": _whole("weight", entry["weight"]), "podAffinityTerm": term}
+            side.setdefault(_PREFERRED, []).append(wish)
+        else:
+            side.setdefault(_REQUIRED, []).append(term)
+    return {"spec": {"affinity": affinity}}
+
+
+def _pods(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Which pods a term is about."""
+    made: dict[str, Any] = {}
+    if entry.get("namespaces"):
+        made["namespaces"] = list(entry["namespaces"])
+    for field, of in (("labelSelector", "Pod"), ("namespaceSelector", "Namespace")):
+        selector: dict[str, Any] = {}
+        if labels := entry.get(f"match{of}Labels"):
+            selector["matchLabels"] = dict(labels)
+        if expressions := entry.get(f"match{of}Expressions"):
+            selector["matchExpressions"] = _requirements(expressions)
+        if selector:
+            made[field] = selector
+    return made
+
+
+def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece:
+    """Volumes of a kind; an entry whose source is None is left out."""
+    found = [(f"{kind}-{i}", entry, source(entry)) for i, entry in enumerate(entries)]
+    there = [(name, entry, what) for name, entry, what in found if what is not None]
+    mounts = [{"name": name, "mountPath": entry["mountPath"]} for name, entry, _ in there]
+    for mount, (_, entry, _) in zip(mounts, there, strict=True):
+        mount |= {"subPath": entry["subPath"]} if entry.get("subPath") else {}
+    paths = [mount["mountPath"] for mount in mounts]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise Clash(f"two volumes would be mounted at {twice[0]}")
+    container = {"name": NODE, "volumeMounts": mounts}
+    volumes = [{"name": name, **what} for name, _, what in there]
+    return {"spec": {"volumes": volumes, "containers": [container]}} if there else {}
+
+
+def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
+    """Volumes of what an entry `names`: claims, or secrets and config maps, which may be missing,
+    as files."""
+
+    def source(entry: Mapping[str, Any]) -> Piece | None:
+        name = given(entry, *names)
+        may_miss = {} if kind == "claim" else {"optional": bool(entry.get("optional"))}
+        return None if name is None else {source_of: {key: name, **may_miss}}
+
+    return _mounted(kind, entries, source)
+
+
+def ephemeral(entries: Entries) -> Piece:
+    """A claim that comes and goes with each pod."""
+
+    def source(entry: Mapping[str, Any]) -> Piece:
+        asked: dict[str, Any] = {"accessModes": list(entry["accessModes"])}
+        asked["resources"] = {"requests": {"storage": entry["size"]}}
+        if not entry.get("defaultStorageClass"):
+            asked["storageClassName"] = entry.get("storageClassName", "")
+        claim = {"metadata": dict(entry.get("metadata", {})), "spec": asked}
+        return {"ephemeral": {"volumeClaimTemplate": claim}}
+
+    return _mounted("ephemeral", entries, source)
+
+
+def shared_memory(value: Mapping[str, Any]) -> Piece:
+    """Shared memory of this size; without one, as much as there is."""
+    size = {"sizeLimit": value["size"]} if value.get("size") else {}
+    return _mounted("memory", [{"mountPath": SHARED_MEMORY, "medium": "Memory", **size}], _folder)
+
+
+def _folder(entry: Mapping[str, Any]) -> Piece:
+    return {"emptyDir": {key: entry[key] for key in ("medium", "sizeLimit") if entry.get(key)}}
 
 
 def settings_of(step: Step) -> list[Setting]:
@@ -84,11 +302,8 @@ def _of_secret(secret: Secret) -> Setting:
             name = {"taskOutputParameter": {"producerTask": task, "outputParameterKey": output}}
         case _:
             name = {"runtimeValue": {"constant": "{{$}}"}}  # a placeholder, which is refused
-    entry = {
-        "secretNameParameter": name,
-        "keyToEnv": [{"secretKey": secret.key, "envVar": secret.env}],
-        "optional": secret.optional,
-    }
+    pairs = [{"secretKey": secret.key, "envVar": secret.env}]
+    entry = {"secretNameParameter": name, "keyToEnv": pairs, "optional": secret.optional}
     return Setting("secretAsEnv", [entry], secret.where)
 
 
@@ -126,8 +341,9 @@ def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, 
 
 
 def _fields(entries: Entries) -> Piece:
-    pairs = [(e["name"], {"fieldPath": e["fieldPath"]}) for e in entries]
-    return {"env": [variable(name, "fieldRef", source) for name, source in pairs]}
+    return {
+        "env": [variable(e["name"], "fieldRef", {"fieldPath": e["fieldPath"]}) for e in entries]
+    }
 
 
 def _metadata(value: Mapping[str, Any]) -> Piece:
@@ -152,7 +368,7 @@ def _security(value: Mapping[str, Any]) -> Piece:
     """The container's; KFP gives up all capabilities with it, and so it is here."""
     made: dict[str, Any] = {"capabilities": {"drop": ["ALL"]}}
     made |= {key: int(value[key]) for key in ("runAsUser", "runAsGroup") if key in value}
-    made |= {key: value[key] for key in ("runAsNonRoot",) if key in value}
+    made |= {"runAsNonRoot": value["runAsNonRoot"]} if "runAsNonRoot" in value else {}
     return {"spec": {"containers": [{"name": NODE, "securityContext": made}]}}
 
 
@@ -174,17 +390,18 @@ _PIECES: Mapping[str, Callable[[Any], Piece]] = {
     "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
     "configMapAsEnv": functools.partial(_keys, "configMap"),
     "pvcMount": functools.partial(
-        placement.named, "claim", "persistentVolumeClaim", "claimName", ["pvcNameParameter"]
+        named, "claim", "persistentVolumeClaim", "claimName", ["pvcNameParameter"]
     ),
     "secretAsVolume": functools.partial(
-        placement.named, "secret", "secret", "secretName", ["secretNameParameter", "secretName"]
+        named, "secret", "secret", "secretName", ["secretNameParameter", "secretName"]
     ),
     "configMapAsVolume": functools.partial(
-        placement.named, "config", "configMap", "name", ["configMapNameParameter", "configMapName"]
+        named, "config", "configMap", "name", ["configMapNameParameter", "configMapName"]
     ),
-    "genericEphemeralVolume": placement.ephemeral,
-    "emptyDirMounts": placement.empty, "enabledSharedMemory": placement.shared_memory,
-    "nodeSelector": placement.node_selector, "tolerations": placement.tolerations,
-    "nodeAffinity": placement.node_affinity, "podAffinity": placement.pod_affinity,
+    "genericEphemeralVolume": ephemeral,
+    "emptyDirMounts": lambda entries: _mounted("empty", entries, _folder),
+    "enabledSharedMemory": shared_memory,
+    "nodeSelector": node_selector, "tolerations": tolerations,
+    "nodeAffinity": node_affinity, "podAffinity": pod_affinity,
     "podMetadata": _metadata, "imagePullSecret": _pull_secrets, "securityContext": _security,
 }  # fmt: skip

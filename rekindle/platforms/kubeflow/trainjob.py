@@ -4,28 +4,43 @@ config's section to the manifest.
 `template` holds what the pipeline alone decides and is part of its definition; `manifest` adds what
 only the run knows: the name, the owner, and what the nodes are to do. Quantities are strings. Every
 node starts one process, rekindle's, whatever `numProcPerNode` says: Trainer only passes that number
-on, as PET_NPROC_PER_NODE, from which rendezvous.py takes the ranks of a node. Authority: the API of
+on, as PET_NPROC_PER_NODE, from which node.py takes the ranks of a node. Authority: the API of
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
-of 65,536 characters. No cluster has run one of these yet."""
+of 65,536 characters. No cluster has run one of these yet.
+
+Its pods are what the step's own settings ask for, and the config's section, together. What only the
+run knows (a secret named by a parameter, tolerations from JSON) waits until the launcher has the
+values. Two who ask for different things are an error, at compile time as far as both are written
+down, in the launcher otherwise."""
 
 import base64
 import copy
+import dataclasses
+import functools
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem, StepError
-from rekindle.ir.graph import Resources, Step
+from rekindle.ir.graph import Resources, Setting, Step
 from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
-from rekindle.platforms.kubeflow import pods
-from rekindle.platforms.kubeflow.pod_patch import NODE, Piece, joined
+from rekindle.platforms.kubeflow import settings
+from rekindle.platforms.kubeflow.settings import NODE, Clash, Misfit, Piece, joined
 from rekindle.spec.platforms import KubeflowSpec
 
+MACHINE = "node.kubernetes.io/instance-type"
+# What the pod of a launcher has of its step's settings: its image comes from a registry as private,
+# and namespaces that demand a user, a label or an annotation demand them of every pod. All else is
+# for the nodes: their machines, their volumes, their variables.
+LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
+
+_FIX = "take it out, or what says the other"
+Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"
 MANAGER = "rekindle.dev/launcher"
@@ -37,6 +52,79 @@ COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
 _LONGEST_NAME = 44
+
+
+def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
+    """Settings that need values of the run, each with `{"input": NAME}` where a value is to be, and
+    what these inputs are bound to, as the IR writes it."""
+    found: list[Setting] = []
+    bindings: dict[str, Mapping[str, Any]] = {}
+
+    def take(binding: Mapping[str, Any]) -> str:
+        name = next((n for n, known in bindings.items() if known == binding), "")
+        name = name or f"{settings.INPUT}{len(bindings)}"
+        bindings[name] = dict(binding)
+        return name
+
+    for setting in settings.settings_of(step):
+        value = settings.opened(setting.value, take)
+        if value != setting.value:
+            found.append(dataclasses.replace(setting, value=value))
+    return found, bindings
+
+
+def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
+    """Of all that is written down what fits together, and what does not."""
+    made: Piece = {"env": [], "spec": {}}
+    found: list[Problem] = []
+    who = f"`{step.path}` runs on several nodes"
+    image, waiting = image_of(step, place.image), {one.where for one in late(step)[0]}
+    of_step: list[Part] = [
+        (one.where, functools.partial(settings.piece, one.name, one.value, image))
+        for one in settings.settings_of(step)
+        if one.where not in waiting
+    ]
+    for where, part in (*_of_place(step, place), *of_step):
+        try:
+            made = joined(made, part())
+        except Misfit as misfit:
+            found.append(Problem(f"{who}, and {misfit}", where, misfit.fix))
+        except Clash as clash:
+            found.append(Problem(f"{who}, and {clash}", where, _FIX))
+    return made, found
+
+
+def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
+    """What the config says of the nodes of this step."""
+    wanted, here = step.distribution, "platforms.kubeflow"
+    assert wanted is not None
+    pairs = sorted(secrets_of(place).items())
+    secrets = [(env, {"name": name, "key": key}) for env, (name, key) in pairs]
+    named = functools.partial(settings.variable, reference="secretKeyRef")
+    yield f"{here}.secrets", lambda: {"env": [named(name, source=at) for name, at in secrets]}
+    if wanted.machine:
+        yield step.where, lambda: {"spec": {"nodeSelector": {MACHINE: wanted.machine}}}
+    if wanted.accelerator:
+        labels = dict(place.accelerator_nodes[wanted.accelerator])
+        yield f"{here}.accelerator_nodes", lambda: {"spec": {"nodeSelector": labels}}
+    if wanted.spot:
+        taints = [
+            {"key": key, "operator": "Equal", "value": value}
+            for key, value in sorted(place.spot_nodes.items())
+        ]
+        spot = {"nodeSelector": dict(place.spot_nodes), "tolerations": taints}
+        yield f"{here}.spot_nodes", lambda: {"spec": spot}
+
+
+def own_variables(step: Step) -> set[str]:
+    """The environment variables that the step's own settings fill."""
+    return settings.variables(settings.settings_of(step))
+
+
+def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
+    """Variable -> secret and key, for all steps."""
+    pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
+    return {env: (name, key) for env, (name, _, key) in pairs.items()}
 
 
 def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
@@ -57,7 +145,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
     job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return with_pod({**job, "spec": spec}, pods.put_together(step, place)[0])
+    return with_pod({**job, "spec": spec}, put_together(step, place)[0])
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
@@ -164,24 +252,27 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     assert wanted is not None
     who = f"`{step.path}` runs on several nodes"
     if wanted.spot and not place.spot_nodes:
-        yield Problem(
-            f"`{step.path}` asks for spot machines, and nothing says which nodes these are",
-            "platforms.kubeflow.spot_nodes",
-            'name their labels, such as {cloud.google.com/gke-spot: "true"}',
-        )
+        what = f"`{step.path}` asks for spot machines, and nothing says which nodes these are"
+        fix = 'name their labels, such as {cloud.google.com/gke-spot: "true"}'
+        yield Problem(what, "platforms.kubeflow.spot_nodes", fix)
     if wanted.accelerator and wanted.accelerator not in place.accelerator_nodes:
-        yield Problem(
-            f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it",
-            f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}",
-            "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}",
-        )
+        what = f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it"
+        fix = "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"
+        yield Problem(what, f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}", fix)
     yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
         yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")
     if "{{$" in step.container.image:
         yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
-        yield from pods.problems(step, place)
+        yield from put_together(step, place)[1]
+        for setting in late(step)[0]:
+            if twice := sorted(settings.variables([setting]) & {*place.secrets}):
+                what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
+                yield Problem(what, setting.where, _FIX)
+        for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
+            what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
+            yield Problem(what, step.where, _FIX)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:

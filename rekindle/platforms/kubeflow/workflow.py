@@ -1,19 +1,40 @@
-"""The run that a launcher belongs to: an Argo Workflow, and what the launcher's own pod says of it.
+"""The run that a launcher belongs to: an Argo Workflow, what the launcher's own pod says of it, and
+the process beside node rank 0 that ends a TrainJob whose run is over.
+
+    python3 -m rekindle.platforms.kubeflow.workflow JSON
 
 KFP terminates a run by setting `activeDeadlineSeconds` of its Workflow to 0 (GetTerminatePatch in
 kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the pod, and the Workflow goes on.
 Argo names the node of a pod in an annotation: the path of templates from the run down, the turn of
-a loop as `(0:item)`, the number of a retry as `(0)`."""
+a loop as `(0:item)`, the number of a retry as `(0)`.
+
+The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, which is
+its parent, dies of the same signal at once, and Argo then takes the container away. So the job
+looks itself whether the Workflow that owns it has ended. After seeing that twice this process
+leaves a mark and has node rank 0 end, whose exit code then ends the job: so that nodes, which run
+the user's code, need no right to delete anything. A Workflow that goes on, and an API server that
+does not answer, change nothing."""
 
 import dataclasses
 import datetime
+import json
+import logging
+import os
 import re
+import signal
+import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from rekindle.errors import StepError
+from rekindle.errors import RekindleError, StepError
+from rekindle.launch.process import die_with_parent
 from rekindle.platforms.kubeflow.cluster import Cluster
 
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 120  # as in runtime.yaml
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
 _RETRY = re.compile(r"\((\d+)\)")
@@ -46,10 +67,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     owners = [o for o in metadata.get("ownerReferences", []) if o["kind"] == "Workflow"]
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
     if not owners or not node:
-        raise StepError(
-            "this pod does not belong to an Argo Workflow", where=f"pod {namespace}/{pod_name}",
-            fix="run the pipeline on Kubeflow Pipelines with Argo",
-        )  # fmt: skip
+        what = "this pod does not belong to an Argo Workflow"
+        fix = "run the pipeline on Kubeflow Pipelines with Argo"
+        raise StepError(what, where=f"pod {namespace}/{pod_name}", fix=fix)
     retries = _RETRY.findall(node)
     identity = f"{owners[0]['uid']}/{_RETRY.sub('', node)}"
     run_id = metadata.get("labels", {}).get(RUN_ID, owners[0]["name"])
@@ -77,3 +97,30 @@ def ending(
             return f"its {seconds} s are over"
     phase = status.get("phase", "")
     return f"it is over ({phase})" if phase in _OVER else ""
+
+
+def main(words: list[str]) -> int:
+    """Watch until the run is over."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    die_with_parent()
+    told = json.loads(words[0])
+    cluster = Cluster.around(Path(told["account"]), told["server"], patience_seconds=60.0)
+    seen = 0
+    while seen < 2:
+        time.sleep(told["every_seconds"])
+        try:
+            reason = ending(cluster.get(told["workflow"]), told["workflow_uid"])
+        except RekindleError as error:
+            log.warning("%s", error)
+            continue
+        seen = seen + 1 if reason else 0
+    log.info("the run ends, %s: this TrainJob ends with it", reason)
+    Path(told["mark"]).touch()
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.kill(os.getppid(), signal.SIGQUIT)  # the shim kills what has not ended by now
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

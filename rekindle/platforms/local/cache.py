@@ -131,7 +131,11 @@ def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
         if raw.pop("sha256") != _hash(raw):
             return None, "its cache entry was damaged"
         here = moved(raw["outputs"], raw.get("home", ""), str(store.home))
-        run_id, outputs = raw["run_id"], _values_from_json(here)
+        found = {
+            name: Stored(**{**a, "files": {n: FileFact(*fact) for n, fact in a["files"].items()}})
+            for name, a in here["artifacts"].items()
+        }
+        run_id, outputs = raw["run_id"], Values(dict(here["parameters"]), found)
     except FileNotFoundError:
         return None, ""
     except _MALFORMED:
@@ -185,8 +189,15 @@ def lend(lender: Store, borrower: Store) -> None:
 
 
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
-    entry = {"run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
-             "outputs": _values_to_json(outputs)}  # fmt: skip
+    artifacts = {}
+    for name, given in outputs.artifacts.items():
+        (a,) = each(given)
+        files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
+        artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
+    entry = {
+        "run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
+        "outputs": {"parameters": dict(outputs.parameters), "artifacts": artifacts},
+    }  # fmt: skip
     put(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
@@ -203,20 +214,3 @@ def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 def _hash(value: Any) -> str:
     # unlike canonical_json this takes NaN: a loss may be that, and its reader has to see it
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _values_to_json(values: Values) -> dict[str, Any]:
-    artifacts = {}
-    for name, given in values.artifacts.items():
-        (a,) = each(given)
-        files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
-        artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
-    return {"parameters": dict(values.parameters), "artifacts": artifacts}
-
-
-def _values_from_json(raw: dict[str, Any]) -> Values:
-    artifacts = {
-        name: Stored(**{**a, "files": {file: FileFact(*fact) for file, fact in a["files"].items()}})
-        for name, a in raw["artifacts"].items()
-    }
-    return Values(dict(raw["parameters"]), artifacts)

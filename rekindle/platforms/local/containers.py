@@ -61,21 +61,22 @@ class Containers:
     ) -> dict[str, Any]:
         """The same task, run by docker; `outputs` is the folder that it may write to."""
         assert self.docker is not None
-        name = f"rekindle-{uuid.uuid4().hex}"
+        name, workspace = f"rekindle-{uuid.uuid4().hex}", Path(task["run"]["workspace_path"])
+        inputs = list(_inputs(task["executor_input"]))
         command = [lower(word) for word in step.container.as_written]
         words: list[Any] = [
             *self.docker.words("run", f"--name={name}", "--init", "--pull=never"),
             "--log-driver=none", f"--user={self.user}", *_CONFINED,
             *(f"--label={key}={value}" for key, value in labels.items()),
             *_limits(step.container.resources), *(["--network=host"] if step.distribution else []),
-            *_mounts(task["executor_input"], outputs, Path(task["run"]["workspace_path"])),
+            *(_mount(path, ",readonly") for path in inputs), _mount(outputs, ""),
+            *([_mount(workspace, "")] if workspace.exists() else []),
             *self._variables(task, step),
             *({"concat": ["--entrypoint=", word]} for word in command[:1]),
             self.image_of(step), *command[1:],
         ]  # fmt: skip
+        within = [str(path.resolve()) for path in (outputs, *inputs)]
         afterwards = self.docker.removal(name)
-        seen = [outputs.resolve(), *(path.resolve() for path in _inputs(task["executor_input"]))]
-        within = [str(path) for path in seen]
         return {**task, "source": "", "command": words, "afterwards": afterwards, "within": within}
 
     def _variables(self, task: Mapping[str, Any], step: Step) -> Iterator[Any]:
@@ -118,7 +119,13 @@ def prepare(
     known = {name: _image(docker, name) for name in names}
     reasons = {name: why for name, (image_id, why) in known.items() if not image_id}
     if every_step and reasons:
-        raise RequestError([_problem(name, why) for name, why in reasons.items()])
+        raise RequestError([
+            Problem(
+                f"the image {name} cannot be had: {why}", WHERE,
+                f"docker pull {name}, or build it; or set {WHERE} to auto",
+            )
+            for name, why in reasons.items()
+        ])  # fmt: skip
     rows = (Ignored(what=f"{_PROCESS}: {why}", asked_by=(name,)) for name, why in reasons.items())
     images = {name: image_id for name, (image_id, _) in known.items() if image_id}
     return Containers(docker, images, every_step, secrets, tuple(rows), docker.user)
@@ -134,11 +141,6 @@ def _image(docker: Docker, name: str) -> tuple[str, str]:
     return (docker.image_id(name), "") if not why else ("", why)
 
 
-def _problem(name: str, why: str) -> Problem:
-    fix = f"docker pull {name}, or build it; or set {WHERE} to auto"
-    return Problem(f"the image {name} cannot be had: {why}", WHERE, fix)
-
-
 def _limits(asked: Resources) -> Iterator[str]:
     """Shared memory as on a machine without containers, a half of it all, and what the step asks
     for; docker refuses more CPUs than there are."""
@@ -149,14 +151,6 @@ def _limits(asked: Resources) -> Iterator[str]:
         yield f"--memory={int(amount(asked.memory_limit))}"
     if asked.cpu_limit:
         yield f"--cpus={min(amount(asked.cpu_limit), os.cpu_count() or 1):g}"
-
-
-def _mounts(executor_input: Mapping[str, Any], outputs: Path, workspace: Path) -> Iterator[str]:
-    for path in _inputs(executor_input):
-        yield _mount(path, ",readonly")
-    yield _mount(outputs, "")
-    if workspace.exists():
-        yield _mount(workspace, "")
 
 
 def _inputs(executor_input: Mapping[str, Any]) -> Iterator[Path]:

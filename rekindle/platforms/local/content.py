@@ -75,9 +75,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def _walk(path: Path, follow: bool = False) -> Iterator[tuple[str, os.stat_result | str]]:
-    """Relative names with their stat, or with a text for what is not a file.
-
-    That is an empty folder or a linked one."""
+    """Relative names with their stat, or with a text: of an empty folder, or of a linked one."""
     if path.is_file():
         yield "", path.stat()
         return

@@ -16,15 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import (
-    InterruptedRunError,
-    PreemptedError,
-    Problem,
-    RekindleError,
-    RequestError,
-    StepError,
-    fix_of,
-)
+from rekindle import errors
+from rekindle.errors import RekindleError, RequestError, StepError, fix_of
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
@@ -73,13 +66,11 @@ def execute(
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
-    steps = tuple(_pending(leaf) for leaf in graph.leaves())
-    record = record.model_copy(
-        update={
-            "platform": "local", "status": "running", "steps": steps, "arguments": values,
-            "ignored": record.ignored or unheeded, "home": str(store.home),
-        }
-    )  # fmt: skip
+    steps = tuple(StepRecord(name=n.path, component=n.component) for n in graph.leaves())
+    record = record.model_copy(update={
+        "platform": "local", "status": "running", "steps": steps, "arguments": values,
+        "ignored": record.ignored or unheeded, "home": str(store.home),
+    })  # fmt: skip
     try:
         make_home(store.home)
         here = (step for step in graph.steps() if not containers.image_of(step))
@@ -91,14 +82,17 @@ def execute(
                 source_hash, own_code, grace_seconds, Control(), fork_server, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
-            with _workspace(graph, around.workspace):
-                return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            shares = any(use.feature == "workspace" for use in uses(graph))
+            if shares:  # a folder, which stays after a failure
+                around.workspace.mkdir()
+            finished = run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            if shares:
+                shutil.rmtree(around.workspace, ignore_errors=True)
+            return finished
     except OSError as error:
-        raise RekindleError(
-            f"cannot keep the run under {store.home}: {error.strerror}",
-            where=str(error.filename or store.home),
-            fix=f"{fix_of(error)}, or choose another home folder",
-        ) from error
+        what = f"cannot keep the run under {store.home}: {error.strerror}"
+        fix = f"{fix_of(error)}, or choose another home folder"
+        raise RekindleError(what, where=str(error.filename or store.home), fix=fix) from error
 
 
 # what docker does and this machine does not by itself
@@ -125,21 +119,6 @@ def ignored(
         what = "The pipeline root is not used, artifacts stay here"
         said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
     return tuple(said)
-
-
-@contextlib.contextmanager
-def _workspace(graph: Graph, folder: Path) -> Iterator[None]:
-    """The folder that all steps share, if the pipeline has one; it stays after a failure."""
-    if not any(use.feature == "workspace" for use in uses(graph)):
-        yield
-        return
-    folder.mkdir()
-    yield
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _pending(leaf: Leaf) -> StepRecord:
-    return StepRecord(name=leaf.path, component=leaf.component)
 
 
 def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
@@ -196,19 +175,15 @@ class _Run:
                     self.messages.get()()
                     while not self.messages.empty():
                         self.messages.get_nowait()()
-            except BaseException as error:
-                self.abandon(error)
+            except BaseException as error:  # stop all steps, and say so
+                self.around.control.level = 1
+                for thread in self.working.values():
+                    thread.join()
+                self.change(status="failed", error=f"{type(error).__name__}: {error}")
+                with contextlib.suppress(Exception):  # the display may be what failed
+                    self.show()
                 raise
             return self.conclude()
-
-    def abandon(self, error: BaseException) -> None:
-        """Stop all steps, and say so."""
-        self.around.control.level = 1
-        for thread in self.working.values():
-            thread.join()
-        self.change(status="failed", error=f"{type(error).__name__}: {error}")
-        with contextlib.suppress(Exception):  # the display may be what failed
-            self.show()
 
     def halted(self) -> bool:
         """Whether nothing may begin any more, not even an exit handler."""
@@ -232,17 +207,18 @@ class _Run:
         """Put the steps of all turns of a loop where the record has those of its body."""
         steps = list(self.record.steps)
         body = [i for i, step in enumerate(steps) if step.name.startswith(f"{path}/")]
-        steps[body[0] : body[-1] + 1] = [_pending(leaf) for leaf in leaves]
+        turns = [StepRecord(name=leaf.path, component=leaf.component) for leaf in leaves]
+        steps[body[0] : body[-1] + 1] = turns
         self.change(steps=tuple(steps))
 
     def start(self, ready: Ready) -> None:
         path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
-        forced = self.forced.get(ready.origin, "")
+        hear = self.on_event or (lambda *_: None)
         job = Job(
-            ready.node, ready.inputs, self.around, forced,
+            ready.node, ready.inputs, self.around, self.forced.get(ready.origin, ""),
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
-            event=lambda event: self.messages.put(lambda: self.tell(path, event)),
+            event=lambda event: self.messages.put(lambda: hear(path, event)),
         )  # fmt: skip
 
         def work() -> None:
@@ -274,8 +250,8 @@ class _Run:
             self.walk.failed(path, outcome.error)
             for ready in [ready for ready in self.waiting if not ready.free]:
                 self.waiting.remove(ready)
-                skipped = self.walk.withdrawn(ready.node.path)
-                self.update(skipped.path, status="skipped", reason=skipped.reason)
+                reason = self.walk.withdrawn(ready.node.path)
+                self.update(ready.node.path, status="skipped", reason=reason)
         self.advance()
 
     def conclude(self) -> RunRecord:
@@ -292,7 +268,7 @@ class _Run:
         if error is None:
             self.change(status="succeeded")
         else:
-            names = {InterruptedRunError: "cancelled", PreemptedError: "preempted"}
+            names = {errors.InterruptedRunError: "cancelled", errors.PreemptedError: "preempted"}
             self.change(status=names.get(type(error), "failed"), error=str(error))
         self.show()
         if error:
@@ -308,30 +284,26 @@ class _Run:
         command = "the same command resumes: finished steps come from the cache"
         saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
         if self.reclaimed and saved:
-            return PreemptedError(f"SIGTERM came; `{saved[0]}` saved its state first", fix=command)
+            what = f"SIGTERM came; `{saved[0]}` saved its state first"
+            return errors.PreemptedError(what, fix=command)
         if self.around.control.stopped():
-            return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
+            what = f"the run {self.record.run_id} was interrupted"
+            return errors.InterruptedRunError(what, fix=command)
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
         if failures:
             logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]
             whats = [f"step `{o.step.path}` failed: {o.error}" for o in failures]
-            return StepError(map(Problem, whats, logs))
+            return StepError(map(errors.Problem, whats, logs))
         if self.undecided:
             return self.undecided
         if saved:
-            return PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
+            return errors.PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
-
-    def tell(self, path: str, event: dict[str, Any]) -> None:
-        if self.on_event:
-            self.on_event(path, event)
 
     def update(self, path: str, **fields: Any) -> None:
         """Change one step's record."""
-        changed = (
-            step.model_copy(update=fields) if step.name == path else step
-            for step in self.record.steps
-        )
+        steps = self.record.steps
+        changed = (s.model_copy(update=fields) if s.name == path else s for s in steps)
         self.change(steps=tuple(changed))
 
     def change(self, **fields: Any) -> None:

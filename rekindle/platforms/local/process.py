@@ -10,6 +10,8 @@ live and die together: when one fails the others are told to end, and the step e
 that failed. Only node rank 0 has the step's outputs; what the others write goes into their own
 scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json
@@ -82,16 +84,21 @@ class Log:
 
 
 class Control:
-    """What the scheduler tells threads that watch processes: 0 go on, 1 stop in order, 2 kill."""
+    """What the scheduler tells threads that watch processes: 0 go on, 1 stop in order, 2 kill. The
+    nodes of a step share one of their own, which stops when that of the `run` does, or when
+    `failed` says that a peer failed."""
 
-    def __init__(self) -> None:
-        self.level = 0
+    def __init__(self, run: Control | None = None) -> None:
+        self.level, self.run = 0, run
+        self.failed: int | None = None
 
     def stopped(self) -> bool:
-        return self.level > 0
+        if self.run is not None and self.run.stopped():
+            return True
+        return self.level > 0 or self.failed is not None
 
     def killed(self) -> bool:
-        return self.level > 1
+        return self.level > 1 or (self.run is not None and self.run.killed())
 
     def sleep(self, seconds: float) -> None:
         """Wait, but no longer than until a stop."""
@@ -122,24 +129,24 @@ def run_shim(
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task = {**task, "result": str(result_file)}
-    process = _forked(task, task_file, fork_server, env) or _started(task, task_file, env)
+    process: Process | None = None
+    if fork_server is not None:
+        task_file.write_text(json.dumps({**task, "parent": fork_server.pid}))
+        process = fork_server.adopt({"task": str(task_file), "env": dict(env)})
+    process = process or _started(task, task_file, env)
     stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
     try:
         _pump(process, log, on_event, stopper)
         code = process.wait()
-    finally:
-        _make_sure(process)
+    finally:  # leave nothing running, whatever made us stop watching
+        if process.poll() is None:
+            process.send_signal(signal.SIGQUIT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_RESORT_SECONDS)
+        if (exited := process.poll()) is None or exited < 0:
+            _kill_session(process)
     result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
     return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
-
-
-def _forked(
-    task: Mapping[str, Any], file: Path, fork_server: ForkServer | None, env: Mapping[str, str]
-) -> Forked | None:
-    if fork_server is None:
-        return None
-    file.write_text(json.dumps({**task, "parent": fork_server.pid}))
-    return fork_server.adopt({"task": str(file), "env": dict(env)})
 
 
 def _started(
@@ -206,16 +213,6 @@ def _pump(
             stopper.tick()
 
 
-def _make_sure(process: Process) -> None:
-    """Leave nothing running, whatever made us stop watching."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGQUIT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_RESORT_SECONDS)
-    if (code := process.poll()) is None or code < 0:
-        _kill_session(process)
-
-
 def _kill_session(process: Process) -> None:
     """Kill whatever is left of a shim that could not do so itself."""
     for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
@@ -227,38 +224,19 @@ def _kill_session(process: Process) -> None:
         process.wait()
 
 
-class Together(Control):
-    """Stops when the run does, or when `failed` says that a peer failed."""
-
-    def __init__(self, run: Control) -> None:
-        super().__init__()
-        self.run = run
-        self.failed: int | None = None
-
-    def stopped(self) -> bool:
-        return self.run.stopped() or self.failed is not None
-
-    def killed(self) -> bool:
-        return self.run.killed()
-
-    def ended(self, node: int, ended: Ended) -> None:
-        """Note how a node ended; the first failure is what counts."""
-        if ended.exit_code and not ended.stopped and self.failed is None:
-            self.failed = node
-
-
 def on_nodes(
     count: int, control: Control, run_node: Callable[[int, Control], Ended]
 ) -> tuple[int, Ended]:
     """Run all nodes side by side; the rank of the node whose end decides, and how it ended."""
-    together = Together(control)
+    together = Control(control)
     ends: dict[int, Ended] = {}
     errors: list[BaseException] = []
 
     def work(node: int) -> None:
         try:
-            ends[node] = run_node(node, together)
-            together.ended(node, ends[node])
+            ended = ends[node] = run_node(node, together)
+            if ended.exit_code and not ended.stopped and together.failed is None:
+                together.failed = node  # the first failure is what counts
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             errors.append(error)
             together.failed = together.failed if together.failed is not None else node

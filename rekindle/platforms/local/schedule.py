@@ -29,6 +29,7 @@ from rekindle.spec.schedule import ScheduleSpec
 _DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 _NOTE = re.compile(r"# rekindle (?P<name>\S+) at (?P<cron>[^()]+) \((?P<zone>\S+)\)")
 _PAUSED = "# paused: "
+_SYSTEMCTL = ("systemctl", "--user")
 _SERVICE = """[Unit]
 Description=rekindle run {name}
 
@@ -65,7 +66,8 @@ class Here:
     `printed` may be for another machine: where this one has neither, systemd's files."""
 
     def __init__(self, printed: bool = False) -> None:
-        self.systemd = shutil.which("systemctl") is not None and _answers("show-environment")
+        is_there, asked = shutil.which("systemctl") is not None, (*_SYSTEMCTL, "show-environment")
+        self.systemd = is_there and _ended(*asked).returncode == 0
         self.lacking = [each for each in ("crontab", "flock") if shutil.which(each) is None]
         self.systemd = self.systemd or (printed and bool(self.lacking))
 
@@ -119,9 +121,9 @@ class Here:
             for path, text in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(Path(path), text)
-            _systemctl("daemon-reload")
-            _systemctl("enable", f"rekindle-{job.name}.timer")
-            _systemctl("restart", f"rekindle-{job.name}.timer")
+            _run(*_SYSTEMCTL, "daemon-reload")
+            _run(*_SYSTEMCTL, "enable", f"rekindle-{job.name}.timer")
+            _run(*_SYSTEMCTL, "restart", f"rekindle-{job.name}.timer")
             _rewrite(job.name, lambda _: None)  # of a time when systemd did not answer
         else:
             (job.home / "schedules").mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,8 @@ class Here:
         found = []
         for timer in _unit("", "timer").parent.glob("rekindle-*.timer"):
             if match := _NOTE.match(timer.read_text(encoding="utf-8")):
-                enabled = self.systemd and _answers("is-enabled", timer.name)
+                asked = (*_SYSTEMCTL, "is-enabled", timer.name)
+                enabled = self.systemd and _ended(*asked).returncode == 0
                 found.append(Schedule(match["name"], match["cron"], match["zone"], enabled))
         for line in _crontab():
             if match := _NOTE.search(line):
@@ -144,7 +147,7 @@ class Here:
     def pause_schedule(self, name: str) -> Schedule:
         """Start nothing until it is set again; PlatformError where there is none."""
         if _unit(name, "timer").exists():
-            _systemctl("disable", "--now", f"rekindle-{name}.timer")
+            _run(*_SYSTEMCTL, "disable", "--now", f"rekindle-{name}.timer")
         _rewrite(name, lambda line: _PAUSED + line.removeprefix(_PAUSED))
         for each in self.list_schedules():
             if each.id == name:
@@ -156,20 +159,18 @@ class Here:
         there = any(each.id == name for each in self.list_schedules())
         if _unit(name, "timer").exists():
             if self.systemd:
-                _systemctl("disable", "--now", f"rekindle-{name}.timer")
+                _run(*_SYSTEMCTL, "disable", "--now", f"rekindle-{name}.timer")
             for end in ("timer", "service"):
                 _unit(name, end).unlink(missing_ok=True)
             if self.systemd:
-                _systemctl("daemon-reload")
+                _run(*_SYSTEMCTL, "daemon-reload")
         _rewrite(name, lambda _: None)
         return there
 
     def _problems(self, schedule: ScheduleSpec) -> Iterator[Problem]:
         if schedule.overlap in ("queue", "parallel"):
-            yield Problem(
-                "this machine leaves a start out while the run before it goes on",
-                "schedule.overlap", "write schedule.overlap: skip",
-            )  # fmt: skip
+            what = "this machine leaves a start out while the run before it goes on"
+            yield Problem(what, "schedule.overlap", "write schedule.overlap: skip")
         if self.systemd:
             return
         for program in self.lacking:
@@ -180,11 +181,12 @@ class Here:
         if schedule.catch_up:
             fix = "leave it out, or log in where systemd runs"
             yield Problem("crontab knows no start that it missed", "schedule.catch_up", fix)
-        if not _is_machines(schedule.timezone):
-            yield Problem(
-                f"crontab follows this machine's clock, which is not that of {schedule.timezone}",
-                "schedule.timezone", "name the machine's zone, or log in where systemd runs",
-            )  # fmt: skip
+        now, there = datetime.datetime.now(datetime.UTC), zoneinfo.ZoneInfo(schedule.timezone)
+        year = [now + datetime.timedelta(days=n) for n in range(366)]
+        if any(day.astimezone().utcoffset() != day.astimezone(there).utcoffset() for day in year):
+            what = f"crontab follows this machine's clock, which is not that of {schedule.timezone}"
+            fix = "name the machine's zone, or log in where systemd runs"
+            yield Problem(what, "schedule.timezone", fix)
 
 
 def on_calendar(schedule: ScheduleSpec) -> Iterator[str]:
@@ -201,13 +203,6 @@ def on_calendar(schedule: ScheduleSpec) -> Iterator[str]:
         yield f"*-{months}-{days} {time}"
 
 
-def _is_machines(zone: str) -> bool:
-    """Whether the machine's clock is that of the zone, on each day of the year to come."""
-    now, there = datetime.datetime.now(datetime.UTC), zoneinfo.ZoneInfo(zone)
-    days = (now + datetime.timedelta(days=n) for n in range(366))
-    return all(day.astimezone().utcoffset() == day.astimezone(there).utcoffset() for day in days)
-
-
 def _quoted(word: str) -> str:
     """A word of ExecStart."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -217,14 +212,6 @@ def _quoted(word: str) -> str:
 def _unit(name: str, end: str) -> Path:
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config, "systemd", "user", f"rekindle-{name}.{end}")
-
-
-def _answers(*words: str) -> bool:
-    return _ended("systemctl", "--user", *words).returncode == 0
-
-
-def _systemctl(*words: str) -> None:
-    _run("systemctl", "--user", *words)
 
 
 def _crontab() -> list[str]:

@@ -123,9 +123,7 @@ def perform(job: Job) -> Outcome:
 
 
 def _import(job: Job, node: Importer) -> Outcome:
-    """The artifact where it already is.
-
-    A file here has to exist; what is elsewhere is left to the step that reads it."""
+    """The artifact where it is: here it has to exist, elsewhere the step that reads it will see."""
     parameters, facts = job.inputs.parameters, job.around.facts
     uri = rendered(node, node.uri, parameters, facts)
     path = local_path(uri)
@@ -133,10 +131,9 @@ def _import(job: Job, node: Importer) -> Outcome:
         raise StepError(f"there is nothing to import at {uri!r}", where=node.where)
     home = job.around.store.home.resolve()
     if path is not None and home.is_relative_to(path.resolve()):
-        raise StepError(
-            f"{uri} cannot be imported: rekindle's home {home} lies in it", where=node.where,
-            fix="import the folder that holds the data, and nothing around it",
-        )  # fmt: skip
+        what = f"{uri} cannot be imported: rekindle's home {home} lies in it"
+        fix = "import the folder that holds the data, and nothing around it"
+        raise StepError(what, where=node.where, fix=fix)
     found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
     kind, metadata = node.artifact, {str(key): value for key, value in found.items()}
     files = describe(path, follow=True) if path is not None else {}
@@ -247,7 +244,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
             node, ended, last_words = _execute(job, step, folder, log)
             if failed := _failure(step, ended, last_words):
                 who = "" if node is None else f"node {node}: "
-                where = str(_node_log(job, node)) if node else ""
+                where = str(_node_folder(job, node) / "log.txt") if node else ""
                 failed = dataclasses.replace(failed, error=who + failed.error, failed_log=where)
                 raise _AttemptFailed
             artifacts = cache.stored(step, ended.result["artifacts"])
@@ -260,21 +257,27 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
     return Outcome(step, "succeeded", outputs)
 
 
-def _node_log(job: Job, node: int) -> Path:
-    """The log of a node but the first, whose log is the step's."""
-    return job.folder / f"node-{node}" / "log.txt"
+def _node_folder(job: Job, node: int) -> Path:
+    """Where a node but the first has its log, and what it writes; the first has the step's."""
+    return job.folder / f"node-{node}"
 
 
 def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
     """Which node decided how the attempt ended (None for a single one), how, and its log's end."""
     around, wanted = job.around, step.distribution
+    places: list[dict[str, str]] = process.environments(wanted.nodes) if wanted else [{}]
+    words = dict[int, bytes]()
 
-    def run_here(
-        work: Path, outputs: Path, log: Log, more: Mapping[str, str], control: Control, node: int
-    ) -> Ended:
-        task = _task(job, step, work, outputs)
+    def run_node(node: int, control: Control) -> Ended:
+        work = _node_folder(job, node) if node else job.folder
+        outputs = work / "outputs" if node else folder
+        task: dict[str, Any] = {  # TASK.json for the shim; see there
+            **lowered_container(step), "executor_input": executor_input(step, job.inputs, outputs),
+            "run": around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
+        }  # fmt: skip
         if node:  # only node rank 0 has any
             task["outputs"] = {"parameters": {}, "artifacts": {}}
+            work.mkdir(parents=True, exist_ok=True)
         contained = around.containers.image_of(step)
         elsewhere = bool(contained)
         if not contained and (packages := packages_of(step)):
@@ -282,51 +285,26 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
         if contained:
             labels = {HOME_LABEL: str(around.store.home), RUN_LABEL: around.run_id}
             task = around.containers.contained(task, step, outputs, labels)
-        return run_shim(
-            task, work, log, {**around.env, **more}, control,
-            job.event if node == 0 else lambda event: None,
-            step.time_limit_seconds, around.grace_seconds,
-            None if elsewhere else around.fork_server,
-        )  # fmt: skip
-
-    if wanted is None:
-        ended = run_here(job.folder, folder, log, {}, around.control, 0)
-        return None, ended, log.end
-    places = process.environments(wanted.nodes)
-    words = {}
-
-    def run_node(node: int, control: Control) -> Ended:
-        if node == 0:
-            ended = run_here(job.folder, folder, log, places[0], control, 0)
-            words[0] = log.end
-            return ended
-        work = job.folder / f"node-{node}"
-        work.mkdir(parents=True, exist_ok=True)
-        with Log(_node_log(job, node)) as own:
-            own.begin()
-            ended = run_here(work, work / "outputs", own, places[node], control, node)
+        with Log(work / "log.txt") if node else contextlib.nullcontext(log) as own:
+            ended = run_shim(
+                task, work, own, {**around.env, **places[node]}, control,
+                (lambda event: None) if node else job.event, step.time_limit_seconds,
+                around.grace_seconds, None if elsewhere else around.fork_server,
+            )  # fmt: skip
             words[node] = own.end
         return ended
 
+    if wanted is None:
+        return None, run_node(0, around.control), words[0]
     decides, ended = process.on_nodes(wanted.nodes, around.control, run_node)
     return decides, ended, words[decides]
-
-
-def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
-    """TASK.json for the shim; see there."""
-    return {
-        **lowered_container(step), "executor_input": executor_input(step, job.inputs, folder),
-        "run": job.around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
-    }  # fmt: skip
 
 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        name: {
-            "artifacts": [artifact_of(name, vars(a), a.uri, a.metadata) for a in cache.each(given)]
-        }
-        for name, given in inputs.artifacts.items()
+        n: {"artifacts": [artifact_of(n, vars(a), a.uri, a.metadata) for a in cache.each(several)]}
+        for n, several in inputs.artifacts.items()
     }
     made = {
         name: {"artifacts": [artifact_of(name, vars(a), folder / name, {})]}

@@ -8,23 +8,134 @@ the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from rekindle.errors import StepError
 from rekindle.ir import graph as ir
 from rekindle.ir.condition import evaluate
+from rekindle.ir.graph import Dag, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
-from rekindle.platforms.local.frames import End, Frame, Opened, element, parsed
 
 Leaf = ir.Step | ir.Importer
 RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
-
 NO_TURNS = "there is nothing to loop over"
 _STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a node ended; `stopped` ones never ran since something else, the `cause`, failed."""
+
+    status: Literal["succeeded", "skipped", "failed", "stopped"]
+    values: Values = NOTHING
+    cause: str = ""
+    error: str = ""
+
+
+@dataclasses.dataclass
+class Frame:
+    """One Dag being walked, of one turn if it is a loop's."""
+
+    dag: Dag
+    path: str
+    inputs: Values
+    free: bool = False
+    begun: set[str] = dataclasses.field(default_factory=set)
+    freed: set[str] = dataclasses.field(default_factory=set)
+    ended: dict[str, End] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.order = self.dag.ordered()
+
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    def done(self) -> bool:
+        return len(self.ended) == len(self.dag.nodes)
+
+    def end(self) -> End:
+        """How the whole Dag ended: the first failure decides."""
+        for status in ("failed", "stopped"):
+            for end in self.ended.values():
+                if end.status == status:
+                    return dataclasses.replace(end, values=self.outputs())
+        return End("succeeded", self.outputs())
+
+    def outputs(self) -> Values:
+        parameters = {n: self.first(s, "parameters") for n, s in self.dag.parameters.items()}
+        artifacts = {n: self.first(s, "artifacts") for n, s in self.dag.artifacts.items()}
+        return Values(
+            {n: v for n, v in parameters.items() if v is not None},
+            {n: v for n, v in artifacts.items() if v is not None},
+        )
+
+    def first(self, sources: Sequence[FromTask], kind: str) -> Any:
+        """The value of the first source that has one."""
+        for source in sources:
+            end = self.ended.get(source.task)
+            if end is not None and source.output in getattr(end.values, kind):
+                return element(getattr(end.values, kind)[source.output], source.keys)
+        return None
+
+
+@dataclasses.dataclass
+class Opened:
+    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at a time."""
+
+    node: SubDag
+    parent: Frame
+    turns: list[Frame]
+    at_once: int
+
+    def walked(self) -> list[Frame]:
+        """The frames that are walked now."""
+        return [frame for frame in self.turns if not frame.done()][: self.at_once or None]
+
+    def done(self) -> bool:
+        return all(frame.done() for frame in self.turns)
+
+    def end(self) -> End:
+        ends = [frame.end() for frame in self.turns]
+        if self.node.loop is None:
+            return ends[0]
+        worst = [e for status in ("failed", "stopped") for e in ends if e.status == status]
+        values = collected(self.node.dag, [end.values for end in ends])
+        return dataclasses.replace(worst[0], values=values) if worst else End("succeeded", values)
+
+
+def collected(dag: Dag, turns: list[Values]) -> Values:
+    """What a loop gives: a list an output, without the turns that have no value."""
+    artifacts: dict[str, Given] = {}
+    for name in dag.artifacts:
+        found = [turn.artifacts[name] for turn in turns if name in turn.artifacts]
+        artifacts[name] = tuple(artifact for given in found for artifact in each(given))
+    parameters = {
+        name: [turn.parameters[name] for turn in turns if name in turn.parameters]
+        for name in dag.parameters
+    }
+    return Values(parameters, artifacts)
+
+
+def element(value: Any, keys: tuple[str, ...]) -> Any:
+    """What `keys` lead to in a struct, which may come as JSON text."""
+    for key in keys:
+        value = parsed(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or key not in value:
+            raise StepError(f"there is no `{key}` in {str(value)[:60]!r}")
+        value = value[key]
+    return value
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +192,11 @@ class Walk:
         self.stopped_by = self.stopped_by or cause
         self._end(path, End("failed", cause=cause, error=error))
 
-    def withdrawn(self, path: str) -> Skipped:
-        """A step that was ready will not begin, because something failed meanwhile."""
+    def withdrawn(self, path: str) -> str:
+        """Why a step that was ready will not begin: something failed meanwhile."""
         reason = f"the run stopped when {self.stopped_by}"
         self._end(path, End("stopped", cause=reason))
-        return Skipped(path, reason)
+        return reason
 
     def _end(self, path: str, end: End) -> None:
         frame, name = self.home[path]
@@ -105,14 +216,11 @@ class Walk:
                     self.home[frame.at(node.name)] = frame, node.name
                     moved = True
                     yield from self._begin(frame, node)
-            moved = self._close() or moved
-
-    def _close(self) -> bool:
-        done = [one for one in self.open if one.done()]
-        for one in done:
-            one.parent.ended[one.node.name] = one.end()
-            self.open.remove(one)
-        return bool(done)
+            done = [one for one in self.open if one.done()]
+            for one in done:
+                one.parent.ended[one.node.name] = one.end()
+                self.open.remove(one)
+            moved = moved or bool(done)
 
     def _begin(self, frame: Frame, node: ir.AnyNode) -> Iterator[News]:
         path = frame.at(node.name)
@@ -183,21 +291,22 @@ class Walk:
         else:
             items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
-            raise StepError(
-                f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list",
-                where=node.where,
-            )
+            what = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
+            raise StepError(what, where=node.where)
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
-        """The node's inputs, and the name of one that an upstream step should have given and did
-        not."""
+        """The node's inputs, and the name of one that an upstream step did not give, if any."""
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
         files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
             if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
                 continue
-            if not (node.always and _can_do_without(node, name)):
+            if name in node.inputs.parameters:
+                optional = not node.inputs.parameters[name].required
+            else:
+                optional = name in node.inputs.artifacts and node.inputs.artifacts[name].optional
+            if not (node.always and optional):
                 return NOTHING, f"{source.task}.{source.output}"
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
@@ -280,13 +389,6 @@ def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
         return
     for inner in node.dag.ordered():
         yield from _leaves(inner, f"{path}/{inner.name}")
-
-
-def _can_do_without(node: ir.AnyNode, name: str) -> bool:
-    """Whether an input may stay empty, or has a default."""
-    if name in node.inputs.parameters:
-        return not node.inputs.parameters[name].required
-    return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
 
 
 def _artifact(frame: Frame, source: ir.FromInput | ir.FromTask) -> Given | None:

@@ -10,38 +10,44 @@ throttling, 5xx and broken connections, a few times.
 Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.failures import BUG, first_line, not_installed
-from rekindle.platforms.sagemaker.outline import SUFFIX, steps
-from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
+_NOT_LOGGED_IN = frozenset({
+    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
+})  # fmt: skip
+SUFFIX = ".sagemaker.json"
+_READ = re.compile(r"Steps\.([\w-]+)\.")
+_PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
     """The execution, started now or by the same submission before; PlatformError if the account
     refuses it or does not answer, SpecError if `place` does not say where."""
-    name, id = pipeline_name(definition), execution_name(definition, mark.token)
+    name, id = pipeline_name(definition), run_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
             return SubmittedRun(arn, page(place, arn), anew=False)
         upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
-            PipelineName=name,
-            PipelineVersionId=version_of(sagemaker, name, definition, place),
-            PipelineExecutionDisplayName=id,
-            PipelineExecutionDescription=str(mark),
+            PipelineName=name, PipelineVersionId=version_of(sagemaker, name, definition, place),
+            PipelineExecutionDisplayName=id, PipelineExecutionDescription=str(mark),
             ClientRequestToken=digest_of(definition.files, mark.token) * 2,
-        )
+        )  # fmt: skip
         arn = started["PipelineExecutionArn"]
         return SubmittedRun(arn, page(place, arn))
 
@@ -51,14 +57,9 @@ def pipeline_name(definition: Definition) -> str:
     return definition.entry.removesuffix(SUFFIX)
 
 
-def execution_name(definition: Definition, token: str) -> str:
+def run_name(definition: Definition, token: str) -> str:
     """What the execution of this submission is called."""
     return f"{pipeline_name(definition)[:60].rstrip('-')}-{digest_of(definition.files, token)}"
-
-
-def outline(definition: Definition, place: SageMakerSpec, token: str) -> SubmissionPreview:
-    """What `submit` with the same arguments will start; sends no request."""
-    return SubmissionPreview(where(place), execution_name(definition, token), steps(definition))
 
 
 def where(place: SageMakerSpec) -> str:
@@ -113,25 +114,23 @@ def _found(sagemaker: Any, name: str, id: str) -> str | None:
 
 def upload(s3: Any, definition: Definition, place: SageMakerSpec) -> None:
     """The bundles that are not there yet: their names say what is in them."""
+    from botocore.exceptions import ClientError
+
     bucket, _, root = place.artifact_root.removeprefix("s3://").rstrip("/").partition("/")
     encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": place.kms_key}
     more = encrypted if place.kms_key else {}
     for name, content in definition.files.items():
-        if name.startswith("bundles/"):
-            key = f"{root}/{name}" if root else name
-            if not _is_there(s3, bucket, key, len(content)):
-                s3.put_object(Bucket=bucket, Key=key, Body=content, **more)
-
-
-def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
-    from botocore.exceptions import ClientError
-
-    try:
-        return bool(s3.head_object(Bucket=bucket, Key=key)["ContentLength"] == size)
-    except ClientError as error:
-        if code_of(error) in ("404", "NoSuchKey"):
-            return False
-        raise
+        if not name.startswith("bundles/"):
+            continue
+        key = f"{root}/{name}" if root else name
+        try:
+            there = s3.head_object(Bucket=bucket, Key=key)["ContentLength"] == len(content)
+        except ClientError as error:
+            if code_of(error) not in ("404", "NoSuchKey"):
+                raise
+            there = False
+        if not there:
+            s3.put_object(Bucket=bucket, Key=key, Body=content, **more)
 
 
 def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
@@ -174,6 +173,10 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     from botocore import exceptions as of
 
     kind, code = PlatformError, code_of(error)
+    response: Any = getattr(error, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    passing = status == 429 or status >= 500 or "Throttl" in code
+    passing = passing or isinstance(error, of.ConnectionError | of.HTTPClientError)
     if isinstance(error, of.NoCredentialsError) or code in _NOT_LOGGED_IN:
         fix = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     elif code in ("AccessDenied", "AccessDeniedException", "403"):
@@ -186,29 +189,77 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix = "see what there is: aws sagemaker list-pipelines, rekindle schedule list"
     elif code == "ResourceLimitExceeded":
         fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
-    elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
-        isinstance(error, of.ClientError) and _later(error)
-    ):
+    elif passing:
         kind, fix = UnreachableError, f"check the network and {_SECTION}.region; "
         fix += "retry the command: submitting is idempotent"
     else:
         fix = f"the service rejected the request; {BUG}"
-    return kind(_said(error), where=where(place), fix=fix)
+    said = first_line(response.get("Error", {}).get("Message") or error, error)
+    return kind(said, where=where(place), fix=fix)
 
 
-_NOT_LOGGED_IN = frozenset({
-    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
-})  # fmt: skip
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The jobs by name, those of every branch: on machines of which type."""
+    return tuple(planned for planned, _ in _planned(definition))
 
 
-def _later(error: Any) -> bool:
-    """Whether the same call may yet succeed."""
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status == 429 or status >= 500 or "Throttl" in code_of(error)
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the jobs."""
+    return frozenset(image for _, image in _planned(definition))
 
 
-def _said(error: Exception) -> str:
-    """The service's own sentence."""
-    response: Any = getattr(error, "response", None) or {}
-    return first_line(response.get("Error", {}).get("Message") or error, error)
+def _planned(definition: Definition) -> Iterator[tuple[Planned, str]]:
+    for step in _jobs(json.loads(definition.text)["Steps"]):
+        job, name = step["Arguments"], step["Name"]
+        if step["Type"] == "Processing":
+            cluster = job["ProcessingResources"]["ClusterConfig"]
+            planned = Planned(name, cluster["InstanceType"], cluster["InstanceCount"])
+            yield planned, job["AppSpecification"]["ImageUri"]
+        elif step["Type"] == "Training":
+            resources, spot = job["ResourceConfig"], job.get("EnableManagedSpotTraining", False)
+            planned = Planned(name, resources["InstanceType"], resources["InstanceCount"], spot)
+            yield planned, job["AlgorithmSpecification"]["TrainingImage"]
+
+
+def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps, those inside of conditions and loops in place of these."""
+    for step in steps:
+        if step["Type"] == "Condition":
+            yield from _jobs([*step["Arguments"]["IfSteps"], *step["Arguments"]["ElseSteps"]])
+        elif step["Type"] == "ForEach":
+            over = step["Arguments"]["IterableItems"]
+            yield from ({**one, "IterableItems": over} for one in step["Arguments"]["ForEachBody"])
+        else:
+            yield step
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes.
+
+    The service's key holds image, environment and inputs, the latter as URIs: whatever an execution
+    writes lies at a new one, so all that reads it runs again, too."""
+    definition = json.loads(Definition(files).text)
+    defaults = {p["Name"]: json.dumps(p["DefaultValue"]) for p in definition["Parameters"]}
+    return tuple(_unit(step, defaults, files) for step in _jobs(definition["Steps"]))
+
+
+def _unit(
+    step: dict[str, Any], defaults: Mapping[str, str], files: Mapping[str, bytes]
+) -> CacheKey:
+    job = step["Arguments"]
+    inputs = {i["InputName"]: i["S3Input"]["S3Uri"] for i in job.get("ProcessingInputs", ())}
+    for channel in job.get("InputDataConfig", ()):
+        inputs[channel["ChannelName"]] = channel["DataSource"]["S3DataSource"]["S3Uri"]
+    environment = json.dumps(job.get("Environment", {}), sort_keys=True)
+    given = environment + json.dumps(step.get("IterableItems"))
+    bundle = str(inputs.pop("bundle", ""))
+    algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
+    parts = {
+        "image": json.dumps(algorithm, sort_keys=True), "environment variables": environment,
+        "inputs": json.dumps(inputs, sort_keys=True),
+        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(given)},
+        **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
+    }  # fmt: skip
+    reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))
+    cached = bool(step.get("CacheConfig", {}).get("Enabled"))
+    return CacheKey(step["Name"], cached, parts, tuple(dict.fromkeys(reads)))

@@ -22,19 +22,10 @@ from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sou
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
-from rekindle.platforms.sagemaker import conditions, shapes
+from rekindle.platforms.sagemaker import conditions, jobs, shapes
 from rekindle.platforms.sagemaker.conditions import divided, loops
-from rekindle.platforms.sagemaker.jobs import Jobs, model_package
-from rekindle.platforms.sagemaker.site import (
-    Site,
-    condition_name,
-    gets_secrets,
-    is_training,
-    joined,
-    names_of,
-)
+from rekindle.platforms.submission import Definition
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -58,7 +49,7 @@ def compile(
 
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it."""
-    known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
+    known = known_secrets(graph, place.secrets, lambda step: jobs.gets_secrets(step, place))
     here = _of_place(graph, place)
     problems = lacks(graph, "sagemaker", here, known, place.unproven, arguments)
     if problems:  # jobs are looked at with examples in the place of what is wrong
@@ -71,10 +62,8 @@ def compile(
         raise refusal(problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > limits("sagemaker")["definition_bytes"]:
-        raise SpecError(
-            f"the definition has {len(text.encode()):,} bytes, more than SageMaker takes",
-            where=graph.name, fix="divide the pipeline",
-        )  # fmt: skip
+        what = f"the definition has {len(text.encode()):,} bytes, more than SageMaker takes"
+        raise SpecError(what, where=graph.name, fix="divide the pipeline")
     files = {f"{graph.name}.sagemaker.json": f"{text}\n".encode(), **compiler.jobs.bundles}
     return Definition(files)
 
@@ -96,8 +85,10 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
             "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
             "images build and push CONFIG",
         )
-    if place.model_package_group and not (_promotes(graph) and place.image):
-        step, output = _TRAINED
+    step, output = _TRAINED  # as the shipped pipeline names them
+    made = {node.path: node.outputs.artifacts for node in graph.steps()}
+    promotes = output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
+    if place.model_package_group and not (promotes and place.image):
         yield Problem(
             f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` ran, "
             "in `image`; not all of that is here",
@@ -111,13 +102,6 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _promotes(graph: Graph) -> bool:
-    """Whether the pipeline trains and promotes by the names that the shipped one has."""
-    step, output = _TRAINED
-    made = {node.path: node.outputs.artifacts for node in graph.steps()}
-    return output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
-
-
 class _Compiler:
     """One compilation: the flat steps, their jobs, and the problems found so far."""
 
@@ -129,16 +113,10 @@ class _Compiler:
         flats = {flat.path: flat for flat in flatten(graph, values, kept)}
         self.flat, guarded = divided(flats, values)
         more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
-        names = names_of([*self.flat, *more])
-        self.site = Site(place, self.flat, guarded, names, types, values, fixed)
-        self.jobs = Jobs(self.site)
-        self.compared = {
-            source.path
-            for flat in self.flat.values()
-            for guard in flat.guards
-            for source in guard.values.values()
-            if isinstance(source, Output)
-        }
+        names = jobs.names_of([*self.flat, *more])
+        self.jobs = jobs.Jobs(place, self.flat, guarded, names, types, values, fixed)
+        read = [guard.values.values() for flat in self.flat.values() for guard in flat.guards]
+        self.compared = {s.path for several in read for s in several if isinstance(s, Output)}
 
     def definition(self) -> dict[str, Any]:
         """What CreatePipeline takes."""
@@ -148,11 +126,11 @@ class _Compiler:
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         read |= {flat.loop.over for flat in steps if flat.loop}
-        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.site.types.items()}
+        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.jobs.types.items()}
         parameters = [
             {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
-            for name, value in self.site.values.items()
-            if name in read - self.site.fixed
+            for name, value in self.jobs.values.items()
+            if name in read - self.jobs.fixed
         ]
         most = limits("sagemaker")["parameters"]
         if len(parameters) > most:
@@ -168,7 +146,7 @@ class _Compiler:
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:
         yield from read_by(flat)
-        for guard in self.site.guarded[flat.path]:
+        for guard in self.jobs.guarded[flat.path]:
             for source in guard.values.values():
                 yield from sources(source)
 
@@ -185,12 +163,10 @@ class _Compiler:
                 found.append(self._for_each(flat.loop, steps))
             elif inner:
                 inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
-                arguments = {
-                    "Conditions": conditions.lowered(inner, self._operand),
-                    "IfSteps": self._nested(inside, (*guards, inner.path)),
-                    "ElseSteps": [],
-                }
-                name = condition_name(inner.path)
+                compared = conditions.lowered(inner, self._operand)
+                branch = self._nested(inside, (*guards, inner.path))
+                arguments = {"Conditions": compared, "IfSteps": branch, "ElseSteps": []}
+                name = jobs.condition_name(inner.path)
                 found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
             else:
                 found += self._steps(flat)
@@ -206,26 +182,22 @@ class _Compiler:
             waits |= {self._end_of(s.path, flat) for s in read_by(flat) if isinstance(s, Output)}
             body.append(step)
         most = limits("sagemaker")["loop_at_once"]
-        arguments = {
-            "IterableItems": {"Get": f"Parameters.{loop.over}"},
-            "MaxConcurrency": min(loop.at_once or most, most),
-            "ForEachBody": body,
-        }
-        name, after = self.site.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
+        arguments = {"IterableItems": {"Get": f"Parameters.{loop.over}"}, "ForEachBody": body}
+        arguments |= {"MaxConcurrency": min(loop.at_once or most, most)}
+        name, after = self.jobs.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
         return {"Name": name, "Type": "ForEach", "Arguments": arguments, **after}
 
     def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
-        site = self.site
         if isinstance(source, Given):
-            if source.name not in site.fixed and not source.keys:
+            if source.name not in self.jobs.fixed and not source.keys:
                 return {"Get": f"Parameters.{source.name}"}
-            value = site.values[source.name]
+            value = self.jobs.values[source.name]
             for key in source.keys:
                 value = value[key]
             return value
-        training = is_training(self.flat[source.path].step)
-        producer = site.names[_result_of(source.path) if training else source.path]
+        training = jobs.is_training(self.flat[source.path].step)
+        producer = self.jobs.names[_result_of(source.path) if training else source.path]
         keys = (source.name, *source.keys)
         steps = [f".{key}" if re.fullmatch(r"\w+", key) else f"['{key}']" for key in keys]
         file = {"Get": f"Steps.{producer}.PropertyFiles.result"}
@@ -234,8 +206,8 @@ class _Compiler:
     def _steps(self, flat: Flat) -> list[dict[str, Any]]:
         """The step, and what comes with it."""
         found = [self._step(flat)]
-        if flat.path in self.compared and is_training(flat.step):
-            name = self.site.names[_result_of(flat.path)]
+        if flat.path in self.compared and jobs.is_training(flat.step):
+            name = self.jobs.names[_result_of(flat.path)]
             arguments = self.jobs.repeated(flat, name)
             repeated = {"Name": name, "Type": "Processing", "Arguments": arguments}
             found.append(repeated | _RESULT_FILE)
@@ -247,7 +219,7 @@ class _Compiler:
         step = flat.step
         assert isinstance(step, Step)
         kind, arguments = self.jobs.of(flat)
-        name = self.site.names[flat.path]
+        name = self.jobs.names[flat.path]
         found: dict[str, Any] = {"Name": name, "Type": kind, "Arguments": arguments}
         if kind == "Processing":
             found |= _RESULT_FILE
@@ -259,27 +231,40 @@ class _Compiler:
             found["DependsOn"] = any_end if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
-        if policies := _retries(step):
-            found["RetryPolicies"] = policies
-        return found
+        # of what the service does wrong; a step's own failures are tried again in its container
+        policies = [_SCARCE] if jobs.is_training(step) else []
+        if step.retry.count:
+            pause = max(1, round(step.retry.pause_seconds))
+            again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
+            policies.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
+        return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:
         """What to wait for until the step at `path` ended or will not run: it, or the condition or
         loop around it."""
         if loop := self.flat[path].loop:
-            return self.site.names[loop.path]
+            return self.jobs.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
-        return condition_name(others[0]) if others else self.site.names[path]
+        return jobs.condition_name(others[0]) if others else self.jobs.names[path]
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
-        model = self.site.uri(Output(*_TRAINED))
+        model = self.jobs.uri(Output(*_TRAINED))
         parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
-        arguments = model_package(self.place, joined(*parts, "data/"))
+        uri = jobs.joined(*parts, "data/")
+        files = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container = {"Image": self.place.image, "ModelDataSource": {"S3DataSource": files}}
+        plain = ["application/json"]
+        kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
+        arguments = {
+            "ModelPackageGroupName": self.place.model_package_group,
+            "ModelApprovalStatus": "Approved",
+            "InferenceSpecification": {"Containers": [container], **kinds},
+        }
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
-        name, after = self.site.names[_REGISTERED], [self.site.names[promoted.path]]
+        name, after = self.jobs.names[_REGISTERED], [self.jobs.names[promoted.path]]
         step = {"Name": name, "Type": "RegisterModel", "Arguments": arguments}
         return {**step, "DependsOn": after}
 
@@ -305,13 +290,3 @@ def _is_fixed(value: Any, kind: str) -> bool:
     return len(text) > limits("sagemaker")["environment_characters"] or (
         kind in ("STRING", "LIST", "STRUCT") and not text
     )
-
-
-def _retries(step: Step) -> list[dict[str, Any]]:
-    """Of what the service does wrong; a step's own failures are tried again in its container."""
-    found = [_SCARCE] if is_training(step) else []
-    if step.retry.count:
-        pause = max(1, round(step.retry.pause_seconds))
-        again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
-        found.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
-    return found

@@ -9,17 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-from rekindle.ir.condition import (
-    Both,
-    Cast,
-    Compare,
-    Either,
-    Expression,
-    Not,
-    Reference,
-    Term,
-    Value,
-)
+from rekindle.ir import condition as ir
 from rekindle.ir.flatten import Flat, Given, Guard, Output, Source, read_by
 from rekindle.ir.graph import Constant, Graph, Step, SubDag
 from rekindle.ir.origin import loop_origins
@@ -38,12 +28,8 @@ def divided(
     looks at itself: those that compare what no Condition step can, and where what a branch made is
     read outside of it, since its steps have to run either way, and so do those of the branches
     inside."""
-    inside = {
-        guard.path
-        for flat in flats.values()
-        for guard in flat.guards
-        if not is_plain(guard, values)
-    }
+    guards = [guard for flat in flats.values() for guard in flat.guards]
+    inside = {guard.path for guard in guards if not is_plain(guard, values)}
     inside |= {
         guard.path
         for flat in flats.values()
@@ -101,51 +87,51 @@ def _is_plain(source: Source | None, values: Mapping[str, Any]) -> bool:
     return isinstance(source, Constant | Output)
 
 
-def _names(part: Expression | Term) -> Iterator[str]:
+def _names(part: ir.Expression | ir.Term) -> Iterator[str]:
     match part:
-        case Reference(name):
+        case ir.Reference(name):
             yield name
-        case Not(inner) | Cast(_, inner):
+        case ir.Not(inner) | ir.Cast(_, inner):
             yield from _names(inner)
-        case Both(left, right) | Either(left, right) | Compare(left, _, right):
+        case ir.Both(left, right) | ir.Either(left, right) | ir.Compare(left, _, right):
             yield from _names(left)
             yield from _names(right)
 
 
-def _parts(expression: Expression) -> list[Expression]:
+def _parts(expression: ir.Expression) -> list[ir.Expression]:
     """What has to hold side by side."""
-    if isinstance(expression, Both):
+    if isinstance(expression, ir.Both):
         return [*_parts(expression.left), *_parts(expression.right)]
     return [expression]
 
 
-def _one(expression: Expression, guard: Guard, operand: Operand) -> dict[str, Any]:
+def _one(expression: ir.Expression, guard: Guard, operand: Operand) -> dict[str, Any]:
     match expression:
-        case Compare(left, "!=", right):
-            return _not(_one(Compare(left, "==", right), guard, operand))
-        case Compare(left, symbol, right):
+        case ir.Compare(left, "!=", right):
+            return _not(_one(ir.Compare(left, "==", right), guard, operand))
+        case ir.Compare(left, symbol, right):
             sides = {"LeftValue": _term(left, guard, operand)}
             sides["RightValue"] = _term(right, guard, operand)
             return {"Type": _TYPES[symbol], **sides}
-        case Not(inner):
+        case ir.Not(inner):
             return _not(_one(inner, guard, operand))
-        case Either(left, right):
+        case ir.Either(left, right):
             either = [_one(side, guard, operand) for side in (left, right)]
             return {"Type": "Or", "Conditions": either}
-        case Both(left, right):
+        case ir.Both(left, right):
             neither = [_not(_one(side, guard, operand)) for side in (left, right)]
             return _not({"Type": "Or", "Conditions": neither})
 
 
-def _term(term: Term, guard: Guard, operand: Operand) -> Any:
+def _term(term: ir.Term, guard: Guard, operand: Operand) -> Any:
     match term:
-        case Value(plain):
+        case ir.Value(plain):
             return plain
-        case Cast("int", Value(plain)):
+        case ir.Cast("int", ir.Value(plain)):
             return int(plain)
-        case Cast(_, inner):
+        case ir.Cast(_, inner):
             return _term(inner, guard, operand)
-        case Reference(name):
+        case ir.Reference(name):
             source = guard.values.get(name)
             if isinstance(source, Constant):
                 return source.value

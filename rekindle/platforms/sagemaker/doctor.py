@@ -15,9 +15,8 @@ from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker.client import connected
-from rekindle.platforms.sagemaker.outline import images
+from rekindle.platforms.sagemaker.client import connected, images
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
@@ -68,11 +67,15 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
     objects = f"arn:aws:s3:::{bucket}/{folder}/*" if folder else f"arn:aws:s3:::{bucket}/*"
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
+    host, _, name = image.partition("/")
+    words = host.split(".")
+    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
+    repository = f"arn:aws:ecr:{region}:{owner}:repository/{name}"
     found = [
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], objects),
         _allow(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"),
         _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], _repository(image)),
+        _allow(["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
         _allow(["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents",
                 "cloudwatch:PutMetricData"], "*"),
     ]  # fmt: skip
@@ -111,14 +114,6 @@ def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
     return {"Effect": "Allow", "Action": actions, "Resource": resource}
 
 
-def _repository(image: str) -> str:
-    """The ARN of the repository that an image lies in."""
-    host, _, name = image.partition("/")
-    words = host.split(".")
-    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
-    return f"arn:aws:ecr:{region}:{owner}:repository/{name}"
-
-
 class Account:
     """The account that `place` names; each client is made once and shared by all questions, since
     making them takes longer than asking."""
@@ -151,10 +146,9 @@ def caller(there: Account) -> str:
         raise RequestError(error.problems) from error
     wanted = there.place.role_arn.split(":")[4]
     if found["Account"] != wanted:
-        raise RequestError(
-            f"{found['Arn']} is of the account {found['Account']}, the role of {wanted}",
-            fix=f"log in to {wanted} (AWS_PROFILE), or name a role of {found['Account']}",
-        )
+        what = f"{found['Arn']} is of the account {found['Account']}, the role of {wanted}"
+        fix = f"log in to {wanted} (AWS_PROFILE), or name a role of {found['Account']}"
+        raise RequestError(what, fix=fix)
     return str(found["Arn"])
 
 
@@ -163,11 +157,9 @@ def region(there: Account) -> str:
     from boto3.session import Session
 
     boto, wanted = Session(), there.place.region
-    regions = [
-        name
-        for partition in boto.get_available_partitions()
-        for name in boto.get_available_regions("sagemaker", partition)
-    ]
+    regions = list[str]()
+    for partition in boto.get_available_partitions():
+        regions += boto.get_available_regions("sagemaker", partition)
     if wanted in regions:
         return wanted
     near = difflib.get_close_matches(wanted, regions, n=2)
@@ -197,10 +189,8 @@ def bucket(there: Account) -> str:
     headers = found["ResponseMetadata"]["HTTPHeaders"]
     lies = found.get("BucketRegion") or headers.get("x-amz-bucket-region") or wanted
     if lies != wanted:
-        raise RequestError(
-            f"the bucket {name} is in {lies}, the pipeline in {wanted}",
-            fix=f"name a bucket in {wanted}, or set platforms.sagemaker.region: {lies}",
-        )
+        fix = f"name a bucket in {wanted}, or set platforms.sagemaker.region: {lies}"
+        raise RequestError(f"the bucket {name} is in {lies}, the pipeline in {wanted}", fix=fix)
     return f"{name} in {lies}"
 
 
@@ -210,10 +200,8 @@ def image(there: Account, reference: str) -> str:
     if match is None:
         raise NotChecked(f"{reference} is in no ECR")
     if match["region"] != wanted:
-        raise RequestError(
-            f"the image is in {match['region']}, the jobs are in {wanted}",
-            fix=f"push it to ECR in {wanted}, or replicate the repository",
-        )
+        fix = f"push it to ECR in {wanted}, or replicate the repository"
+        raise RequestError(f"the image is in {match['region']}, the jobs are in {wanted}", fix=fix)
     digest = match["digest"]
     version = {"imageDigest": digest} if digest else {"imageTag": match["tag"] or "latest"}
     named = {"registryId": match["account"], "repositoryName": match["name"]}

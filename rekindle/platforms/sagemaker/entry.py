@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place, Task  # noqa: E402
+from rekindle.platforms.mounted import Place  # noqa: E402
 
 SECRET = "REKINDLE_SECRET_"  # noqa: S105 - the beginning of a name
 JOB = Path("/opt/ml/config/processingjobconfig.json")
@@ -32,9 +33,15 @@ def main() -> int:
     """Run the step of the bundle."""
     shim.end_when_told()
     task = mounted.load_task(HERE)
-    place = _place(task, *(TRAINING if "training" in task else PROCESSING))
+    outputs, message = TRAINING if "training" in task else PROCESSING
+    names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
+    inputs = {folder.name: folder for folder in HERE.parent.iterdir()}
+    made = {name: outputs / name for name in names}
+    place = Place(inputs, made, values=os.environ, facts=_facts(), message=message)
     if channel := task.get("copies"):
-        mounted.copy_result(place, channel)
+        # what another job left for conditions, as a file of this one
+        place.outputs[mounted.RESULT].mkdir(parents=True, exist_ok=True)
+        shutil.copy2(place.inputs[channel] / "result.json", place.outputs[mounted.RESULT])
         return 0
     try:
         _read_secrets()
@@ -47,17 +54,6 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
-
-
-def _place(task: Task, outputs: Path, message: Path) -> Place:
-    names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
-    return Place(
-        inputs={folder.name: folder for folder in HERE.parent.iterdir()},
-        outputs={name: outputs / name for name in names},
-        values=os.environ,
-        facts=_facts(),
-        message=message,
-    )
 
 
 def _facts() -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""The job that a step becomes: a Processing job on one CPU machine, or a Training job on several
-machines or on GPUs, with its bundle.
+"""The jobs of one compilation for SageMaker: what they are called, where what is theirs lies, and
+the one that each step becomes with its bundle: a Processing job on one CPU machine, or a Training
+job on several machines or on GPUs.
 
 A Training job has no property files, so a condition on what it returned reads those of a small
 Processing job that repeats its result. Every request is held against the service's own shapes and
@@ -8,27 +9,28 @@ step's own matter: they go to the artifact root and outlive the job, whatever th
 it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
 is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem, UnsupportedError
-from rekindle.ir.flatten import Flat, Output
+from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
+from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, task_of
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import shapes
-from rekindle.platforms.sagemaker.site import Site, gets_secrets, image_of, is_training, joined
+from rekindle.platforms.submission import plain_name
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
+_ILLEGAL = r"[^A-Za-z0-9_-]+"
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
 # what the hosts of a Training job need to find each other
 _RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
-
 _INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
 _CHANNELS = "/opt/ml/input/data"  # of a Training job
 _WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
@@ -37,22 +39,115 @@ _NUMBERS = ("loss", "samples_per_second", "step")
 _METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
 
 
-class Jobs:
-    """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them."""
+def image_of(step: Step, place: SageMakerSpec) -> str:
+    """The image that a step runs in: its own, where the service can pull it."""
+    image = bundle.image_of(step, place.image)
+    return (place.image or image) if step.container.source and not ECR.fullmatch(image) else image
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.place = site, site.place
+
+def gets_secrets(step: Step, place: SageMakerSpec) -> bool:
+    """Whether the step finds `platforms.sagemaker.secrets` in its environment."""
+    return bool(place.secrets) and image_of(step, place) == place.image
+
+
+def joined(*parts: Any, on: str = "/") -> dict[str, Any]:
+    """Text that the service puts together."""
+    return {"Std:Join": {"On": on, "Values": list(parts)}}
+
+
+def is_training(step: Step | Importer) -> bool:
+    """Whether the step becomes a Training job: several machines, or GPUs."""
+    if isinstance(step, Importer):
+        return False
+    return step.distribution is not None or bool(step.container.resources.accelerator_type)
+
+
+def names_of(paths: Iterable[str]) -> dict[str, str]:
+    """A job name a step: its path, shortened by a hash where it is too long."""
+    names: dict[str, str] = {}
+    for path in paths:
+        names[path] = plain_name(path, _ILLEGAL, 64, taken=names.values()).strip("-")
+    return names
+
+
+def condition_name(path: str) -> str:
+    """The name of the Condition step for the condition at `path`."""
+    return plain_name(f"if-{path}", _ILLEGAL, 64)
+
+
+class Jobs:
+    """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them.
+
+    They share the flat steps by path, the conditions that a step looks at itself (`guarded`), the
+    names of jobs, the values of the pipeline's parameters with their types, and those that a run
+    cannot change (`fixed`)."""
+
+    def __init__(
+        self, place: SageMakerSpec, flats: Mapping[str, Flat],
+        guarded: Mapping[str, tuple[Guard, ...]], names: Mapping[str, str],
+        types: Mapping[str, str], values: Mapping[str, Any], fixed: frozenset[str],
+    ) -> None:  # fmt: skip
+        self.place, self.flats, self.guarded, self.names = place, flats, guarded, names
+        self.types, self.values, self.fixed = types, values, fixed
         self.problems: list[Problem] = []
         self.bundles: dict[str, bytes] = {}
         self.counted: set[str] = set()  # places in requests whose length is said already
+
+    @property
+    def root(self) -> str:
+        """The artifact root without a slash at its end."""
+        return self.place.artifact_root.rstrip("/")
+
+    def given(self, flat: Flat) -> dict[str, tuple[str, str, str]]:
+        """What the step reads from its environment, the pipeline's parameters and the item of the
+        loop around it: the variable, its type in the IR, and what the definition gets for it."""
+        guarding = [s for guard in self.guarded[flat.path] for s in guard.values.values()]
+        given = (*flat.parameters.values(), *guarding)
+        read = [s for source in given for s in sources(source) if isinstance(s, Given)]
+        found: dict[str, tuple[str, str, str]] = {}
+        for one in {one.name: one for one in read}.values():
+            variable = f"REKINDLE_P{len(found)}"
+            if isinstance(one, Item):
+                found[one.name] = variable, one.type, "ForEach.CurrentItem"
+            elif one.name in self.values and one.name not in self.fixed:
+                found[one.name] = variable, self.types[one.name], f"Parameters.{one.name}"
+        return found
+
+    def uri(self, source: Output) -> Any:
+        """Where an output of a step lies, as a property of its job. A Training job's lies where the
+        service puts the uncompressed model."""
+        producer, name = self.flats[source.path].step, self.names[source.path]
+        if isinstance(producer, Importer):
+            return producer.uri.literal or ""
+        if is_training(producer):
+            folder = {"Get": f"Steps.{name}.OutputDataConfig.S3OutputPath"}
+            job = {"Get": f"Steps.{name}.TrainingJobName"}
+            return joined(folder, job, "output/model", source.name)
+        outputs = f"Steps.{name}.ProcessingOutputConfig.Outputs"
+        return {"Get": f"{outputs}['{source.name}'].S3Output.S3Uri"}
+
+    def folder(self, job: str, *more: Any) -> dict[str, Any]:
+        """What a job of this execution writes to."""
+        return joined(f"{self.root}/runs", {"Get": "Execution.PipelineExecutionId"}, job, *more)
+
+    def output(self, flat: Flat, name: str) -> dict[str, Any]:
+        """Where a Processing job leaves an output; in a loop each turn has a folder of its own."""
+        turn = [{"Get": "Execution.ProcessingJobName"}] if flat.loop else []
+        return self.folder(self.names[flat.path], *turn, name)
 
     def of(self, flat: Flat) -> tuple[str, dict[str, Any]]:
         """The type of the step and its arguments."""
         step = flat.step
         assert isinstance(step, Step)
-        self._check_image(step)
+        image = image_of(step, self.place)
+        # those of Python components give way to the config's, which is looked at on its own
+        if not step.container.source and not ECR.fullmatch(image):
+            how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
+            fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
+            self.beyond(step.path, step.where, how, fix)
+        self.problems += python_problems("sagemaker", step, image)
         kind = "Training" if is_training(step) else "Processing"
-        request = self._training(flat, step) if is_training(step) else self._processing(flat, step)
+        request = self._training(flat, step) if is_training(step) else self._step(flat, step)
         if environment := self._environment(flat, step):
             request["Environment"] = environment
         return kind, self._finished(kind, request, flat.path)
@@ -63,11 +158,11 @@ class Jobs:
         assert isinstance(flat.step, Step)
         inputs = {
             "bundle": self._keep({"copies": "result-0"}),
-            "result-0": self.site.uri(Output(flat.path, RESULT)),
+            "result-0": self.uri(Output(flat.path, RESULT)),
         }
-        outputs = {RESULT: self.site.folder(name, RESULT)}
+        outputs = {RESULT: self.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
-        request = processing(self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS)
+        request = self._processing(image, self.place.machine, inputs, outputs, _DAY_SECONDS)
         return self._finished("Processing", request, flat.path)
 
     def _finished(self, kind: str, request: dict[str, Any], path: str) -> dict[str, Any]:
@@ -79,23 +174,82 @@ class Jobs:
         self.problems += [problem for problem in misfits if problem.where not in self.counted]
         return request
 
-    def _processing(self, flat: Flat, step: Step) -> dict[str, Any]:
-        outputs = {o: self.site.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
+    def _step(self, flat: Flat, step: Step) -> dict[str, Any]:
+        outputs = {o: self.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
-        return processing(
-            self.place, image_of(step, self.place), self._machine(step),
-            self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
-        )  # fmt: skip
+        machine, inputs = self._machine(step), self._inputs(flat, step, "processing")
+        seconds = step.timeout_seconds or _DAY_SECONDS
+        return self._processing(image_of(step, self.place), machine, inputs, outputs, seconds)
+
+    def _processing(
+        self, image: str, machine: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+        seconds: float,
+    ) -> dict[str, Any]:  # fmt: skip
+        """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
+        entry = ["python3", f"{_INPUTS}/bundle/entry.py"]
+        given = {"S3InputMode": "File", "S3CompressionType": "None", **_WHOLE}
+        request: dict[str, Any] = {
+            "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": entry},
+            "ProcessingInputs": [
+                {"InputName": n, "S3Input": {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{n}", **given}}
+                for n, uri in sorted(inputs.items())
+            ],
+            "ProcessingOutputConfig": {"Outputs": [
+                {"OutputName": name, "S3Output": {
+                    "S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob",
+                }}
+                for name, uri in outputs.items()
+            ]},
+            "ProcessingResources": {"ClusterConfig": self._cluster(machine, 1)},
+            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+        }  # fmt: skip
+        if self.place.kms_key:
+            request["ProcessingOutputConfig"]["KmsKeyId"] = self.place.kms_key
+        if self.place.subnets:
+            request["NetworkConfig"] = {"VpcConfig": self._vpc()}
+        return request
 
     def _training(self, flat: Flat, step: Step) -> dict[str, Any]:
-        wanted = step.distribution
+        """A job that may run on several machines; on spot machines it may also wait for them."""
         seconds, wait_seconds = self._patience(flat, step)
-        return training(
-            self.place, image_of(step, self.place), self._machine(step),
-            wanted.nodes if wanted else 1, self._inputs(flat, step, "training"),
-            self.site.folder(self.site.names[flat.path]), seconds, wait_seconds,
-        )  # fmt: skip
+        machine, count = self._machine(step), step.distribution.nodes if step.distribution else 1
+        inputs = sorted(self._inputs(flat, step, "training").items())
+        folder = self.folder(self.names[flat.path])
+        channels = [
+            {"ChannelName": name, "InputMode": "File",
+             "DataSource": {"S3DataSource": {"S3Uri": uri, **_WHOLE}}}
+            for name, uri in inputs
+        ]  # fmt: skip
+        request: dict[str, Any] = {
+            "AlgorithmSpecification": {
+                "TrainingImage": image_of(step, self.place), "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python3", f"{_CHANNELS}/bundle/entry.py"],
+                "MetricDefinitions": _METRICS,
+            },
+            "InputDataConfig": channels,
+            "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
+            "ResourceConfig": self._cluster(machine, count),
+            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+            "ProfilerConfig": {"DisableProfiler": True},
+        }  # fmt: skip
+        if wait_seconds is not None:
+            request["EnableManagedSpotTraining"] = True
+            request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
+        if self.place.kms_key:
+            request["OutputDataConfig"]["KmsKeyId"] = self.place.kms_key
+        if self.place.subnets:
+            request["VpcConfig"] = self._vpc()
+        return request
+
+    def _cluster(self, machine: str, count: int) -> dict[str, Any]:
+        volume: dict[str, Any] = {"VolumeSizeInGB": self.place.volume_gb}
+        volume |= {"VolumeKmsKeyId": self.place.kms_key} if self.place.kms_key else {}
+        return {"InstanceCount": count, "InstanceType": machine, **volume}
+
+    def _vpc(self) -> dict[str, Any]:
+        groups = list(self.place.security_groups)
+        return {"Subnets": list(self.place.subnets), "SecurityGroupIds": groups}
 
     def _patience(self, flat: Flat, step: Step) -> tuple[float, float | None]:
         """Seconds that the job may run, and on spot machines those that it may wait and run."""
@@ -113,18 +267,25 @@ class Jobs:
 
     def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
         """What the job reads: S3 URIs by channel, its bundle among them."""
-        channels = channels_of(flat, self.site.guarded[flat.path])
-        self._check_imports(channels)
+        channels = channels_of(flat, self.guarded[flat.path])
+        for source in channels.values():
+            importer = self.flats[source.path].step
+            if isinstance(importer, Importer) and not self.uri(source).startswith("s3://"):
+                uri = importer.uri.literal or "what a parameter says"
+                self.problems.append(Problem(
+                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
+                    importer.where, "copy it to S3, and import it from there",
+                ))  # fmt: skip
         found = {"bundle": self._keep(self._task(flat, step))}
-        found |= {channel: self.site.uri(source) for channel, source in channels.items()}
+        found |= {channel: self.uri(source) for channel, source in channels.items()}
         what = "inputs, its bundle and results included"
         self._count(flat, what, len(found), limits("sagemaker")[f"{kind}_inputs"])
         return found
 
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
-        given = {name: place[:2] for name, place in self.site.given(flat).items()}
-        known = {name: self.site.values[name] for name in self.site.fixed}
-        task = task_of(flat, step, self.site.flats, given, known, self.site.guarded[flat.path])
+        given = {name: place[:2] for name, place in self.given(flat).items()}
+        known = {name: self.values[name] for name in self.fixed}
+        task = task_of(flat, step, self.flats, given, known, self.guarded[flat.path])
         if not is_training(step):
             return task
         nodes = step.distribution.nodes if step.distribution else 1
@@ -136,13 +297,13 @@ class Jobs:
         """Keep the bundle of a task; where it belongs."""
         files = packed(_ENTRY, task, _RENDEZVOUS if "training" in task else ())
         self.bundles |= files
-        return f"{self.site.root}/{next(iter(files)).rpartition('/')[0]}"
+        return f"{self.root}/{next(iter(files)).rpartition('/')[0]}"
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
         found: dict[str, Any] = {
             variable: joined({"Get": value}, on="")
-            for variable, _, value in self.site.given(flat).values()
+            for variable, _, value in self.given(flat).values()
         }
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
@@ -155,26 +316,6 @@ class Jobs:
             self.problems += error.problems
             return self.place.machine
 
-    def _check_imports(self, channels: Mapping[str, Output]) -> None:
-        for source in channels.values():
-            importer = self.site.flats[source.path].step
-            if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
-                uri = importer.uri.literal or "what a parameter says"
-                self.problems.append(Problem(
-                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
-                    importer.where, "copy it to S3, and import it from there",
-                ))  # fmt: skip
-
-    def _check_image(self, step: Step) -> None:
-        """Note an image that the service cannot pull, or that cannot run the shim. Those of Python
-        components give way to the config's, which is looked at on its own."""
-        image = image_of(step, self.place)
-        if not step.container.source and not ECR.fullmatch(image):
-            how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
-            fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
-            self.beyond(step.path, step.where, how, fix)
-        self.problems += python_problems("sagemaker", step, image)
-
     def _count(self, flat: Flat, what: str, found: int, most: int) -> None:
         if found > most:
             lists = ("ProcessingInputs", "ProcessingOutputConfig.Outputs", "InputDataConfig")
@@ -186,91 +327,3 @@ class Jobs:
     def beyond(self, path: str, where: str, how: str, fix: str) -> None:
         """Note what is more than the service takes."""
         self.problems.append(beyond("sagemaker", path, where, how, fix))
-
-
-def processing(
-    place: SageMakerSpec, image: str, machine: str, inputs: Mapping[str, Any],
-    outputs: Mapping[str, Any], seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
-    request: dict[str, Any] = {
-        "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": _entry(_INPUTS)},
-        "ProcessingInputs": [_input(name, uri) for name, uri in sorted(inputs.items())],
-        "ProcessingOutputConfig": {"Outputs": [_output(*output) for output in outputs.items()]},
-        "ProcessingResources": {"ClusterConfig": _cluster(place, machine, 1)},
-        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-    }
-    if place.kms_key:
-        request["ProcessingOutputConfig"]["KmsKeyId"] = place.kms_key
-    if place.subnets:
-        request["NetworkConfig"] = {"VpcConfig": _vpc(place)}
-    return request
-
-
-def training(
-    place: SageMakerSpec, image: str, machine: str, count: int, inputs: Mapping[str, Any],
-    folder: Any, seconds: float, wait_seconds: float | None,
-) -> dict[str, Any]:  # fmt: skip
-    """A job on `count` machines that leaves its model under `folder`; with `wait_seconds` on spot
-    machines, which is how long they may be waited for, the running time included."""
-    request: dict[str, Any] = {
-        "AlgorithmSpecification": {
-            "TrainingImage": image, "TrainingInputMode": "File", "MetricDefinitions": _METRICS,
-            "ContainerEntrypoint": _entry(_CHANNELS),
-        },
-        "InputDataConfig": [_channel(name, uri) for name, uri in sorted(inputs.items())],
-        "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
-        "ResourceConfig": _cluster(place, machine, count),
-        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-        "ProfilerConfig": {"DisableProfiler": True},
-    }  # fmt: skip
-    if wait_seconds is not None:
-        request["EnableManagedSpotTraining"] = True
-        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
-    if place.kms_key:
-        request["OutputDataConfig"]["KmsKeyId"] = place.kms_key
-    if place.subnets:
-        request["VpcConfig"] = _vpc(place)
-    return request
-
-
-def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
-    """A version of `place.model_package_group`, approved; `model` is the URI of its files."""
-    files = {"S3Uri": model, "S3DataType": "S3Prefix", "CompressionType": "None"}
-    container = {"Image": place.image, "ModelDataSource": {"S3DataSource": files}}
-    plain = ["application/json"]
-    kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
-    return {
-        "ModelPackageGroupName": place.model_package_group,
-        "ModelApprovalStatus": "Approved",
-        "InferenceSpecification": {"Containers": [container], **kinds},
-    }
-
-
-def _entry(inputs: str) -> list[str]:
-    return ["python3", f"{inputs}/bundle/entry.py"]
-
-
-def _cluster(place: SageMakerSpec, machine: str, count: int) -> dict[str, Any]:
-    cluster = {"InstanceCount": count, "InstanceType": machine, "VolumeSizeInGB": place.volume_gb}
-    return cluster | ({"VolumeKmsKeyId": place.kms_key} if place.kms_key else {})
-
-
-def _vpc(place: SageMakerSpec) -> dict[str, Any]:
-    return {"Subnets": list(place.subnets), "SecurityGroupIds": list(place.security_groups)}
-
-
-def _input(channel: str, uri: Any) -> dict[str, Any]:
-    source = {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{channel}", **_WHOLE}
-    how = {"S3InputMode": "File", "S3CompressionType": "None"}
-    return {"InputName": channel, "S3Input": {**source, **how}}
-
-
-def _output(name: str, uri: Any) -> dict[str, Any]:
-    target = {"S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob"}
-    return {"OutputName": name, "S3Output": target}
-
-
-def _channel(name: str, uri: Any) -> dict[str, Any]:
-    source = {"S3DataSource": {"S3Uri": uri, **_WHOLE}}
-    return {"ChannelName": name, "DataSource": source, "InputMode": "File"}

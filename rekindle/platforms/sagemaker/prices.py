@@ -115,7 +115,9 @@ def _on_demand(
     for told in (json.loads(text) for page in pages for text in page["PriceList"]):
         attributes = told["product"]["attributes"]
         name = attributes.get(name_key, "")
-        if name not in names or not (service == "AmazonEC2" or _trains(attributes)):
+        # SageMaker's list says in one way or the other which price is that of training
+        kinds = [str(attributes.get(key)).lower() for key in ("component", "platoinstancetype")]
+        if name not in names or not (service == "AmazonEC2" or "training" in kinds):
             continue
         for usd in _usd(told):
             if found.setdefault(name, usd) != usd:
@@ -123,12 +125,6 @@ def _on_demand(
     if twice:
         log.warning("%s tells two prices of %s in %s", service, ", ".join(sorted(twice)), region)
     return {name: found[name] for name in names if name in found and name not in twice}
-
-
-def _trains(attributes: Mapping[str, str]) -> bool:
-    """Whether it is SageMaker's price of training: the list says so in one way or the other."""
-    told = (attributes.get("component"), attributes.get("platoinstancetype"))
-    return "training" in [word.lower() for word in told if word]
 
 
 def _usd(told: Mapping[str, Any]) -> Iterator[float]:

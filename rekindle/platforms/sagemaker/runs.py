@@ -15,12 +15,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
-from rekindle.platforms.submission import RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -31,10 +30,7 @@ _RUNS: dict[str, RunStatus] = {
 _STEPS: dict[str, StepStatus] = {
     "Succeeded": "succeeded", "Failed": "failed", "Stopped": "cancelled",
 }  # fmt: skip
-_GROUPS = {
-    "ProcessingJob": "/aws/sagemaker/ProcessingJobs",
-    "TrainingJob": "/aws/sagemaker/TrainingJobs",
-}
+_GROUPS = {kind: f"/aws/sagemaker/{kind}s" for kind in ("ProcessingJob", "TrainingJob")}
 _MOST_STREAMS = 50
 
 
@@ -48,7 +44,12 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
             PipelineExecutionArn=id, SortOrder="Ascending"
         )
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
-        steps = [_step(sagemaker, step, now) for step in listed if _is_shown(step)]
+        inner = {"Condition", "ForEach"}  # shown only if they failed
+        steps = [
+            _step(sagemaker, step, now)
+            for step in listed
+            if step["StepStatus"] == "Failed" or not step.get("Metadata", {}).keys() & inner
+        ]
         ended = found.get("LastModifiedTime") if status != "running" else None
         return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)
 
@@ -153,11 +154,6 @@ def _status(sagemaker: Any, id: str) -> str:
     return str(found["PipelineExecutionStatus"])
 
 
-def _is_shown(step: Mapping[str, Any]) -> bool:
-    metadata = step.get("Metadata", {})
-    return step["StepStatus"] == "Failed" or not metadata.keys() & {"Condition", "ForEach"}
-
-
 def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> StepRecord:
     name, log, attempts = step["StepName"], "", step.get("AttemptCount", 1)
     if around := step.get("IterationContext"):
@@ -168,7 +164,9 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
     cached = "CacheHitResult" in step
     reason = "taken from the cache" if cached else ""
     if log.startswith(_GROUPS["TrainingJob"]) and not cached:
-        taken = _interruptions(sagemaker, log)
+        job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
+        changes = job.get("SecondaryStatusTransitions", ())
+        taken = sum(change["Status"] == "Interrupted" for change in changes)
         attempts += taken
         reason = f"its spot machines were taken away {taken} x" if taken else ""
     return StepRecord(
@@ -176,13 +174,6 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
         attempts=attempts, log=log, error=step.get("FailureReason", ""),
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
-
-
-def _interruptions(sagemaker: Any, log: str) -> int:
-    """How often a training job lost its machines."""
-    job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
-    changes = job.get("SecondaryStatusTransitions", ())
-    return sum(change["Status"] == "Interrupted" for change in changes)
 
 
 def _outputs(sagemaker: Any, log: str) -> Callable[[str], str | None]:

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import unheeded
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
-from rekindle.platforms.submission import Lowered, Schedule, plain_name
+from rekindle.platforms.submission import Definition, Lowered, Schedule, plain_name
 from rekindle.spec import cron
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -58,7 +57,11 @@ def set_(
         upload(session("s3"), definition, place)
         version_of(sagemaker, pipeline, definition, place)
         arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
-        _group_is_there(scheduler)
+        try:
+            scheduler.get_schedule_group(Name=_GROUP)
+        except scheduler.exceptions.ResourceNotFoundException:
+            with contextlib.suppress(scheduler.exceptions.ConflictException):  # another made it
+                scheduler.create_schedule_group(Name=_GROUP)
         body = {
             "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
             "Description": f"{name}: {schedule.cron}", "ScheduleExpression": there.expression,
@@ -107,7 +110,13 @@ def delete(place: SageMakerSpec, name: str) -> bool:
             scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
         except scheduler.exceptions.ResourceNotFoundException:
             there = False
-        if _without_runs(sagemaker, pipeline := pipeline_of(name)):
+        pipeline, unused = pipeline_of(name), False
+        with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):
+            listed = sagemaker.list_pipeline_executions(
+                PipelineName=pipeline, SortBy="CreationTime", SortOrder="Descending", MaxResults=1
+            )
+            unused = not listed["PipelineExecutionSummaries"]
+        if unused:
             with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # another process did
                 sagemaker.delete_pipeline(
                     PipelineName=pipeline, ClientRequestToken=uuid.uuid4().hex
@@ -128,31 +137,10 @@ def pipeline_of(name: str) -> str:
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
     _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        yield Problem(
-            f"`{schedule.cron}` names days of the month and of the week, and AWS takes either",
-            "schedule.cron", "write `*` for one of them",
-        )  # fmt: skip
+        what = f"`{schedule.cron}` names days of the month and of the week, and AWS takes either"
+        yield Problem(what, "schedule.cron", "write `*` for one of them")
     what = "AWS starts a run when it is due, whether or not the run before it goes on"
     yield from unheeded(schedule, what, "AWS", "sagemaker")
-
-
-def _without_runs(sagemaker: Any, name: str) -> bool:
-    """Whether the pipeline is there and has no runs, which would lose their history with it."""
-    try:
-        listed = sagemaker.list_pipeline_executions(
-            PipelineName=name, SortBy="CreationTime", SortOrder="Descending", MaxResults=1
-        )
-    except sagemaker.exceptions.ResourceNotFound:
-        return False
-    return not listed["PipelineExecutionSummaries"]
-
-
-def _group_is_there(scheduler: Any) -> None:
-    try:
-        scheduler.get_schedule_group(Name=_GROUP)
-    except scheduler.exceptions.ResourceNotFoundException:
-        with contextlib.suppress(scheduler.exceptions.ConflictException):  # another process made it
-            scheduler.create_schedule_group(Name=_GROUP)
 
 
 def _schedule(scheduler: Any, id: str) -> Schedule:

@@ -6,6 +6,7 @@ The shapes are an excerpt of botocore's model, committed as catalog/sagemaker_sh
 compiling needs no SDK. A value that the pipeline fills in at run time (`{"Get": ...}`,
 `{"Std:Join": ...}`) fits any scalar."""
 
+import difflib
 import functools
 import json
 import re
@@ -37,7 +38,9 @@ def misfits(
     service fills in itself, such as a job's name."""
     shape = _shapes()[name]
     kind, content = shape["type"], value
-    if kind not in ("structure", "map", "list") and _is_variable(value):
+    # what the pipeline fills in at run time
+    is_variable = isinstance(value, dict) and [*value] in (["Get"], ["Std:Join"], ["Std:JsonGet"])
+    if kind not in ("structure", "map", "list") and is_variable:
         return
     if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield Problem(f"{str(value)[:60]!r} is no {kind}", where, f"the service wants a {name}")
@@ -52,11 +55,6 @@ def misfits(
     elif kind == "list":
         for i, item in enumerate(content):
             yield from misfits(shape["member"], item, f"{where}[{i}]")
-
-
-def _is_variable(value: Any) -> bool:
-    """Whether the pipeline fills the value in at run time."""
-    return isinstance(value, dict) and [*value] in (["Get"], ["Std:Join"], ["Std:JsonGet"])
 
 
 def _of_structure(
@@ -77,17 +75,15 @@ def _out_of_bounds(shape: Mapping[str, Any], value: Any, where: str) -> Iterator
     size = value if isinstance(value, int | float) else len(value)
     unit = {int: "", float: "", str: " characters"}.get(type(value), " items")
     if "max" in shape and size > shape["max"]:
-        yield Problem(
-            f"{size:,}{unit} are more than the {shape['max']:,} that the service takes", where,
-            "make it smaller",
-        )  # fmt: skip
+        what = f"{size:,}{unit} are more than the {shape['max']:,} that the service takes"
+        yield Problem(what, where, "make it smaller")
     if "min" in shape and size < shape["min"]:
-        yield Problem(
-            f"{size:,}{unit} are less than the {shape['min']:,} that the service wants", where,
-            "make it larger",
-        )  # fmt: skip
+        what = f"{size:,}{unit} are less than the {shape['min']:,} that the service wants"
+        yield Problem(what, where, "make it larger")
     if "enum" in shape and value not in shape["enum"]:
-        yield Problem(f"`{value}` is none that the service knows", where, _nearest(value, shape))
+        near = difflib.get_close_matches(value, shape["enum"], n=3) or shape["enum"][:3]
+        what = f"`{value}` is none that the service knows"
+        yield Problem(what, where, f"such as {', '.join(near)}")
     if "pattern" in shape and not re.fullmatch(_pattern(shape["pattern"]), value):
         yield Problem(f"`{value}` does not have the form {shape['pattern']}", where, "rename it")
 
@@ -97,10 +93,3 @@ def _pattern(text: str) -> str:
     for theirs, ours in ((r"\p{L}", r"\w"), (r"\p{N}", r"\d"), (r"\p{Z}", r"\s")):
         text = text.replace(theirs, ours)
     return text
-
-
-def _nearest(value: str, shape: Mapping[str, Any]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(value, shape["enum"], n=3)
-    return f"such as {', '.join(near or shape['enum'][:3])}"

@@ -15,14 +15,16 @@ import functools
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
-from rekindle.platforms.definition import Definition
+from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line, not_installed
-from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
-from rekindle.platforms.vertex.outline import job_of, steps
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _SECTION = "platforms.vertex"
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
+_DEFAULT = "the service's default machine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,24 +60,22 @@ class Project:
         """Of PipelineJobs."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.PipelineServiceClient(transport="rest", client_options=self._options)
+        where = {"api_endpoint": self.host}
+        return api.PipelineServiceClient(transport="rest", client_options=where)
 
     @functools.cached_property
     def schedules(self) -> api.ScheduleServiceClient:
         """Of schedules."""
         from google.cloud import aiplatform_v1 as api
 
-        return api.ScheduleServiceClient(transport="rest", client_options=self._options)
-
-    @property
-    def _options(self) -> dict[str, str]:
-        return {"api_endpoint": self.host}
+        where = {"api_endpoint": self.host}
+        return api.ScheduleServiceClient(transport="rest", client_options=where)
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
     """The job, made now or by the same submission before; PlatformError if the project refuses it
     or does not answer, SpecError if `place` does not say which."""
-    id = job_id(definition, mark.token)
+    id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
         from google.cloud import aiplatform_v1 as api
@@ -92,15 +93,10 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
         return SubmittedRun(name, page(place, id), anew)
 
 
-def job_id(definition: Definition, token: str) -> str:
+def run_name(definition: Definition, token: str) -> str:
     """Id of the job of this submission."""
     plain = re.sub(r"[^a-z0-9-]", "-", str(job_of(definition)["displayName"]).lower()).strip("-")
     return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
-
-
-def outline(definition: Definition, place: VertexSpec, token: str) -> SubmissionPreview:
-    """What `submit` with the same arguments will make; sends no request."""
-    return SubmissionPreview(where(place), job_id(definition, token), steps(definition))
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:
@@ -142,13 +138,9 @@ def connected(place: VertexSpec) -> Iterator[Project]:
     from requests import RequestException
 
     try:
-        yield Project(
-            f"projects/{place.project}/locations/{place.region}",
-            f"{place.region}-aiplatform.googleapis.com",
-            retry.Retry(
-                predicate=may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS
-            ),
-        )
+        again = retry.Retry(may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS)
+        parent = f"projects/{place.project}/locations/{place.region}"
+        yield Project(parent, f"{place.region}-aiplatform.googleapis.com", again)
     except (exceptions.GoogleAPIError, GoogleAuthError, RequestException) as error:
         raise _explained(error, place) from error
 
@@ -185,3 +177,45 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     said = first_line(getattr(error, "message", "") or error, error)
     return kind(said, where=where(place), fix=fix)
+
+
+def job_of(definition: Definition) -> dict[str, Any]:
+    """The body of the PipelineJob."""
+    found: dict[str, Any] = json.loads(definition.text)
+    return found
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The steps by name, those of nested pipelines too: on machines of which type."""
+    spec, found = job_of(definition)["pipelineSpec"], []
+    told = launchers(spec)
+    for path, container in executors(spec):
+        if path not in told:
+            found.append(Planned(path, asked_of(container) or _DEFAULT))
+            continue
+        pools = told[path]["job"]["jobSpec"]["workerPoolSpecs"]
+        count = sum(pool["replicaCount"] for pool in pools)
+        machine = pools[0]["machineSpec"]["machineType"]
+        found.append(Planned(path, machine, count, told[path]["spot"]))
+    return tuple(found)
+
+
+def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each launcher is told, by the step that it stands for."""
+    found = ((path, one["args"]) for path, one in executors(spec) if one.get("command") == LAUNCHER)
+    return {path: json.loads(args[0]) for path, args in found}
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    spec = job_of(definition)["pipelineSpec"]
+    jobs = [told["job"]["jobSpec"] for told in launchers(spec).values()]
+    nodes = {pool["containerSpec"]["imageUri"] for job in jobs for pool in job["workerPoolSpecs"]}
+    return frozenset(nodes | {container["image"] for _, container in executors(spec)})
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes."""
+    job = job_of(Definition(files))
+    graph = read(json.dumps(job["pipelineSpec"]))
+    return of_graph(graph, job["runtimeConfig"]["parameterValues"])

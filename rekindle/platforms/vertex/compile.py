@@ -1,23 +1,43 @@
 """A pipeline for Vertex AI Pipelines: the JSON of a PipelineJob, as its API takes it.
 
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
-what the second one holds is refused by the feature table, but for distributed steps, which become
-launchers (lowering.py). Limits are those of catalog/vertex.yaml.
-Authority: the proto of aiplatform_v1.PipelineJob."""
+what the second one holds is refused by the feature table, but for distributed steps. Limits are
+those of catalog/vertex.yaml. Authority: the protos of aiplatform_v1.PipelineJob and CustomJob.
+Untested against a real project.
 
+A distributed step becomes the container of its launcher: our image, and everything that launcher.py
+has to know in one JSON argument. The user's own image, command and arguments are inside, lowered as
+for the shim, which fills in the placeholders on the node from the ExecutorInput. What the service
+fills in stands in arguments of its own, whole: `{{$}}`, and after it the facts of the run as pairs
+of name and value. So no text is escaped into another, and nothing that the user wrote is taken for
+a placeholder.
+
+Its CustomJob is made as far as it is known when the pipeline is compiled: the machine (the step's
+own, or the first of catalog/vertex.yaml with its GPUs), the worker pools (the primary alone in pool
+0, all other nodes in pool 1), how machines are provisioned, and how long the job may take. The
+service never restarts anything (`disableRetries`): one counter of attempts, the launcher's, is what
+bounds the bill. What only the run knows (command, attempt, the label by which a launcher finds its
+job) is added by launcher.py."""
+
+import dataclasses
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.catalog.tables import limits
+from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem
+from rekindle.ir.distribution import Distribution
 from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
+from rekindle.ir.placeholders import references
 from rekindle.ir.values import bind
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.bundle import image_of, lowered_container
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
-from rekindle.platforms.vertex import lowering, secrets
+from rekindle.platforms.machines import sizes, smallest
+from rekindle.platforms.submission import Definition
+from rekindle.platforms.vertex import secrets
 from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
@@ -25,6 +45,9 @@ _SECTION = "platforms.vertex"
 LAUNCHER_RETRIES = 3
 _LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
 _PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
+LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
+RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
+_STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 
 
 def compile(
@@ -40,10 +63,19 @@ def compile(
     if found := [*wrong, *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
+    spec, settings = rewrite.rewritten(ir_text, {}, place.image)
+    if place.secrets:
+        spec = rewrite.prefixed(spec, dict(_secrets(spec, graph, place)))
+    # settings that are left say nothing: the feature table refuses every one that does
+    spec, _ = rewrite.with_launchers(
+        spec, settings, graph, lambda step: launcher(step, graph.name, place)
+    )
+    labels = rewrite.distributed(spec, graph)
+    spec = rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
     job: dict[str, Any] = {
         "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
-        "pipelineSpec": _pipeline(ir_text, graph, place),
+        "pipelineSpec": spec,
         "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
     }  # fmt: skip
     key = {"kmsKeyName": place.kms_key} if place.kms_key else None
@@ -51,18 +83,6 @@ def compile(
     job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
-
-
-def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
-    spec, settings = rewrite.rewritten(ir_text, {}, place.image)
-    if place.secrets:
-        spec = rewrite.prefixed(spec, dict(_secrets(spec, graph, place)))
-    # settings that are left say nothing: the feature table refuses every one that does
-    spec, _ = rewrite.with_launchers(
-        spec, settings, graph, lambda step: lowering.launcher(step, graph.name, place)
-    )
-    labels = rewrite.distributed(spec, graph)
-    return rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
 
 
 def _secrets(
@@ -80,7 +100,7 @@ def _secrets(
 def _asked(step: Step, place: VertexSpec) -> list[Secret]:
     """The secrets that a step asks for and that the config names; none where nothing can stand in
     front of its command."""
-    started = bool(step.container.source or step.container.command)
+    started = step.container.source or step.container.command
     return [s for s in step.secrets if s.env in place.secrets] if started else []
 
 
@@ -88,12 +108,9 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
-        yield Problem(
-            f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in "
-            "Cloud Storage",
-            f"{_SECTION}.artifact_root",
-            "name a folder of a bucket: gs://my-bucket/rekindle",
-        )
+        what = f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in"
+        fix = "name a folder of a bucket: gs://my-bucket/rekindle"
+        yield Problem(f"{what} Cloud Storage", f"{_SECTION}.artifact_root", fix)
     distributed = [step for step in graph.steps() if step.distribution is not None]
     ours = any(step.container.image.startswith(rewrite.OWN_IMAGES) for step in graph.steps())
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
@@ -107,11 +124,9 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "build CONFIG and push CONFIG, which writes the digest to rekindle.lock",
         )
     if distributed and not place.service_account:
-        yield Problem(
-            f"the job of `{distributed[0].path}` needs an account to run as",
-            f"{_SECTION}.service_account",
-            "name the one that steps run as: steps@my-project.iam.gserviceaccount.com",
-        )
+        what = f"the job of `{distributed[0].path}` needs an account to run as"
+        fix = "name the one that steps run as: steps@my-project.iam.gserviceaccount.com"
+        yield Problem(what, f"{_SECTION}.service_account", fix)
     rules = limits("vertex")
     room = rules["labels"]["most"] - rules["labels"]["ours"]
     if len(place.labels) > room:
@@ -134,7 +149,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         yield beyond("vertex", "", "pipelineInfo.name", how, fix)
     for step in graph.steps():
         if step.distribution is not None:
-            yield from lowering.problems(step, place)
+            yield from _distributed_problems(step, place)
             continue
         if _asked(step, place):
             yield from python_problems("vertex", step, step.container.image)
@@ -143,3 +158,179 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         if asked and "{{$" not in asked and asked not in known:
             how = f"it asks for the accelerator {asked}, which there is not"
             yield beyond("vertex", step.path, step.where, how, f"there is {', '.join(known)}")
+
+
+def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
+    """KFP's container of the step that starts the job and follows it.
+
+    What it is told is for all nodes; the run adds ExecutorInputs."""
+    wanted, task, container = _distribution(step), lowered_container(step), step.container
+    job = custom_job(step, pipeline, place)
+    if wanted.nodes > 1:
+        machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
+        task["env"] = {**network(machine), **task["env"]}
+    payload = {
+        "project": place.project, "region": place.region,
+        "job": job, "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
+        "nodes": wanted.nodes, "limit_seconds": limit_seconds(step),
+        "spot": provisioning(wanted, place) == "spot",
+        "failures": step.retry.count, "preemptions": place.max_preemptions,
+        "task": {**task, "secrets": dict(place.secrets), "gpus": wanted.gpus_per_node},
+    }  # fmt: skip
+    text = json.dumps(payload, sort_keys=True, ensure_ascii=False)
+    words = (*container.command, *container.args, *container.env.values())
+    asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
+    facts = dict.fromkeys([RUN, TASK, *asked])
+    pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
+    # the service would fill in what looks like a placeholder in the user's source
+    arguments = [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs]
+    return {"image": place.image, "command": LAUNCHER, "args": arguments}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine by its name there, and the GPUs in it: our `gpu`, the service's `accelerator`."""
+
+    name: str
+    gpu: str = ""
+    accelerator: str = ""
+    gpus: int = 0
+
+
+def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
+    """The body of `customJobs.create`, for a step in which `problems` found none.
+
+    The containers have their image only, and `rekindle: true` and the config's labels are all the
+    labels."""
+    wanted = _distribution(step)
+    machine = _machine(wanted, step)
+    assert machine is not None, step.path
+    gpus = {"acceleratorType": machine.accelerator, "acceleratorCount": machine.gpus}
+    pool = {
+        "machineSpec": {"machineType": machine.name, **(gpus if machine.gpus else {})},
+        "containerSpec": {"imageUri": image_of(step, place.image)},
+    }
+    counts = [count for count in (1, wanted.nodes - 1) if count]
+    job_spec: dict[str, Any] = {
+        "workerPoolSpecs": [{**pool, "replicaCount": count} for count in counts],
+        "scheduling": {
+            "timeout": f"{limit_seconds(step)}s", "disableRetries": True,
+            "strategy": _STRATEGIES[provisioning(wanted, place)],
+        },
+        "serviceAccount": place.service_account,
+    }  # fmt: skip
+    if provisioning(wanted, place) == "flex-start":
+        job_spec["scheduling"]["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
+    if place.network:
+        job_spec["network"] = place.network
+    name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
+    job = {"displayName": name, "jobSpec": job_spec, "labels": {"rekindle": "true", **place.labels}}
+    if place.kms_key:
+        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
+    return job
+
+
+def provisioning(wanted: Distribution, place: VertexSpec) -> str:
+    """What the config says; else `spot` for a step that may be taken away, and `standard`."""
+    return place.provisioning or ("spot" if wanted.spot else "standard")
+
+
+def limit_seconds(step: Step) -> int:
+    """How long all attempts of a step may run together."""
+    longest = limits("vertex")["custom_job"]["longest_hours"] * 3_600
+    return int(min(step.time_limit_seconds or longest, longest))
+
+
+def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
+    """Why this step cannot become a CustomJob."""
+    wanted = _distribution(step)
+    how = provisioning(wanted, place)
+    rules = limits("vertex")["custom_job"]
+    yield from _of_container(step)
+    try:
+        machine = _machine(wanted, step)
+    except ValueError as error:
+        yield Problem(f"`{step.path}` asks for {error}", step.where, "write it as 4 or 16G")
+        return
+    if machine is None:
+        yield _no_machine(step, wanted)
+    elif how == "standard" and machine.name in rules["not_on_demand"]:
+        what = f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only"
+        fix = "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node"
+        yield Problem(what, step.where, fix)
+    elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
+        what = f"`{step.path}` runs on {machine.name}, which flex-start does not offer"
+        fix = f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot"
+        yield Problem(what, "platforms.vertex.provisioning", fix)
+    if how == "spot" and not wanted.spot:
+        what = f"`{step.path}` is not marked as interruptible"
+        fix = "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard"
+        yield Problem(what, "platforms.vertex.provisioning", fix)
+    if (step.time_limit_seconds or 0) > rules["longest_hours"] * 3_600:
+        what = f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h"
+        yield Problem(what, step.where, f"set max_run_hours to {rules['longest_hours']} at most")
+
+
+def _of_container(step: Step) -> Iterator[Problem]:
+    """What a launcher in its place would lose."""
+    if not step.container.source and not step.container.command:
+        yield Problem(
+            f"`{step.path}` has no command, and nodes cannot start what its image starts by itself",
+            step.where, "name the command in the component",
+        )  # fmt: skip
+    yield from python_problems("vertex", step, step.container.image)
+    if step.container.resources.accelerator_type:
+        what = f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes"
+        yield Problem(what, step.where, "say it in distribute(): gpus_per_node and accelerator")
+    if any(setting.name == "lifecycle" for setting in step.settings):
+        what = f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes"
+        yield Problem(what, step.where, "take it out")
+
+
+def _distribution(step: Step) -> Distribution:
+    assert step.distribution is not None, step.path
+    return step.distribution
+
+
+def _machines() -> list[Machine]:
+    return [Machine(*row) for row in limits("vertex")["custom_job"]["machines"]]
+
+
+def _machine(wanted: Distribution, step: Step) -> Machine | None:
+    """The first that fits; ValueError for a quantity that cannot be read."""
+    if not wanted.gpus_per_node:
+        known = limits("vertex")["custom_job"]["cpu_machines"]
+        if wanted.machine:
+            return Machine(wanted.machine) if wanted.machine in known else None
+        name = smallest(step.container.resources, sizes(known))
+        return Machine(name) if name else None
+    if not wanted.machine and not wanted.accelerator:
+        return None
+    fitting = (
+        machine
+        for machine in _machines()
+        if machine.gpus == wanted.gpus_per_node
+        and wanted.machine in ("", machine.name)
+        and wanted.accelerator in ("", machine.gpu, machine.accelerator)
+    )
+    return next(fitting, None)
+
+
+def _no_machine(step: Step, wanted: Distribution) -> Problem:
+    """What there is instead of a machine that there is not."""
+    rules = limits("vertex")["custom_job"]
+    if not wanted.gpus_per_node:
+        known = list(rules["cpu_machines"])
+        asked = f"the machine {wanted.machine}" if wanted.machine else "that much CPU or memory"
+        near = difflib.get_close_matches(wanted.machine, known, n=1) or known
+        what = f"`{step.path}` asks for {asked} and no GPUs, which no machine here is"
+        return Problem(what, step.where, f"take {', '.join(near)}")
+    asked = " ".join(filter(None, [wanted.machine, wanted.accelerator])) or "a GPU of any kind"
+    same = [
+        m
+        for m in _machines()
+        if wanted.accelerator in (m.gpu, m.accelerator) or wanted.machine == m.name
+    ]
+    there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
+    what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
+    return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")

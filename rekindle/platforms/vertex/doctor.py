@@ -18,10 +18,10 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, NotChecked, about
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.vertex.outline import images
+from rekindle.platforms.submission import Definition
+from rekindle.platforms.vertex.client import images
 from rekindle.spec.platforms import VertexSpec
 
 _LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
@@ -121,10 +121,8 @@ def permitted(project: Project) -> str:
         raise RequestError(what, fix="gcloud projects list; or log in as another") from None
     found = answer.get("permissions", [])
     if missing := [one for one in _YOURS if one not in found]:
-        raise RequestError(
-            f"you may not {', '.join(missing)} in {name}",
-            fix="ask for roles/aiplatform.user in the project",
-        )
+        fix = "ask for roles/aiplatform.user in the project"
+        raise RequestError(f"you may not {', '.join(missing)} in {name}", fix=fix)
     return ", ".join(_YOURS)
 
 
@@ -173,17 +171,15 @@ def bucket(project: Project) -> str:
             fix = f"gcloud storage buckets create gs://{name} --location {place.region}"
             raise RequestError(f"there is no bucket {name}", fix=fix) from None
     if not mine:
-        raise RequestError(
-            f"the bucket {name} belongs to another project, or you may do nothing with it",
-            fix="name a bucket of yours, or ask for roles/storage.objectUser on it",
-        )
+        what = f"the bucket {name} belongs to another project, or you may do nothing with it"
+        fix = "name a bucket of yours, or ask for roles/storage.objectUser on it"
+        raise RequestError(what, fix=fix)
     found = project.get(url, fields="location,locationType,projectNumber")
     lies = str(found.get("location", "")).lower()
     if found.get("locationType") == "region" and lies != place.region:
-        raise RequestError(
-            f"the bucket {name} is in {lies}, the pipeline in {place.region}",
-            fix=f"name a bucket in {place.region}, or set platforms.vertex.region: {lies}",
-        )
+        what = f"the bucket {name} is in {lies}, the pipeline in {place.region}"
+        fix = f"name a bucket in {place.region}, or set platforms.vertex.region: {lies}"
+        raise RequestError(what, fix=fix)
     return f"{name} in {lies}, of the project {found.get('projectNumber', '?')}"
 
 

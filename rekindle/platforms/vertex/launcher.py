@@ -3,7 +3,7 @@ the pipeline.
 
     python3 -m rekindle.platforms.vertex.launcher PAYLOAD EXECUTOR_INPUT [FACT VALUE]...
 
-PAYLOAD is what lowering.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
+PAYLOAD is what compile.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
 jobs of a step bear a label, a hash of the run, the task, its inputs and the payload: turns of a
 loop with equal inputs share a job. The exit code is 143 after SIGTERM and when the run ends, 75
 when the step gave up because its machines were taken away, 1 when it failed. What launchers of all
@@ -12,6 +12,7 @@ platforms do is in rekindle/platforms/launcher.py.
 What no account has run yet: all of it; see docs/vertex.md."""
 
 import contextlib
+import datetime
 import hashlib
 import json
 import logging
@@ -26,13 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.http import HttpError
-from rekindle.platforms.attempts import Allowed, Cause, GiveUp, Job, Start
-from rekindle.platforms.launcher import Launcher
+from rekindle.platforms.launcher import ENDED_RUN, Allowed, Cause, GiveUp, Job, Launcher, Start
 from rekindle.platforms.vertex import node
-from rekindle.platforms.vertex.lowering import RUN, TASK
+from rekindle.platforms.vertex.compile import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
-from rekindle.platforms.vertex.service import TASK_LABEL, NodeLog, Service
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,44 @@ CREATIONS = 6  # without an answer, or against a limit of calls
 PREEMPTED = 75
 TOLD_TO_END = 143  # the service ends the nodes beside one that ended, also before they can save
 _WATCH_POLLS = 8
+TASK_LABEL = "rekindle-task"
+# The states in which a run, or a task of it, wants its jobs gone
+_RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
+_TASK_ENDS = ("CANCEL_PENDING", "CANCELLING", "CANCELLED")
+_FIXES = {
+    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
+    "name another region",
+    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
+}
+
+
+def job_of(raw: dict[str, Any]) -> Job:
+    """A CustomJob from the JSON of the API."""
+    container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
+    # an expired job may lack the time of its end
+    end = raw.get("endTime") or (raw.get("updateTime") if state in ENDED_RUN else None)
+    started, ended = (_seconds(time) if time else None for time in (raw.get("startTime"), end))
+    error, command = raw.get("error", {}).get("message", ""), tuple(container.get("command", ()))
+    return Job(raw["name"], state, _seconds(raw["createTime"]), started, ended, error, command)
+
+
+def log_query(project: str, since: str, *wanted: str) -> dict[str, Any]:
+    """The body of `entries.list` for what machines of jobs printed `since` ("": from the start)."""
+    times = [f'timestamp>="{since}"'] if since else []
+    return {
+        "resourceNames": [f"projects/{project}"], "orderBy": "timestamp asc", "pageSize": 1_000,
+        "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
+    }  # fmt: skip
+
+
+def text_of(entry: Mapping[str, Any]) -> str:
+    """What an entry of the log says."""
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
+
+
+def _seconds(text: str) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp()
 
 
 class VertexLauncher(Launcher):
@@ -61,11 +98,15 @@ class VertexLauncher(Launcher):
             threading.Event(),
         )
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
-        google = Google(places(payload["region"], environment), self.stop)
-        self.service = Service(google, payload["project"], payload["region"], self.identity())
-        self.log = NodeLog(self.service)
+        self.google = Google(places(payload["region"], environment), self.stop)
+        self.project, self.region = payload["project"], payload["region"]
+        self.label = self.identity()
+        self.jobs_path = f"/v1/projects/{self.project}/locations/{self.region}/customJobs"
+        self.made = set[str]()  # names of jobs that may not be listed yet
         self.told, self.patience = "", PATIENCE_SECONDS
         self.creations = 0
+        # of node rank 0's log: whether this account may read it, and which lines were told
+        self.readable, self.since, self.told_lines = True, "", set[str]()
 
     def identity(self) -> str:
         """What the step is to the run: launchers that compute the same one want the same job."""
@@ -73,25 +114,61 @@ class VertexLauncher(Launcher):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
-        return self.service.ending(self.facts[RUN], self.facts[TASK], self.patience)
+        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
+        while it goes on."""
+        try:
+            told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
+        except HttpError as error:
+            if error.status != 404:
+                raise
+            return "it was deleted"
+        state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
+        tasks = told.get("jobDetail", {}).get("taskDetails", [])
+        own = {one.get("state") for one in tasks if one.get("taskName") == self.facts[TASK]}
+        if own and own <= set(_TASK_ENDS):
+            return f"this task of it is {', '.join(sorted(own)).lower()}"
+        return f"it is {state.lower()}" if state in _RUN_ENDS else ""
 
     def jobs(self) -> list[Job]:
-        return self.service.jobs(self.patience)
+        """All with the label, those just created included, whether or not they are listed yet."""
+        query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
+        found: dict[str, Job] = {}
+        while True:
+            page = self.google.get("aiplatform", self.jobs_path, query, self.patience)
+            found |= {raw["name"]: job_of(raw) for raw in page.get("customJobs", [])}
+            if not page.get("nextPageToken"):
+                break
+            query["pageToken"] = page["nextPageToken"]
+        for name in self.made - found.keys():
+            found[name] = job_of(self.google.get("aiplatform", f"/v1/{name}", None, self.patience))
+        return list(found.values())
 
     def cancel(self, job: Job) -> None:
-        self.service.cancel(job, min(self.patience, 60.0))
+        """Ask for its end. One that is over already stays as it is."""
+        try:
+            patience = min(self.patience, 60.0)
+            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
+        except HttpError as error:
+            if error.transient or error.status == 403:
+                raise
+            log.info("%s is not cancelled: %s", job.number, error)
 
     def failed(self, error: Exception) -> int:
-        log.error("%s%s", error, _advice(error))
+        advice = ""
+        if isinstance(error, HttpError) and _quota(error):
+            advice = ": ask for more of this quota in the console, or take other machines"
+        elif isinstance(error, HttpError) and error.status == 403:
+            advice = ": `rekindle doctor --platform vertex` prints the permissions that are needed"
+        log.error("%s%s", error, advice)
         return 1
 
     def hurry(self) -> None:
-        self.service.google, self.patience = Google(self.service.google.where), LAST_WORDS_SECONDS
+        self.google, self.patience = Google(self.google.where), LAST_WORDS_SECONDS
 
     def start(self, attempt: Start) -> None:
         """Create one more job, in a folder of its own."""
         token = uuid.uuid4().hex[:12]
-        folder = f"{self.payload['jobs']}/{self.service.label}/{token}"
+        folder = f"{self.payload['jobs']}/{self.label}/{token}"
         task = {
             **self.payload["task"], "executor_input": _with_own_places(self.executor_input, token),
             "facts": self.facts, "run": self.facts[RUN], "region": self.payload["region"],
@@ -100,20 +177,21 @@ class VertexLauncher(Launcher):
         }  # fmt: skip
         command = node.write(Path(mounted(folder)), task)
         try:
-            job = self.service.create(self.body(attempt, command))
+            made = self.google.create("aiplatform", self.jobs_path, self.body(attempt, command))
         except HttpError as error:
             self.creations += 1
             if not error.transient or _quota(error) or self.creations >= CREATIONS:
                 raise
             log.warning("attempt %d: %s; looking whether it is there", attempt.number, error)
             return
-        self.creations = 0
-        log.info("attempt %d is %s\n%s", attempt.number, job.number, self.service.page(job))
+        job, self.creations = job_of(made), 0
+        self.made.add(job.name)
+        log.info("attempt %d is %s\n%s", attempt.number, job.number, self.page(job))
 
     def body(self, attempt: Start, command: list[str]) -> dict[str, Any]:
         """The CustomJob of an attempt."""
         job = json.loads(json.dumps(self.payload["job"]))
-        own = {TASK_LABEL: self.service.label, "rekindle-attempt": str(attempt.number)}
+        own = {TASK_LABEL: self.label, "rekindle-attempt": str(attempt.number)}
         job["labels"] = {**self.run_labels, **job["labels"], **own}
         for pool in job["jobSpec"]["workerPoolSpecs"]:
             pool["containerSpec"]["command"] = command
@@ -125,8 +203,39 @@ class VertexLauncher(Launcher):
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
             log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
-        for line in self.log.news(job):
+        for line in self.news(job):
             log.info("node 0: %s", line)
+
+    def news(self, job: Job) -> list[str]:
+        """Lines of node rank 0 that were not told yet. Never fails: a job goes on without being
+        watched."""
+        if not self.readable:
+            return []
+        try:
+            one = f'resource.labels.job_id="{job.number}"'
+            machine = 'resource.labels.task_name="workerpool0-0"'
+            body = log_query(self.project, self.since, one, machine)
+            told = self.google.post("logging", "/v2/entries:list", body, patience=0)
+        except HttpError as error:
+            self.readable = error.transient
+            if not self.readable:
+                log.info("node 0's log is not shown here: %s", error)
+            return []
+        entries = told.get("entries", [])
+        fresh = [entry for entry in entries if entry["insertId"] not in self.told_lines]
+        if fresh:
+            self.since = fresh[-1]["timestamp"]
+            self.told_lines = {e["insertId"] for e in entries if e["timestamp"] == self.since}
+        return [text_of(entry).rstrip() for entry in fresh]
+
+    def page(self, job: Job) -> str:
+        """The job in the console, and its logs there."""
+        at = "https://console.cloud.google.com"
+        return (
+            f"{at}/vertex-ai/locations/{self.region}/training/{job.number}/cpu"
+            f"?project={self.project}\n{at}/logs/query;query=resource.labels.job_id%3D%22"
+            f"{job.number}%22?project={self.project}"
+        )
 
     def cause(self, job: Job) -> Cause:
         """Why an ended job did not succeed. Where spot machines are used, a node that left no word
@@ -161,13 +270,11 @@ class VertexLauncher(Launcher):
             return 1
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         outputs = self.executor_input["outputs"]
-        told = {
-            "parameterValues": result["parameters"],
-            "artifacts": {
-                name: {"artifacts": [_artifact(group["artifacts"][0], result["artifacts"][name])]}
-                for name, group in outputs["artifacts"].items()
-            },
-        }
+        told = {"parameterValues": result["parameters"], "artifacts": {}}
+        for name, group in outputs["artifacts"].items():
+            made = {key: result["artifacts"][name][key] for key in ("uri", "metadata")}
+            artifact = {"name": group["artifacts"][0].get("name", ""), **made}
+            told["artifacts"][name] = {"artifacts": [artifact]}
         file = Path(mounted(outputs["outputFile"]))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(told), encoding="utf-8")
@@ -179,30 +286,13 @@ class VertexLauncher(Launcher):
         log.error(
             "%s %s: %s%s\n%s",
             end.job.number, end.job.state.lower(), end.why, _FIXES.get(end.cause, ""),
-            self.service.page(end.job),
+            self.page(end.job),
         )  # fmt: skip
         return PREEMPTED if end.cause == "preempted" else 1
 
 
-_FIXES = {
-    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
-    "name another region",
-    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
-}
-
-
 def _quota(error: HttpError) -> bool:
     return error.status == 429 and "quota" in str(error).lower()
-
-
-def _advice(error: Exception) -> str:
-    if not isinstance(error, HttpError):
-        return ""
-    if _quota(error):
-        return ": ask for more of this quota in the console, or take other machines"
-    if error.status == 403:
-        return ": `rekindle doctor --platform vertex` prints the permissions that are needed"
-    return ""
 
 
 def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
@@ -225,10 +315,6 @@ def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, An
         moved = [{**artifact, "uri": f"{at}/{token}/{last}"} for artifact, (at, _, last) in places]
         artifacts[name] = {"artifacts": moved}
     return {**executor_input, "outputs": {**outputs, "artifacts": artifacts}}
-
-
-def _artifact(mine: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    return {"name": mine.get("name", ""), "uri": made["uri"], "metadata": made["metadata"]}
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -6,8 +6,8 @@ FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.
 the job. It holds this file and what it imports as a zip, each module under its own name (nothing of
 it is outside of the standard library, so any image with Python 3.10 will do), and `task.json`. What
 is started from it finds no other rekindle, and what the step itself imports is that of its image.
-The node finds its place in
-CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It leaves in FOLDER
+The node finds its place in CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It
+leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
     result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
@@ -25,37 +25,66 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, RequestError
 from rekindle.http import HttpError
 from rekindle.launch import node, shim
-from rekindle.platforms.vertex.rendezvous import rendezvous
+from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
+_POOL = re.compile(r"workerpool(\d+)")
 STORE, MOUNT = "gs://", "/gcs/"
 TASK, RESULT = "task.json", "result.json"
 ENDED_RUN = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
-
 _MISSING_FOR_GOOD = 3
 ENTRY = "node.pyz"
 PACKAGE = Path(__file__).parents[2]
 MODULES = (
     "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
     "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
-    "platforms.vertex.node", "platforms.vertex.rendezvous", "platforms.vertex.rest",
+    "platforms.vertex.node", "platforms.vertex.rest",
 )  # fmt: skip
 _MAIN = """import pathlib, sys
 from rekindle.platforms.vertex.node import main
 sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
 """
+
+
+def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
+    """The node's place; a job of one replica may lack CLUSTER_SPEC.
+
+    It is JSON: `cluster` has the addresses of each worker pool, pool 0 with one replica, and `task`
+    says which one this is. Nodes are counted through the pools in their order; the primary replica
+    is node rank 0. RANK and its like, which some versions set, are left alone: their meaning
+    changed over time."""
+    text = environment.get("CLUSTER_SPEC", "")
+    if not text:
+        return Rendezvous(ranks_per_node=max(1, gpus))
+    try:
+        spec = json.loads(text)
+        pools = {name: list(hosts) for name, hosts in spec["cluster"].items()}
+        kind, index = str(spec["task"]["type"]), int(spec["task"]["index"])
+        address, _, port = str(pools["workerpool0"][0]).rpartition(":")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RequestError(f"CLUSTER_SPEC cannot be read: {error!r}", where=text[:200]) from error
+    names = sorted((n for n in pools if _POOL.fullmatch(n)), key=lambda n: int(n[10:]))
+    if kind not in names or not 0 <= index < len(pools[kind]):
+        what = f"CLUSTER_SPEC says this is {kind} {index}, which is not in its cluster"
+        raise RequestError(what, where=text[:200])
+    nodes = sum(len(pools[name]) for name in names)
+    rank = index + sum(len(pools[name]) for name in names[: names.index(kind)])
+    place = Rendezvous(nodes, rank, max(1, gpus), address, int(port) if port.isdigit() else 0)
+    return place.checked("CLUSTER_SPEC")
 
 
 def write(folder: Path, task: dict[str, Any]) -> list[str]:
@@ -115,11 +144,8 @@ def main(folder: Path) -> int:
 
 def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str, Any]]:
     own = on_node(task["executor_input"], rank, scratch)
-    told = {
-        **task,
-        **{key: [placed(word, own) for word in task[key]] for key in ("command", "args")},
-        "env": {name: placed(value, own) for name, value in task["env"].items()},
-    }
+    told = {**task, "env": {name: placed(value, own) for name, value in task["env"].items()}}
+    told |= {key: [placed(word, own) for word in task[key]] for key in ("command", "args")}
     words = node.prepared(told, own, task["facts"], scratch, leads=rank == 0, cwd=Path.cwd())
     for group in own["outputs"]["artifacts"].values():
         Path(mounted(group["artifacts"][0]["uri"])).parent.mkdir(parents=True, exist_ok=True)
@@ -127,17 +153,12 @@ def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str,
     try:
         result = node.left(scratch)
         for artifact in result["artifacts"].values():
-            _brought(artifact)
+            custom, place = artifact["custom_path"], Path(mounted(artifact["uri"]))
+            if custom and Path(custom).exists() and not place.exists():  # put elsewhere
+                (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, place)
     except (OSError, ValueError, KeyError) as error:
         return code or 1, {"error": f"the step's results cannot be kept: {error}"}
     return code, result
-
-
-def _brought(artifact: dict[str, Any]) -> None:
-    """Copy content that the component put elsewhere to its place on the mount."""
-    custom, place = artifact["custom_path"], Path(mounted(artifact["uri"]))
-    if custom and Path(custom).exists() and not place.exists():
-        (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, place)
 
 
 def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
@@ -163,13 +184,9 @@ def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[st
             name: {"artifacts": [{**a, "uri": str(scratch / "out" / name)} for a in g["artifacts"]]}
             for name, g in artifacts.items()
         }
-    outputs = {
-        "parameters": {
-            name: {"outputFile": str(scratch / "parameters" / name)} for name in given["parameters"]
-        },
-        "artifacts": artifacts,
-        "outputFile": str(scratch / "executor_output.json"),
-    }
+    files = {n: {"outputFile": str(scratch / "parameters" / n)} for n in given["parameters"]}
+    outputs: dict[str, Any] = {"parameters": files, "artifacts": artifacts}
+    outputs["outputFile"] = str(scratch / "executor_output.json")
     return {**executor_input, "outputs": outputs}
 
 
@@ -180,7 +197,11 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
     def watch() -> None:
         missing = 0
         while True:
-            state = _state(run, google)
+            try:
+                found = google.get("aiplatform", f"/v1/{run}", patience=0)
+                state = str(found.get("state", ""))
+            except HttpError as error:
+                state = "deleted" if error.status == 404 else "unknown"
             missing = missing + 1 if state == "deleted" else 0
             if state in ENDED_RUN or missing >= _MISSING_FOR_GOOD:
                 sys.stderr.write(f"the run is over ({state}), and so is this job\n")
@@ -188,13 +209,6 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
             google.stop.wait(every_seconds)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _state(run: str, google: Google) -> str:
-    try:
-        return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
-    except HttpError as error:
-        return "deleted" if error.status == 404 else "unknown"
 
 
 def _ended(folder: Path, rank: int, code: int, error: str) -> int:

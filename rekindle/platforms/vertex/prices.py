@@ -7,7 +7,7 @@ services.skus.list. It has not been asked from here yet."""
 
 import datetime
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -34,19 +34,23 @@ def ask(
 ) -> list[Price]:
     """The prices of those of `machines` that `regions` have; a machine without one is left out."""
     if not key:
-        raise RequestError(
-            "reading Google's prices needs an API key", where=KEY,
-            fix=f"make a key that may use cloudbilling.googleapis.com, and set {KEY}",
-        )  # fmt: skip
+        fix = f"make a key that may use cloudbilling.googleapis.com, and set {KEY}"
+        raise RequestError("reading Google's prices needs an API key", where=KEY, fix=fix)
     families = rows(Path(prices.__file__).with_name("skus.yaml"))["families"]
-    parts = {part for family in families.values() for part in _parts(family)}
+    parts = {
+        family[key] for family in families.values() for key in ("core", "ram") if key in family
+    }
+    parts |= {part for family in families.values() for part in family.get("gpu", ())}
     rates = _rates(parts, set(regions), key)
-    return list(_priced([machine(name) for name in machines], regions, rates, families, today))
-
-
-def _parts(family: Mapping[str, Any]) -> Iterator[str]:
-    yield from (family[key] for key in ("core", "ram") if key in family)
-    yield from family.get("gpu", ())
+    only_spot, found = limits("vertex")["custom_job"]["not_on_demand"], list[Price]()
+    for each in map(machine, machines):
+        family = families.get(each.name.rpartition("-")[0])
+        for region in regions if family else ():
+            usual, spot = (_sum(each, family, region, rates, is_spot) for is_spot in (False, True))
+            usual = None if each.name in only_spot else usual
+            if usual is not None or spot is not None:
+                found.append(Price(each.name, region, usual, spot, _SOURCE, today))
+    return found
 
 
 def _rates(parts: set[str], regions: set[str], key: str) -> _Rates:
@@ -90,20 +94,6 @@ def _usd(sku: Mapping[str, Any]) -> float | None:
     price = told["tieredRates"][-1]["unitPrice"]
     usd = int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9
     return usd if usd > 0 and price.get("currencyCode", "USD") == "USD" else None
-
-
-def _priced(
-    machines: Iterable[Machine], regions: Sequence[str], rates: _Rates, families: Any,
-    today: datetime.date,
-) -> Iterator[Price]:  # fmt: skip
-    only_spot = limits("vertex")["custom_job"]["not_on_demand"]
-    for each in machines:
-        family = families.get(each.name.rpartition("-")[0])
-        for region in regions if family else ():
-            usual, spot = (_sum(each, family, region, rates, is_spot) for is_spot in (False, True))
-            usual = None if each.name in only_spot else usual
-            if usual is not None or spot is not None:
-                yield Price(each.name, region, usual, spot, _SOURCE, today)
 
 
 def _sum(

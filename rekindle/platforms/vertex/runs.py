@@ -21,13 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
-from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
-from rekindle.platforms.vertex.outline import job_of, launchers
-from rekindle.platforms.vertex.service import log_query, text_of
+from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
+from rekindle.platforms.vertex import client
+from rekindle.platforms.vertex.client import connected, job_of, page
+from rekindle.platforms.vertex.launcher import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
@@ -58,7 +57,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        told = launchers(job["pipelineSpec"])
+        told = client.launchers(job["pipelineSpec"])
         tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()])
         found = [_step(name, task, now) for name, task in _tasks(job).items()]
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
@@ -112,20 +111,20 @@ def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> 
     not fail or was not stopped."""
     with connected(place) as project:
         state = _state(_job(project, id))
-    check_resumable(_RUNS.get(state), f"the job is {state.lower()}", where(place))
-    return submit(definition, place, mark)
+    check_resumable(_RUNS.get(state), f"the job is {state.lower()}", client.where(place))
+    return client.submit(definition, place, mark)
 
 
 def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
     """What the step's task made, with its metadata, at `gs://`."""
     with connected(place) as project:
         task = _tasks(_job(project, id)).get(step.name)
-    outputs = (task or {}).get("outputs", {})
-    return {
-        name: _artifact(made["artifacts"][0])
-        for name, made in outputs.items()
-        if made.get("artifacts")
-    }
+    outputs, found = (task or {}).get("outputs", {}), dict[str, ArtifactRecord]()
+    for name, first in ((n, o["artifacts"][0]) for n, o in outputs.items() if o.get("artifacts")):
+        kind = {"schema_title": first["schemaTitle"]} if first.get("schemaTitle") else {}
+        uri, metadata = first.get("uri", ""), first.get("metadata", {})
+        found[name] = ArtifactRecord(uri=uri, metadata=metadata, **kind)
+    return found
 
 
 def read(place: VertexSpec, uri: str) -> bytes:
@@ -172,12 +171,11 @@ def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str,
     """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
-    wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
-    found = collections.Counter(
-        one["displayName"]
-        for one in _listed(project, "customJobs", wanted)
-        if one["state"] != "JOB_STATE_CANCELLED"
+    wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
+    jobs = (
+        j for j in _listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED"
     )
+    found = collections.Counter(job["displayName"] for job in jobs)
     return {name: count for name, count in found.items() if names.count(name) == 1}
 
 
@@ -220,7 +218,14 @@ def _tasks(job: Message) -> dict[str, Message]:
     for task in known.values():
         if name := _name(task, known, spec):
             named[name].append(task)
-    return dict(_apart(named))
+    found = dict[str, Message]()
+    for name, tasks in named.items():
+        around, _, last = name.rpartition("/")
+        for turn, task in enumerate(
+            tasks
+        ):  # those that the service does not tell apart are counted
+            found[name if len(tasks) == 1 else f"{around}/{turn}/{last}"] = task
+    return found
 
 
 def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) -> str | None:
@@ -240,14 +245,6 @@ def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) 
     return "/".join(path) if "container" in executor else None
 
 
-def _apart(named: Mapping[str, list[Any]]) -> Iterator[tuple[str, Any]]:
-    """Each task by a name of its own: turns that the service does not tell apart are counted."""
-    for name, tasks in named.items():
-        around, _, last = name.rpartition("/")
-        for turn, task in enumerate(tasks):
-            yield (name if len(tasks) == 1 else f"{around}/{turn}/{last}"), task
-
-
 def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
     state = task.get("state", "PENDING")
     container = task.get("executorDetail", {}).get("containerDetail", {})
@@ -260,11 +257,6 @@ def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
         attempts=len(jobs), log=jobs[-1] if jobs else "", error=_message(task),
         **step_times(began, moment(task, "endTime"), now),
     )  # fmt: skip
-
-
-def _artifact(made: Message) -> ArtifactRecord:
-    kind = {"schema_title": made["schemaTitle"]} if made.get("schemaTitle") else {}
-    return ArtifactRecord(uri=made.get("uri", ""), metadata=made.get("metadata", {}), **kind)
 
 
 def _message(failed: Message) -> str:

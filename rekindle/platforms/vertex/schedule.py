@@ -17,9 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
-from rekindle.platforms.submission import Lowered, Schedule, newest
+from rekindle.platforms.submission import Definition, Lowered, Schedule, newest
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
 from rekindle.spec import cron
@@ -50,12 +49,9 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
         "skip": "is left out", "queue": "waits until the run has ended, as many as there are",
         "parallel": f"begins beside the run, up to {_MOST} at once",
     }  # fmt: skip
-    return Lowered(
-        f"TZ={schedule.timezone} {cron.written(schedule.cron)}",
-        schedule.timezone,
-        overlaps[schedule.overlap or "skip"],
-        "made up for after a pause" if schedule.catch_up else "left out after a pause",
-    )
+    line = f"TZ={schedule.timezone} {cron.written(schedule.cron)}"
+    missed = "made up for after a pause" if schedule.catch_up else "left out after a pause"
+    return Lowered(line, schedule.timezone, overlaps[schedule.overlap or "skip"], missed)
 
 
 def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str) -> Schedule:
@@ -78,10 +74,8 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         if found is None or (found.allow_queueing and not queues):
             _created(project, wanted)
             if (made := _settled(project, name)) is None:
-                raise PlatformError(
-                    f"another process deleted the schedule `{name}` at this moment",
-                    where=where(place), fix="retry the command",
-                )  # fmt: skip
+                what = f"another process deleted the schedule `{name}` at this moment"
+                raise PlatformError(what, where=where(place), fix="retry the command")
             return _shown(made)
         wanted.name = found.name
         mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
@@ -128,11 +122,8 @@ def delete(place: VertexSpec, name: str) -> bool:
 def _ours(project: Project) -> list[api.Schedule]:
     """Schedules whose jobs carry our label."""
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
-    return [
-        one
-        for one in found
-        if one.create_pipeline_job_request.pipeline_job.labels.get("rekindle") == "true"
-    ]
+    labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
+    return [one for one, own in labels if own.get("rekindle") == "true"]
 
 
 def _created(project: Project, wanted: api.Schedule) -> None:

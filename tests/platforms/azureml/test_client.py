@@ -9,9 +9,8 @@ import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
-from rekindle.platforms.azureml.client import job_name, submit
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import RunTag, SubmittedRun
+from rekindle.platforms.azureml.client import run_name, submit
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
 from tests.servers.azure.rest import Workspace
@@ -25,7 +24,7 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
 ) -> None:
     made = definition()
     placed = submit(made, PLACE, mark("a"))
-    assert placed == SubmittedRun(job_name(made, "a"), placed.url, anew=True)
+    assert placed == SubmittedRun(run_name(made, "a"), placed.url, anew=True)
     assert placed.url.startswith(f"https://ml.azure.com/runs/{placed.id}?wsid=/subscriptions/")
     job = service.jobs[placed.id]["resource"]["properties"]
     assert job["jobs"].keys() == {"make", "condition_1_use"}
@@ -144,5 +143,5 @@ def test_without_a_login_the_way_to_one_is_said(
 
 def test_a_job_has_a_name_that_the_service_takes(monkeypatch: Any) -> None:
     made = Definition({f"{'x' * 200}.azureml.yaml": b""})
-    assert len(job_name(made, "a")) <= 100
-    assert job_name(made, "a") == job_name(made, "a") != job_name(made, "b")
+    assert len(run_name(made, "a")) <= 100
+    assert run_name(made, "a") == run_name(made, "a") != run_name(made, "b")

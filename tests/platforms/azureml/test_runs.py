@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.platforms.azureml import history, runs
-from rekindle.platforms.azureml.client import submit
-from rekindle.platforms.azureml.outline import steps
+from rekindle.platforms.azureml import runs
+from rekindle.platforms.azureml.client import steps, submit
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.records import StepRecord, StepStatus
 from tests.platforms.marks import mark
@@ -27,7 +26,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(runs, "PAUSE_SECONDS", 0)
 
 
 def ago(seconds: float) -> datetime.datetime:

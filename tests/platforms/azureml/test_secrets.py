@@ -16,7 +16,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azure.jobs import Failed, Workspace
 from tests.servers.azure.key_vault import Vault

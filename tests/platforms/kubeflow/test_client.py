@@ -11,8 +11,9 @@ from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client
-from rekindle.platforms.kubeflow.client import outline, run_name, submit
+from rekindle.platforms.kubeflow.client import run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Planned
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
@@ -113,9 +114,9 @@ def test_what_will_be_made_is_said_before() -> None:
         definition(),
         KubeflowSpec(host="http://kfp", image=IMAGE, artifact_root="s3://b/r"),
     )
-    planned = outline(made, place, "a")
+    planned = Platform("kubeflow", place).outline(made, "a")
     assert planned.id == run_name(made, "a")
     assert all(one.machine == "pod" for one in planned.steps)
     text = compile_function(module("behaviour").gathered)
     spread = compile(text, read(text), {"folder": "x"}, place)
-    assert outline(spread, place, "a").steps[0] == Planned("gather", "node", 3)
+    assert Platform("kubeflow", place).outline(spread, "a").steps[0] == Planned("gather", "node", 3)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client, schedule
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.servers.troubles import Fault

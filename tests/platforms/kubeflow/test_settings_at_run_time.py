@@ -17,8 +17,7 @@ from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.pods import MACHINE
-from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
+from rekindle.platforms.kubeflow.trainjob import MACHINE, _template_of, unpacked
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
 from tests.servers.kubeflow.kubernetes import FakeCluster

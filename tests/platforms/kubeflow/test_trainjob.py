@@ -21,7 +21,7 @@ from rekindle.ir.edit.uris import PREFIX
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
-from rekindle.platforms.kubeflow.pod_patch import NODE
+from rekindle.platforms.kubeflow.settings import NODE
 from rekindle.platforms.kubeflow.workflow import ending
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker import client
-from rekindle.platforms.sagemaker.client import execution_name, outline, submit
-from rekindle.platforms.submission import Planned
+from rekindle.platforms.sagemaker.client import run_name, submit
+from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
@@ -33,7 +33,7 @@ def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submissio
     placed = submit(made, PLACE, mark("a"))
     assert placed.anew
     run = account.runs[placed.id]
-    assert run.name == execution_name(made, "a")
+    assert run.name == run_name(made, "a")
     assert REGION in placed.url
     (version,) = account.pipelines[run.pipeline]
     assert version["PipelineDefinition"].encode() == made.files[f"{run.pipeline}.sagemaker.json"]
@@ -143,8 +143,8 @@ def test_without_a_login_the_way_to_one_is_said(
 
 def test_what_will_be_made_is_said_before() -> None:
     made = compiled(module("behaviour").gathered, {"folder": "x"})
-    planned = outline(made, PLACE, "a")
-    assert planned.id == execution_name(made, "a")
+    planned = Platform("sagemaker", PLACE).outline(made, "a")
+    assert planned.id == run_name(made, "a")
     assert planned.steps[0] == Planned("gather", "ml.m5.xlarge", 3)
     long = Definition({f"{'x' * 200}.sagemaker.json": b"{}"})
-    assert len(client.execution_name(long, "a")) <= 82
+    assert len(client.run_name(long, "a")) <= 82

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle.platforms.cache_diff import compare
-from rekindle.platforms.sagemaker.outline import cache_keys
+from rekindle.platforms.sagemaker.client import cache_keys
 from tests.platforms.local.runs import FLAT, module
 from tests.platforms.sagemaker.conftest import Submit
 from tests.servers.aws.container import Failed

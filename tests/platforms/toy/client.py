@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import (
-    Planned,
-    RunTag,
-    SubmissionPreview,
-    SubmittedRun,
-    digest_of,
-)
+from rekindle.platforms.cache_diff import CacheKey
+from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from tests.platforms.toy import ToySpec
 
 
-def outline(definition: Definition, place: ToySpec, token: str) -> SubmissionPreview:
-    steps = json.loads(definition.text)["steps"]
-    planned = tuple(Planned(name, "toy") for name in steps)
-    return SubmissionPreview(place.folder, digest_of(definition.files, token), planned)
+def where(place: ToySpec) -> str:
+    return place.folder
+
+
+def run_name(definition: Definition, token: str) -> str:
+    return digest_of(definition.files, token)
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    return tuple(Planned(name, "toy") for name in json.loads(definition.text)["steps"])
 
 
 def submit(definition: Definition, place: ToySpec, mark: RunTag) -> SubmittedRun:
-    run = Path(place.folder) / outline(definition, place, mark.token).id
+    run = Path(place.folder) / run_name(definition, mark.token)
     anew = not run.exists()
     if anew:
         run.write_text(json.dumps({"mark": str(mark), **json.loads(definition.text)}))
     return SubmittedRun(run.name, run.as_uri(), anew)
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The toy caches nothing."""
+    (content,) = files.values()
+    steps = json.loads(content)["steps"]
+    return tuple(CacheKey(name, False, {"its image": image}) for name, image in steps.items())

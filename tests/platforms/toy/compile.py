@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle.errors import SpecError
 from rekindle.ir.graph import Graph
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from tests.platforms.toy import ToySpec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.platforms.checks import Check, about
-from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Definition
 from tests.platforms.toy import ToySpec
 
 

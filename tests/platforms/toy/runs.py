@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle.errors import PlatformError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
-from rekindle.platforms.submission import RunTag, SubmittedRun
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, StepRecord
 from tests.platforms.toy import ToySpec, client
 

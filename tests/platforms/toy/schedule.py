@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered, Schedule
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.toy import ToySpec
 

@@ -9,7 +9,8 @@ import json
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.vertex.client import job_id, labels_of, outline, submit
+from rekindle.platforms.platform import Platform
+from rekindle.platforms.vertex.client import labels_of, run_name, submit
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
@@ -22,8 +23,8 @@ def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
     made = definition()
     placed = submit(made, PLACE, mark("a"))
     assert placed.anew
-    assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
-    assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
+    assert placed.id == f"{PARENT}/pipelineJobs/{run_name(made, 'a')}"
+    assert placed.url.endswith(f"/runs/{run_name(made, 'a')}?project={PROJECT}")
     job = project.jobs[placed.id]
     assert dict(job.labels) == {"rekindle": "true", **labels_of(mark("a"))}
     assert job.runtime_config.parameter_values["text"] == "a"
@@ -89,8 +90,8 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
 
 def test_what_will_be_made_is_said_before() -> None:
     made = definition()
-    planned = outline(made, PLACE, "a")
-    assert planned.id == job_id(made, "a")
+    planned = Platform("vertex", PLACE).outline(made, "a")
+    assert planned.id == run_name(made, "a")
     names = [one.step for one in planned.steps]
     assert names == ["make", "use", "count"], "one that reads another one follows it"
     spec = json.loads(next(iter(made.files.values())))

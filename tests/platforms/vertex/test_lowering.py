@@ -17,8 +17,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.launch.torchrun import PROFILE
-from rekindle.platforms.vertex.compile import compile
-from rekindle.platforms.vertex.lowering import launcher
+from rekindle.platforms.vertex.compile import compile, launcher
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.vertex.distributed import PLACE, container, ir
 

@@ -14,12 +14,10 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos a
 from google.cloud import aiplatform_v1 as api
 
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.snapshot import RunSnapshot
-from rekindle.platforms.submission import RunTag
+from rekindle.platforms.submission import Definition, RunTag
 from rekindle.platforms.vertex import client, runs
-from rekindle.platforms.vertex.client import labels_of, submit
-from rekindle.platforms.vertex.outline import launchers
+from rekindle.platforms.vertex.client import labels_of, launchers, submit
 from rekindle.records import StepRecord
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
