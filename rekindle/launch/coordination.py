@@ -1,7 +1,7 @@
 """Several nodes as one worker group: they start together, end together, and agree on what happened.
 
 Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
-connects and speaks JSON, a message in each frame that the job's secret makes authentic (seal.py):
+connects and speaks JSON, a message in each frame that the job's secret makes authentic (tunnel.py):
 
     join {nodes, node, restart}     a node is ready; `restart` is what it believes comes next
     wait {missing}                  the others are not there yet
@@ -33,8 +33,17 @@ from rekindle.errors import PreemptedError
 from rekindle.launch import root_cause
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.root_cause import Cause
-from rekindle.launch.seal import LONGEST_FRAME, NotAuthenticError, Seal
-from rekindle.launch.tunnel import BACKLOG, MOST_UNPROVEN, PROOF_SECONDS, Tunnel, entrance, exit_of
+from rekindle.launch.tunnel import (
+    BACKLOG,
+    LONGEST_FRAME,
+    MOST_UNPROVEN,
+    PROOF_SECONDS,
+    NotAuthenticError,
+    Seal,
+    Tunnel,
+    entrance,
+    exit_of,
+)
 from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)

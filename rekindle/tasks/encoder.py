@@ -3,12 +3,23 @@ and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
 that `tokenizers` learns from the training split. Batches are padded to their longest text only.
-Shapes: B texts, T tokens."""
+Shapes: B texts, T tokens.
+
+**Learning WordPiece.** `tokenizers` numbers the pieces `##x` in the order of a hash map, breaks
+ties between merges by those numbers, and so learns another vocabulary in every process. Here each
+continuing piece gets its number up front, in order of its character; the rest of the algorithm is
+deterministic.
+
+**Applying it.** A text is cut at spaces, and each different word goes through the tokenizer once.
+That gives exactly the ids of the whole text where nothing in the tokenizer looks across a space;
+`is_separable` says where that is known."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +34,10 @@ from rekindle.tasks.pretrained import (
     fetch_tokenizer,
     save_tokenizer,
 )
-from rekindle.tasks.wordpiece import SPECIAL_TOKENS, train_wordpiece
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import tokenizers
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
@@ -112,3 +123,99 @@ def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Setting
     tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}
+
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MOST_WORDS = 1 << 17
+_SEPARABLE = {
+    "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece",
+}  # fmt: skip
+
+
+def train_wordpiece(
+    texts: Callable[[], Iterable[list[str]]], *, vocab_size: int, min_frequency: int
+) -> tokenizers.Tokenizer:
+    """A lower-casing WordPiece tokenizer for texts; each call of `texts` starts a new pass."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
+    learner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, _characters(texts()))]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=fixed,
+        show_progress=False,
+    )  # fmt: skip
+    learner.train_from_iterator(texts(), trainer)
+    # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
+    model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    return tokenizer
+
+
+def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether no part of the tokenizer looks across a space: BERT's parts, plain added tokens."""
+    state = json.loads(tokenizer.to_str())
+    types = {name: (state[name] or {}).get("type") for name in _SEPARABLE}
+    frame = (state["post_processor"] or {}).get("type")
+    cut = (state["truncation"] or {"direction": "Right"})["direction"]
+    plain = not any(
+        " " in token["content"] or token["single_word"] or token["lstrip"] or token["rstrip"]
+        for token in state["added_tokens"]
+    )
+    framed = frame in ("TemplateProcessing", "BertProcessing")
+    return types == _SEPARABLE and framed and cut == "Right" and plain and not state["padding"]
+
+
+class WordCache:
+    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word tokenized once."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._bare = type(tokenizer).from_str(tokenizer.to_str())
+        self._bare.no_truncation()
+        bare, framed = (self._bare.encode("a", add_special_tokens=s).ids for s in (False, True))
+        at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        self._before, self._after = framed[:at], framed[at + len(bare) :]
+        truncation = tokenizer.truncation
+        frame = len(self._before) + len(self._after)
+        self._room = truncation["max_length"] - frame if truncation else None
+        self._ids: dict[str, list[int]] = {}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, cut to the longest length, with the special tokens around them."""
+        words = [text.split(" ") for text in texts]
+        self._learn(set(chain.from_iterable(words)))
+        known, room, before, after = self._ids.__getitem__, self._room, self._before, self._after
+        ids = (list(chain.from_iterable(map(known, each)))[:room] for each in words)
+        return [[*before, *each, *after] for each in ids]
+
+    def _learn(self, words: set[str]) -> None:
+        if len(self._ids) > _MOST_WORDS:
+            self._ids.clear()
+        new = [word for word in words if word not in self._ids]
+        rows = self._bare.encode_batch_fast(new, add_special_tokens=False)
+        self._ids.update((word, row.ids) for word, row in zip(new, rows, strict=True))
+
+
+def _characters(texts: Iterable[list[str]]) -> set[str]:
+    found: set[str] = set()
+    for batch in texts:
+        found.update(*batch)
+    return found
+
+
+def _continuing_pieces(tokenizer: tokenizers.Tokenizer, characters: set[str]) -> list[str]:
+    """`##x` for each character that can stand within a word, in order."""
+    found: set[str] = set()
+    for character in characters:
+        normal = tokenizer.normalizer.normalize_str(f"a{character}a")
+        words = tokenizer.pre_tokenizer.pre_tokenize_str(normal)
+        if len(words) == 1:
+            found.update(words[0][0][1:-1])
+    return [f"##{character}" for character in sorted(found)]

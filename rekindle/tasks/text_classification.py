@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rekindle.tasks.base import Modality, Settings
-from rekindle.tasks.encoder import EncoderTask
+from rekindle.tasks.encoder import EncoderTask, WordCache, is_separable
 from rekindle.tasks.pretrained import read_tokenizer
-from rekindle.tasks.wordpiece import WordCache, is_separable
 
 if TYPE_CHECKING:
     import pyarrow as pa

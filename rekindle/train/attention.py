@@ -2,7 +2,7 @@
 does not depend on which rank holds which head.
 
 Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
-which tokens see each other (documents.py) and a sliding window travel as keyword arguments, which
+which tokens see each other (micro.py) and a sliding window travel as keyword arguments, which
 transformers hands through. A keyword that `attend` does not know changes what attention computes,
 so it is refused by name. There are two ways to keep documents apart: one varlen flash-attention
 kernel over all of them, on GPUs in half precision, and one call of
@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
 from rekindle.train import compat, modules
-from rekindle.train.documents import Documents
 from rekindle.train.dropout import kept
+from rekindle.train.micro import Documents
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"

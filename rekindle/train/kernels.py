@@ -11,7 +11,7 @@ from torch import nn
 
 from rekindle.errors import UnsupportedError
 from rekindle.train import attention
-from rekindle.train.documents import Documents
+from rekindle.train.micro import Documents
 
 log = logging.getLogger(__name__)
 

@@ -36,9 +36,8 @@ from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
 from rekindle.train.optimizer import learning_rate
 from rekindle.train.parallel import Parts, autocast
-from rekindle.train.profile import Profiler
 from rekindle.train.stepped import optimizer_of
-from rekindle.train.throughput import Clock
+from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, float8, kernels, modules, quantised, tensor, weights
+from rekindle.train import attention, dropout, kernels, modules, quantised, tensor, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
@@ -115,7 +115,7 @@ def build(
     layout = mesh.layout
     network.train()
     if train.precision == "fp8":
-        float8.convert(network, mesh.device)
+        quantised.convert(network, mesh.device)
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
     kernel: attention.Kernel = "sdpa"

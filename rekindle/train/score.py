@@ -30,8 +30,7 @@ from rekindle.spec.model import TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
-from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count
-from rekindle.train.smoke_rows import smoke_of
+from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count, smoke_of
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")

@@ -28,7 +28,6 @@ from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.modelfolder import open_model
-from rekindle.train.numerics import arrange, decided, keep_positions
 from rekindle.train.pieces import (
     SAMPLE_CHARACTERS,
     SAMPLE_TOKENS,
@@ -38,7 +37,7 @@ from rekindle.train.pieces import (
     Turn,
     piece_count,
 )
-from rekindle.train.rank import connect, live, say
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
 from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
 

@@ -26,9 +26,8 @@ from rekindle.launch.events import emit
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.train import modules, weights
-from rekindle.train.documents import Ints
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Feed, Micro, Tensors
+from rekindle.train.micro import Feed, Ints, Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
 from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared

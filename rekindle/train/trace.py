@@ -32,11 +32,18 @@ from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
-from rekindle.train.documents import Documents
-from rekindle.train.fakes import as_on_gpu, engine_without_values
-from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
+from rekindle.train.fakes import (
+    GRADIENTS,
+    MOMENTS,
+    PARAMETERS,
+    TEACHER,
+    TEMPORARIES,
+    Live,
+    as_on_gpu,
+    engine_without_values,
+)
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Micro
+from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
 from rekindle.train.parallel import DTYPES, autocast, build, settle
 from rekindle.train.part import Goal

@@ -127,11 +127,11 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     (file, frozenset(functions.split()), term)
     for file, functions, term in (
         ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
-        ("cross_entropy.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
+        ("classes.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
         ("linear_loss.py", "judge_targets judged", "scoring"), ("tokens.py", "score", "scoring"),
-        ("classes.py", "score", "scoring"), ("tags.py", "score", "scoring"),
+        ("classes.py", "score", "scoring"),
         ("linear_loss.py", "", "logits"), ("tokens.py", "", "logits"),
-        ("cross_entropy.py", "", "logits"), ("classes.py", "", "logits"), ("tags.py", "", "logits"),
+        ("classes.py", "", "logits"),
         ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),

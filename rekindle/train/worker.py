@@ -24,33 +24,22 @@ from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import (
-    checkpoint,
-    compat,
-    export,
-    float8,
-    modelfolder,
-    modules,
-    numerics,
-    quantised,
-    weights,
-)
+from rekindle.train import checkpoint, compat, export, modelfolder, modules, quantised, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.compare import compared, probe_packing
 from rekindle.train.dcp import pieces_of
-from rekindle.train.goal import goal_of, labels_of
 from rekindle.train.history import History, Ledger, forget, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, build, prepared, settle
-from rekindle.train.profile import FILE as PROFILE
-from rekindle.train.profile import Profiler, tips
-from rekindle.train.rank import connect, live, say
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
 from rekindle.train.stepped import taken
-from rekindle.train.throughput import Clock, Cost, device_name
+from rekindle.train.teacher import goal_of, labels_of
+from rekindle.train.throughput import FILE as PROFILE
+from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
@@ -69,13 +58,13 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     shards = open_shards(job.shards)
     found = checkpoint.agreed(job.checkpoints, job.run_key)
     began = found.state.get("precision") if found is not None else None
-    job = dataclasses.replace(job, train=numerics.decided(job.train, device, began))
-    numerics.arrange(job.train, device)
+    job = dataclasses.replace(job, train=decided(job.train, device, began))
+    arrange(job.train, device)
     start = Start.of(job, task, shards, device)
     cost = Cost.of(start.network, frozen=job.model.lora is not None)
     parts = start.parts(fresh=found is None)
     if device.type == "cuda":
-        numerics.keep_positions(parts)
+        keep_positions(parts)
     plan = Plan.of(job.train, order_of(job, task, shards, parts))
     trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
     vitals.held = _held(trainer)
@@ -295,7 +284,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect={
             **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
-            **float8.facts(trainer.parts),
+            **quantised.facts_of_fp8(trainer.parts),
         },
         epochs=trainer.plan.epoch(last), precision=job.train.precision,
         deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,

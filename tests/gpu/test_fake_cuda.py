@@ -35,8 +35,8 @@ from rekindle.train import (
     weights,
 )
 from rekindle.train.batches import Batches
-from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.gpu.here import Here

@@ -12,8 +12,8 @@ from rekindle.launch import tunnel
 from rekindle.launch.coordination import Coordinator, Line, Member
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.root_cause import Cause
-from rekindle.launch.seal import NotAuthenticError, Seal
 from rekindle.launch.torchrun import torchrun
+from rekindle.launch.tunnel import NotAuthenticError, Seal
 from rekindle.launch.worker_group import Report
 from rekindle.spec.model import TrainSpec
 from tests.ports import free_port

@@ -20,9 +20,9 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, kernels, modules, parallel
-from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
 from tests.train import varlen_reference
 

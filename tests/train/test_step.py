@@ -25,10 +25,10 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import linear_loss, parallel, part, weights
 from rekindle.train.batches import Batches
-from rekindle.train.documents import Documents
-from rekindle.train.live import Live
+from rekindle.train.fakes import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks

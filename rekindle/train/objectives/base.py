@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rekindle.train.documents import Documents, Ints
-from rekindle.train.micro import Chosen, Micro, Tensors
+from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout

@@ -14,9 +14,8 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import row_tokens
-from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import Lesson, exact, judge_targets, judged, linear_cross_entropy
-from rekindle.train.micro import Chosen, Micro, Tensors
+from rekindle.train.micro import Chosen, Documents, Micro, Tensors
 from rekindle.train.objectives.base import Columns, Objective, Texts, of_targets, row, sendable
 
 if TYPE_CHECKING:
