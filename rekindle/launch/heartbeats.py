@@ -59,7 +59,8 @@ class HeartbeatFile:
 
     def __init__(self, status: Path, rank: int, thread: int) -> None:
         status.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(_path(status, rank), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        path = status / f"rank-{rank}.signs"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.pwrite(self._file, b"\0" * _BYTES, 0)
         self._thread, self._first, self._spoken = thread, 0, False
         self._last: tuple[int, Phase] = (0, "start")
@@ -122,7 +123,3 @@ def read(status: Path) -> list[Heartbeat]:
 def stacks_path(status: Path, rank: int) -> Path:
     """Where a rank writes its stacks when it is asked to with SIGUSR1."""
     return status / f"rank-{rank}.stacks"
-
-
-def _path(status: Path, rank: int) -> Path:
-    return status / f"rank-{rank}.signs"

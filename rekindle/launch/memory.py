@@ -59,7 +59,10 @@ def _left(root: Path) -> Iterator[int]:
             for limit, used, prefix in _FILES:
                 with contextlib.suppress(OSError, ValueError):  # "max" is not a number
                     left = int((folder / limit).read_text()) - int((folder / used).read_text())
-                    yield left + _of_files(folder / "memory.stat", prefix)
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    counters = dict(line.split() for line in lines if line)
+                    kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
+                    yield left + sum(int(counters.get(kind, 0)) for kind in kinds)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
@@ -70,8 +73,3 @@ def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
         if controllers in ("", "memory"):
             top = root / "sys/fs/cgroup" / controllers
             yield top, top / path.lstrip("/")
-
-
-def _of_files(stat: Path, prefix: str) -> int:
-    counters = dict(line.split() for line in stat.read_text().splitlines() if line)
-    return sum(int(counters.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))

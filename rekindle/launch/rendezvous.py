@@ -90,12 +90,6 @@ class Rendezvous:
         """The variable that hands it to a child process."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self), sort_keys=True)}
 
-    def local_address(self) -> str:
-        """The address of this machine by which it reaches node rank 0."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self.address, self.port or 1))  # sends nothing
-            return str(probe.getsockname()[0])
-
     def network(self) -> dict[str, str]:
         """What tells gloo and NCCL which interface to use: loopback for one node; gloo, for
         several and unless the user named one, that of this machine, because its own guess, by the
@@ -106,7 +100,9 @@ class Rendezvous:
             return dict.fromkeys(names, loopback) if loopback else {}
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
-        name = _interface(self.local_address())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.address, self.port or 1))  # sends nothing
+            name = _interface(str(probe.getsockname()[0]))  # by which it reaches node rank 0
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 

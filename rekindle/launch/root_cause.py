@@ -67,16 +67,16 @@ def causes_of(
     `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
     killed for their memory meanwhile."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
-    spoken = [_from_words(rank, rank.words) for rank in heartbeats if rank.words]
+    spoken = []
+    for rank in heartbeats:
+        if words := rank.words:
+            kind: Kind = "followed" if words["peer_lost"] else "raised"
+            what = f"rank {rank.rank} failed in {rank.doing}: {words['message']}"
+            cause = Cause(kind, rank.rank, words["time"], what, words["where"], words["fix"])
+            spoken.append(cause)
     told = {*ours, *(cause.rank for cause in spoken)}
     silent = [facts for facts in exits if facts["rank"] not in told]
     return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
-
-
-def _from_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
-    kind: Kind = "followed" if words["peer_lost"] else "raised"
-    what = f"rank {heartbeat.rank} failed in {heartbeat.doing}: {words['message']}"
-    return Cause(kind, heartbeat.rank, words["time"], what, words["where"], words["fix"])
 
 
 def _from_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:

@@ -157,7 +157,14 @@ class _Attempt:
             words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
             words += [f"--log-dir={self.scratch.name}", *started]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
-        own |= fork_server.THREADLESS | self._flight_recorder()
+        own |= fork_server.THREADLESS
+        if group.gpus:  # NCCL's record of the last collectives, on a timeout and when we ask for it
+            own |= {
+                "TORCH_FR_BUFFER_SIZE": "2000",
+                "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
+                "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+                "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
+            }
         if not group.foreign:
             own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
         if group.place.nodes == 1 and not group.foreign:
@@ -250,7 +257,11 @@ class _Attempt:
         with contextlib.suppress(OSError):  # a full disk; the log has them
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
         for heartbeat in found:
-            self._dump_flight_recorder(heartbeat.rank)
+            with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
+                name = f"{self.scratch.name}/{heartbeat.rank}.pipe"
+                pipe = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b"1")
+                os.close(pipe)
         in_start = all(heartbeat.phase == "start" for heartbeat in found)
         field = "train.start_seconds" if in_start else "train.hang_seconds"
         stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
@@ -291,23 +302,6 @@ class _Attempt:
             launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"
             what = f"{launcher} ended with exit code {code}"
         return Cause("followed", first, time.time(), what, fix="see the step's log")
-
-    def _flight_recorder(self) -> dict[str, str]:
-        """NCCL's record of the last collectives, written on a timeout and when we ask for it."""
-        if not has_gpu():
-            return {}
-        return {
-            "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
-        }
-
-    def _dump_flight_recorder(self, rank: int) -> None:
-        with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
-            pipe = os.open(f"{self.scratch.name}/{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, b"1")
-            os.close(pipe)
 
     def _said(self) -> str:
         path = self.status / "status.json"

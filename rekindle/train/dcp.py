@@ -339,7 +339,14 @@ def fill(
             raise
     if replicas is not None:
         _agree(failure, replicas)
-        _exchange(pieces, owners, replicas)
+        with torch.no_grad():
+            for name, owner in owners.items():  # from the rank that has read it to the others
+                local = pieces[name].local
+                whole = local.contiguous()
+                dist.broadcast(whole, group=replicas, group_src=owner)
+                if whole is not local:
+                    local.copy_(whole)
+                beat()
 
 
 def _entry(stream: BinaryIO, one: _Read) -> IO[bytes]:
@@ -393,20 +400,6 @@ def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
         raise failure
     if first := next(filter(None, failures), None):
         raise CheckpointError(f"another rank could not read its share: {first}")
-
-
-def _exchange(
-    pieces: Mapping[str, Piece], owners: Mapping[str, int], replicas: dist.ProcessGroup
-) -> None:
-    """Send each piece from the rank that has read it to the others."""
-    with torch.no_grad():
-        for name, owner in owners.items():
-            local = pieces[name].local
-            whole = local.contiguous()
-            dist.broadcast(whole, group=replicas, group_src=owner)
-            if whole is not local:
-                local.copy_(whole)
-            beat()
 
 
 def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:

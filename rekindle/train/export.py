@@ -34,7 +34,10 @@ _Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
     """Write `model.safetensors`, or several files and their index, into `folder`. All ranks have to
     call it; rank 0 writes."""
-    room = _header_room(_listed(parts, _held(parts)))
+    # bytes that suffice for a header of all tensors; a stored name is never longer than ours
+    listed = _listed(parts, _held(parts))
+    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
+    room = -(-(128 + sum(entries)) // 8) * 8
     writer = _Writer(folder, file_bytes, room) if dist.get_rank() == 0 else None
     joiner = _Joiner(parts)
     for name, tensor in gathered(parts):
@@ -126,12 +129,6 @@ class _Joiner:
             ordered = [pieces[start] for start in sorted(pieces)]
             del self.pieces[origin.name]
             yield origin.name, torch.cat(ordered, dim=-1) if len(ordered) > 1 else ordered[0]
-
-
-def _header_room(listed: list[_Listed]) -> int:
-    """Bytes that suffice for a header of all tensors; a stored name is never longer than ours."""
-    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
-    return -(-(128 + sum(entries)) // 8) * 8
 
 
 class _Writer:

@@ -29,7 +29,6 @@ from rekindle.train import (
     attention,
     compat,
     dropout,
-    kernels,
     linear_loss,
     optimizer,
     parallel,
@@ -166,9 +165,9 @@ def as_on_gpu() -> Iterator[None]:
         replaced(F, "dropout", lambda _: _dropout),
         replaced(dropout, "install", lambda _: lambda network: None),
         replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
-        replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"),
+        replaced(parallel, "kernel_for", lambda _: lambda *_: "varlen"),
         replaced(compat, "varlen_attn", lambda _: _varlen),
-        replaced(attention, "_draws_alike", lambda _: _alone),
+        replaced(attention, "_draws_alike", lambda _: lambda _, p: p.tp_size * p.cp_size == 1),
         replaced(attention, "sdpa", _without_dropout),
         replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
     ):
@@ -188,10 +187,6 @@ def _in_a_thread(function: Any) -> Any:
                 torch.autocast_increment_nesting()
 
     return called
-
-
-def _alone(_: torch.Tensor, peers: attention.Peers) -> bool:
-    return peers.tp_size * peers.cp_size == 1
 
 
 def _without_dropout(function: Any) -> Any:
@@ -218,15 +213,14 @@ def _in_fp32(function: Any) -> Any:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_exact, (args, kwargs))
+            kinds = attention.HALVES
+            args, kwargs = tree_map(
+                lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in kinds else x,
+                (args, kwargs),
+            )
         return function(*args, **kwargs)
 
     return called
-
-
-def _exact(value: Any) -> Any:
-    half = isinstance(value, torch.Tensor) and value.dtype in attention.HALVES
-    return value.float() if half else value
 
 
 def _dropout(

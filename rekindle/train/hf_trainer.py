@@ -76,13 +76,17 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     found = saves.newest()
     first = step_of(found.name) if found else 0
     if rank == 0:
-        history.resume(first, curve_of(found) if found else None)
+        # the curve up to there counts, whatever is left on this machine
+        curve = (found / CURVE).read_text(errors="replace") if found else None
+        history.resume(first, curve)
         begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
         begins = begins or f"{steps} steps from the start"
         emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
     dist.barrier()
     if found and first == steps:  # the Trainer would make one more
-        facts, last = _trained(trainer, found), steps
+        made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
+        trainer.model.load_state_dict(made.state_dict())
+        facts, last = json.loads((found / COMPLETE).read_text())["facts"], steps
     else:
         trainer.train(resume_from_checkpoint=str(found) if found else None)
         facts, last = watch.facts, trainer.state.global_step
@@ -98,13 +102,6 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         return
     if rank == 0:
         _finish(job, trainer, shards, last, facts, validation)
-
-
-def _trained(trainer: Any, found: Path) -> Mapping[str, str]:
-    """Gives the Trainer the weights of the last step's checkpoint; returns what was in effect."""
-    made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
-    trainer.model.load_state_dict(made.state_dict())
-    return facts_of(found)
 
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
@@ -365,17 +362,6 @@ class Saves:
             shutil.rmtree(self.folder / old, ignore_errors=True)
             if self.store is not None:
                 self.store.remove(old, COMPLETE)
-
-
-def facts_of(checkpoint: Path) -> dict[str, str]:
-    """What was in effect when it was written."""
-    facts: dict[str, str] = json.loads((checkpoint / COMPLETE).read_text())["facts"]
-    return facts
-
-
-def curve_of(checkpoint: Path) -> str:
-    """The loss curve up to there, which counts whatever is left on this machine."""
-    return (checkpoint / CURVE).read_text(errors="replace")
 
 
 def step_of(name: str) -> int:

@@ -34,9 +34,8 @@ from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
-from rekindle.train.optimizer import learning_rate
+from rekindle.train.optimizer import learning_rate, optimizer_of
 from rekindle.train.parallel import Parts, autocast
-from rekindle.train.stepped import optimizer_of
 from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,14 @@ class Trainer:
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
-        self.validation = _validation(task, shards, plan.order, self.mesh, seed, joined)
+        self.validation = None
+        if rows := shards.rows(VALIDATION):
+            once = SampleOrder(
+                rows=rows, global_batch_size=order.global_batch_size, seed=0,
+                lengths=shards.lengths(VALIDATION) if order.by_length else None,
+                pack_length=order.pack_length,
+            )  # fmt: skip
+            self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
         exact = torch.float64 if spec.precision == "fp64" else torch.float32
         self.feed = Feed(self.mesh.device, exact)
         self.behind = self.mesh.device.type != "cpu"
@@ -402,17 +408,3 @@ class _Reports:
             self.clock.report(shown)
         if self.ledger is not None:
             self.ledger.append(done.step + 1, self.trainer.batches.ids(done.work))
-
-
-def _validation(
-    task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int, joined: bool
-) -> Batches | None:
-    rows = shards.rows(VALIDATION)
-    if not rows:
-        return None
-    lengths = shards.lengths(VALIDATION) if order.by_length else None
-    once = SampleOrder(
-        rows=rows, global_batch_size=order.global_batch_size, seed=0, lengths=lengths,
-        pack_length=order.pack_length,
-    )  # fmt: skip
-    return Batches(task, shards, VALIDATION, once, mesh, seed, joined)

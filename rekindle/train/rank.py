@@ -96,7 +96,12 @@ def say(status: Path, ending: dict[str, object]) -> None:
 def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:
     """`train` with the precision that all ranks compute in; `began` is that of the checkpoint to
     resume from. Raises UnsupportedError for bf16 on GPUs without it. All ranks have to call it."""
-    available = _all_have_bf16(device)
+    # a CPU computes in it, if slowly; GPUs only where they have units for it
+    has = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    flag = torch.tensor(int(has))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    available = bool(flag)
     precision: Any = train.precision
     if precision == "auto":
         precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
@@ -147,12 +152,3 @@ def _in_full(module: nn.Module) -> None:
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave, always_call=True)
-
-
-def _all_have_bf16(device: torch.device) -> bool:
-    """A CPU computes in it, if slowly; GPUs only where they have units for it."""
-    has = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    flag = torch.tensor(int(has))
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag)

@@ -50,7 +50,11 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
     with contextlib.ExitStack() as locks:
         for root in sorted({turn.kept for turn in job.turns}):
             locks.enter_context(owned(working_of(root), lambda: emit("notice", text=waiting)))
-        if rendezvous.nodes > 1 or not _is_complete(job):
+        if (
+            rendezvous.nodes > 1
+            or not _is_scored(job)
+            or (_objective(job) == "tokens" and _samples(job) is None)
+        ):
             _run(job, rendezvous)
         else:
             emit("notice", text="all was scored before")
@@ -122,11 +126,6 @@ def _is_scored(job: ScoreJob) -> bool:
     return not any(turn.pieces.missing(count) for turn in job.turns)
 
 
-def _is_complete(job: ScoreJob) -> bool:
-    """Whether nothing is left for the ranks to do."""
-    return _is_scored(job) and (_objective(job) != "tokens" or _samples(job) is not None)
-
-
 def _objective(job: ScoreJob) -> Objective:
     return open_model(Path(job.candidate.folder), job.code).task.objective
 
@@ -161,9 +160,12 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     rows = _facts(Path(job.examples)).filter(pa.array(keep_N))
     hashes = rows.column("hash").to_pylist()
     contenders, cuts = {}, []
+    count = piece_count(open_examples(Path(job.examples), TEST))
     for turn in job.turns:
         model = open_model(Path(turn.folder), job.code)
-        scored = _scored(job, turn).filter(pa.array(keep_N))
+        parts = list(turn.pieces.read(count))  # of no examples, no more than their hashes
+        found = pa.concat_tables(parts or [pa.table({"hash": pa.array([], pa.binary(16))})])
+        scored = found.filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
             fix = f"delete {turn.kept} and run the step `score` again"
             raise DataError("the scores are those of other examples", where=turn.kept, fix=fix)
@@ -207,14 +209,6 @@ def _struct(table: pa.Table) -> pa.StructArray:
     """What a table holds, as one column; without what only `_hand_over` needs."""
     names = [name for name in table.column_names if name not in _LEFT_OUT]
     return pa.StructArray.from_arrays([table.column(n).combine_chunks() for n in names], names)
-
-
-def _scored(job: ScoreJob, turn: Turn) -> pa.Table:
-    """All that a contender scored; of no examples, no more than their hashes."""
-    count = piece_count(open_examples(Path(job.examples), TEST))
-    if not count:
-        return pa.table({"hash": pa.array([], pa.binary(16))})
-    return pa.concat_tables(turn.pieces.read(count))
 
 
 def _entropy(targets: pa.Array) -> float:

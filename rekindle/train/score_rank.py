@@ -22,7 +22,6 @@ from rekindle.errors import StepError, UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
-from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask
 from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
@@ -52,7 +51,13 @@ def main() -> None:
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
-    _compare_nodes(job.train)
+    # each node decides `auto` by its GPUs
+    everyone: list[tuple[str, str]] = of_all((job.train.precision, job.train.weights))
+    if len(set(everyone)) > 1:
+        found = " and ".join(sorted({precision for precision, _ in everyone}))
+        what = f"the nodes that score differ: they would compute in {found}"
+        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
+        raise UnsupportedError(what, where="train.precision", fix=fix)
     arrange(decided(job.train, device, began=None), device)
     work = Work(job, device, stop, vitals.beat)
     complete = all(work.score(turn) for turn in job.turns)
@@ -84,7 +89,11 @@ class Work:
         if self.device.type == "cuda":
             keep_positions(loaded.parts)
         if self.leads:
-            emit("notice", text=self._beginning(turn, loaded, len(missing)))
+            layout, left = loaded.mesh.layout, f"{len(missing)} of {self.count} pieces are left"
+            where = "" if layout.only_replicates else f", {layout}"
+            where += "" if len(missing) == self.count else f", {left}"
+            how = f"on {dist.get_world_size()} ranks in {loaded.train.precision}"
+            emit("notice", text=f"scoring the {turn.who} {how}{where}")
         for number in missing:
             if not self._score_piece(turn, loaded, number):
                 return False
@@ -94,13 +103,6 @@ class Work:
             del loaded
             free(self.device)
         return True
-
-    def _beginning(self, turn: Turn, loaded: Loaded, missing: int) -> str:
-        layout, precision = loaded.mesh.layout, loaded.train.precision
-        where = "" if missing == self.count else f", {missing} of {self.count} pieces are left"
-        named = "" if layout.only_replicates else f", {layout}"
-        ranks = dist.get_world_size()
-        return f"scoring the {turn.who} on {ranks} ranks in {precision}{named}{where}"
 
     def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
         rows = pieces.read_piece(self.examples, number)
@@ -175,16 +177,6 @@ class Work:
                 what = f"the task's own `generate` has not ended within {limit:g} s"
                 raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
         return done.result() if done is not None else []
-
-
-def _compare_nodes(train: TrainSpec) -> None:
-    """Raise UnsupportedError unless all nodes compute alike: each decides `auto` by its GPUs."""
-    everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
-    if len(set(everyone)) > 1:
-        found = " and ".join(sorted({precision for precision, _ in everyone}))
-        what = f"the nodes that score differ: they would compute in {found}"
-        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
-        raise UnsupportedError(what, where="train.precision", fix=fix)
 
 
 def free(device: torch.device) -> None:

@@ -114,8 +114,15 @@ class Folder:
         draft = f"{path}.draft"
         self.write(draft, lambda file: file.write(content))
         (self.path / draft).replace(target)
-        for folder in (target.parent, self.path):
-            _sync_folder(folder)
+        for folder in (target.parent, self.path):  # make the names in them durable
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # some network file systems have no such thing
+                    raise
+            finally:
+                os.close(handle)
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises CheckpointError where it is known that so much does not fit."""
@@ -266,15 +273,3 @@ Storage: TypeAlias = Folder | ObjectStore
 def _exists(root: str, path: str) -> CheckpointError:
     what = f"{root}/{path} was written by another attempt"
     return CheckpointError(what, where=root, fix="stop the other attempt at the same work")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such thing
-            raise
-    finally:
-        os.close(handle)

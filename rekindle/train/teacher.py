@@ -27,7 +27,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
-from rekindle.train import attention, kernels, modelfolder, modules, weights
+from rekindle.train import attention, modelfolder, modules, parallel, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
@@ -55,8 +55,8 @@ def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     """The network with our attention, frozen."""
     if modules.known(network) is not None:
         computed = HALVES.get(train.precision, torch.float32)
-        kernel = kernels.kernel_for(network, mesh.device, computed)
-        groups = kernels.takes_groups(mesh.device)
+        kernel = parallel.kernel_for(network, mesh.device, computed)
+        groups = parallel.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 

@@ -99,10 +99,16 @@ class Clock:
         seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
+        # most memory that this rank has used so far: of the GPU, or resident
+        if self.device.type == "cuda":
+            memory_bytes = int(torch.cuda.max_memory_allocated(self.device))
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            memory_bytes = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
             "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
-            "memory_bytes": _peak_bytes(self.device),
+            "memory_bytes": memory_bytes,
         }  # fmt: skip
         if self.cost is not None:
             row["tokens_per_second"] = round(work.tokens / self.smooth, 1)
@@ -127,14 +133,6 @@ class Clock:
 def device_name(device: torch.device) -> str:
     """The GPU as torch calls it, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Most memory that this rank has used so far: of the GPU, or resident."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 Span = tuple[float, float]

@@ -161,7 +161,10 @@ def _exhausted(error: BaseException, held: Mapping[str, int]) -> Problem:
     term = term_of(error)
     what = f"out of memory{f' for {term}' if term else ''} ({type(error).__name__}): {error}"
     sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
-    rest = _allocated() - sum(held.values())
+    torch: Any = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    allocated = int(torch.cuda.memory_allocated()) if on_gpu else 0
+    rest = allocated - sum(held.values())
     sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
     known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
     return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
@@ -177,11 +180,3 @@ def term_of(error: BaseException) -> str:
             if Path(code.co_filename).name == name and (not functions or code.co_name in functions):
                 return term
     return ""
-
-
-def _allocated() -> int:
-    """Bytes of tensors on this rank's GPU; 0 without one."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return 0
-    return int(torch.cuda.memory_allocated())

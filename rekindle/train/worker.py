@@ -34,9 +34,9 @@ from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
+from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
-from rekindle.train.stepped import taken
 from rekindle.train.teacher import goal_of, labels_of
 from rekindle.train.throughput import FILE as PROFILE
 from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips

@@ -26,7 +26,6 @@ from rekindle.tasks import load_task
 from rekindle.train import (
     attention,
     compat,
-    kernels,
     linear_loss,
     modules,
     parallel,
@@ -134,7 +133,7 @@ def traced(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(compat, "varlen_attn", recorded)
-    monkeypatch.setattr(kernels, "kernel_for", kernel_for)
+    monkeypatch.setattr(parallel, "kernel_for", kernel_for)
     monkeypatch.setattr(part, "seed", lambda key, device: None)
     torch._C._set_cudnn_enabled(False)  # which algorithm a convolution takes would ask its library
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())

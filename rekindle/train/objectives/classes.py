@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
-    from rekindle.train.part import Goal, Part
+    from rekindle.train.part import Part
 
 
 class Classes(Objective):
@@ -207,21 +207,15 @@ def loss_of(
     weights_N = weights_N.to(logits_NC.dtype)
     loss = (losses_N * weights_N).sum() / count
     if theirs_NC is not None:
-        soft = (_divergence(logits_NC, theirs_NC, part.goal) * weights_N).sum() / count
-        share = part.goal.teacher_weight
-        loss = (1 - share) * loss + share * part.goal.temperature**2 * soft
+        warmth, share = part.goal.temperature, part.goal.teacher_weight
+        divergence_N = F.kl_div(
+            F.log_softmax(logits_NC / warmth, -1),
+            F.log_softmax(theirs_NC.to(logits_NC.dtype) / warmth, -1),
+            reduction="none", log_target=True,
+        ).sum(-1)  # fmt: skip
+        loss = (1 - share) * loss + share * warmth**2 * ((divergence_N * weights_N).sum() / count)
     right = ((logits_NC.argmax(-1) == labels_N) * weights_N).sum()
     return row(loss, right.to(loss.dtype), weights_N.sum())
-
-
-def _divergence(ours_NC: torch.Tensor, theirs_NC: torch.Tensor, goal: Goal) -> torch.Tensor:
-    """From a teacher's softened distribution, of each target."""
-    warmth = goal.temperature
-    return F.kl_div(
-        F.log_softmax(ours_NC / warmth, -1),
-        F.log_softmax(theirs_NC.to(ours_NC.dtype) / warmth, -1),
-        reduction="none", log_target=True,
-    ).sum(-1)  # fmt: skip
 
 
 class Tags(Objective):
