@@ -126,7 +126,15 @@ class DeepSpeed:
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
             yield (*CONFIG, "zero_optimization", "stage"), _NARROW, "stage: 1, or precision: fp32"
         yield from _refused(given)
-        yield from _contradicting(given, train)
+        yield from contradictions(given, _owned(train), train)
+        kind = at(given, "optimizer", "type")
+        if kind not in (None, AUTO, "Adam", "AdamW"):
+            what = f"rekindle cannot save and resume the state of {kind}"
+            yield (*CONFIG, "optimizer", "type"), what, "AdamW"
+        for part in _MOVED:
+            place = ("zero_optimization", f"offload_{part}")
+            if at(given, *place, "device") == "nvme":
+                yield (*CONFIG, *place), "offload to NVMe is not supported", "device: cpu"
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
         """The compiler of its CPU Adam."""
@@ -398,7 +406,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
                 fix = did_you_mean(key, seen) or "remove it"
                 yield (*CONFIG, *place, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(given) & set(_REFUSED)):
-        if _enabled(given[key]) and not _left_open(given[key]):
+        if _asks(given[key]):
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
 
 
@@ -424,19 +432,6 @@ def _misshapen(given: Mapping[str, Any]) -> Iterator[Finding]:
             yield (*CONFIG, *place), what, f"stage: {least}, or remove it"
 
 
-def _contradicting(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
-    """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
-    yield from contradictions(given, _owned(train), train)
-    kind = at(given, "optimizer", "type")
-    if kind not in (None, AUTO, "Adam", "AdamW"):
-        what = f"rekindle cannot save and resume the state of {kind}"
-        yield (*CONFIG, "optimizer", "type"), what, "AdamW"
-    for part in _MOVED:
-        if at(given, "zero_optimization", f"offload_{part}", "device") == "nvme":
-            place = (*CONFIG, "zero_optimization", f"offload_{part}")
-            yield place, "offload to NVMe is not supported", "device: cpu"
-
-
 def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
     """What DeepSpeed's config may say only as rekindle does, by its place: our field and its value;
     without a field the loop decides it."""
@@ -460,14 +455,11 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _left_open(section: Any) -> bool:
-    """Whether all its parameters are "auto", as in the configs of the Hugging Face Trainer."""
-    params = at(section, "params")
-    return isinstance(params, Mapping) and all(value == AUTO for value in params.values())
-
-
-def _enabled(section: Any) -> bool:
-    """Whether a section asks for something: `{"enabled": false}` and "auto" do not."""
-    if isinstance(section, Mapping):
-        return section.get("enabled", True) not in (False, AUTO)
-    return section not in (None, False, AUTO)
+def _asks(section: Any) -> bool:
+    """Whether a section asks for something: `{"enabled": false}` and "auto" do not, nor do
+    parameters that are all "auto", as in the configs of the Hugging Face Trainer."""
+    if not isinstance(section, Mapping):
+        return section not in (None, False, AUTO)
+    params = section.get("params")
+    left_open = isinstance(params, Mapping) and all(value == AUTO for value in params.values())
+    return section.get("enabled", True) not in (False, AUTO) and not left_open

@@ -23,8 +23,17 @@ def available_bytes(root: Path = Path("/")) -> int:
     """The least that the machine and each of this process's cgroups have left."""
     meminfo = (root / "proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    machine = [int(found[1]) * 1024] if found else []
-    return max(0, min([*machine, *_left(root)], default=1 << 62))
+    left = [int(found[1]) * 1024] if found else []
+    for top, own in _groups(root):
+        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
+            for limit, used, prefix in _FILES:
+                with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    counters = dict(line.split() for line in lines if line)
+                    kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
+                    left.append(free + sum(int(counters.get(kind, 0)) for kind in kinds))
+    return max(0, min(left, default=1 << 62))
 
 
 def identity(root: Path = Path("/")) -> str:
@@ -51,18 +60,6 @@ def oom_kills() -> int:
             if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
                 return int(found[1])
     return 0
-
-
-def _left(root: Path) -> Iterator[int]:
-    for top, own in _groups(root):
-        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
-            for limit, used, prefix in _FILES:
-                with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-                    left = int((folder / limit).read_text()) - int((folder / used).read_text())
-                    lines = (folder / "memory.stat").read_text().splitlines()
-                    counters = dict(line.split() for line in lines if line)
-                    kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
-                    yield left + sum(int(counters.get(kind, 0)) for kind in kinds)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, Path]]:

@@ -109,9 +109,14 @@ def end_marked(mark: str, spared: Collection[int] = ()) -> None:
     elsewhere).
 
     A process that the kernel cannot end, waiting for a device, is given up after 5 s."""
-    deadline = time.monotonic() + _SWEEP_SECONDS
+    deadline, entry = time.monotonic() + _SWEEP_SECONDS, f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
-        found = [pid for pid in _marked(mark) if pid not in spared and pid != os.getpid()]
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # a zombie has no environment
+                if entry in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        found = [pid for pid in found if pid not in spared and pid != os.getpid()]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -127,15 +132,6 @@ def is_running(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in "ZX"
-
-
-def _marked(mark: str) -> Iterator[int]:
-    """A zombie has no environment, so that only the living are found."""
-    entry = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if entry in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,10 @@ waiting for others; if all wait, the one that is furthest behind."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import signal
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from rekindle.launch.heartbeats import Heartbeat
@@ -143,26 +141,15 @@ class Stack:
 def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
     """A cause for each rank without a heartbeat; where all wait for others, that is said of
     the one furthest behind."""
-    causes = [_hung(rank, stacks.get(rank.rank, Stack(())), fix) for rank in heartbeats]
+    causes = []
+    for rank in heartbeats:
+        stack = stacks.get(rank.rank, Stack(()))
+        what = f"rank {rank.rank} hangs in {rank.doing}: no heartbeat for {rank.age:.0f} s"
+        if not stack.frames:
+            what += ", and it does not answer a signal either"
+        kind: Kind = "waits" if stack.waits else "hung"
+        causes.append(Cause(kind, rank.rank, time.time() - rank.age, what, stack.where, fix))
     if any(cause.kind == "hung" for cause in causes):
         return causes
     behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time), default=None)
     return [cause for cause in causes if behind is not None and cause.rank == behind.rank]
-
-
-def _hung(heartbeat: Heartbeat, stack: Stack, fix: str) -> Cause:
-    who = f"rank {heartbeat.rank} hangs in {heartbeat.doing}"
-    what = f"{who}: no heartbeat for {heartbeat.age:.0f} s"
-    if not stack.frames:
-        what += ", and it does not answer a signal either"
-    kind: Kind = "waits" if stack.waits else "hung"
-    return Cause(kind, heartbeat.rank, time.time() - heartbeat.age, what, stack.where, fix)
-
-
-def read_exits(report: Path) -> list[dict[str, Any]]:
-    """What the agent wrote, in its order; nothing if it did not get to it."""
-    try:
-        lines = report.read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines]

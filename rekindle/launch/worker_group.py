@@ -289,7 +289,9 @@ class _Attempt:
             return Report("quiet", expired=expired, asked=asked)
         oom = memory.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
-        causes = root_cause.causes_of(found, root_cause.read_exits(self.exits), self.ours, oom)
+        lines = self.exits.read_text().splitlines() if self.exits.exists() else []
+        exits = [json.loads(line) for line in lines]
+        causes = root_cause.causes_of(found, exits, self.ours, oom)
         cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 

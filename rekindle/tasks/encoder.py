@@ -18,22 +18,14 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.spec.model import TokenizerSpec
+from rekindle.tasks import pretrained
 from rekindle.tasks.base import Settings
-from rekindle.tasks.pretrained import (
-    TOKENIZER,
-    HubTask,
-    check_positions,
-    check_source,
-    configuration,
-    fetch_tokenizer,
-    save_tokenizer,
-)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,25 +36,36 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Passes
 
 
-class EncoderTask(HubTask):
+class EncoderTask(pretrained.HubTask):
     """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
-        check_source(model, example, data.max_length)
+        pretrained.check_source(model, example, data.max_length)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         if isinstance(model.source, str):
-            positions = getattr(configuration(model, {}, {}), "max_position_embeddings", None)
-            check_positions(positions, data.max_length)
+            positions = getattr(
+                pretrained.configuration(model, {}, {}), "max_position_embeddings", None
+            )
+            pretrained.check_positions(positions, data.max_length)
         own = model.tokenizer
         if isinstance(own, str) or (own is None and isinstance(model.source, str)):
-            return _fetch_tokenizer(model, data.max_length, assets)
-
-        def texts() -> Iterator[list[str]]:
-            return (self.texts(batch) for batch in train())
-
-        return _train_tokenizer(texts, own or TokenizerSpec(), data.max_length, assets)
+            fetched = pretrained.fetch_tokenizer(model)
+            fetched.backend_tokenizer.enable_truncation(data.max_length)
+            pretrained.save_fetched(fetched, assets)
+            pad = fetched.eos_token_id if fetched.pad_token_id is None else fetched.pad_token_id
+            return {"vocab_size": len(fetched), "pad_token_id": int(pad or 0)}
+        spec = own or TokenizerSpec()
+        tokenizer = train_wordpiece(
+            lambda: (self.texts(batch) for batch in train()),
+            vocab_size=spec.vocab_size, min_frequency=spec.min_frequency,
+        )  # fmt: skip
+        tokenizer.enable_truncation(data.max_length)
+        roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
+        pretrained.save_tokenizer(tokenizer, assets, model_max_length=data.max_length, **roles)
+        pad = tokenizer.token_to_id("[PAD]")
+        return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
 
     @abc.abstractmethod
     def texts(self, batch: pa.RecordBatch) -> list[str]:
@@ -77,7 +80,10 @@ class EncoderTask(HubTask):
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        config, kind = configuration(model, inline, names), getattr(transformers, self.head)
+        config, kind = (
+            pretrained.configuration(model, inline, names),
+            getattr(transformers, self.head),
+        )
         network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
         return network
 
@@ -102,29 +108,6 @@ class EncoderTask(HubTask):
         return logits.float()
 
 
-def _train_tokenizer(
-    texts: Callable[[], Iterator[list[str]]], spec: TokenizerSpec, max_length: int, assets: Path
-) -> Settings:
-    """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
-    tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    tokenizer.enable_truncation(max_length)
-    roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
-    save_tokenizer(tokenizer, assets, model_max_length=max_length, **roles)
-    pad = tokenizer.token_to_id("[PAD]")
-    return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
-
-
-def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
-    """The tokenizer of a hub name or folder, stored as files that `tokenizers` reads without
-    transformers."""
-    tokenizer = fetch_tokenizer(model)
-    tokenizer.backend_tokenizer.enable_truncation(max_length)
-    tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}
-
-
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MOST_WORDS = 1 << 17
 _SEPARABLE = {
@@ -141,7 +124,7 @@ def train_wordpiece(
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     learner.normalizer = normalizers.BertNormalizer(lowercase=True)
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, _characters(texts()))]
+    fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, texts())]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=fixed,
         show_progress=False,
@@ -190,30 +173,20 @@ class WordCache:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, cut to the longest length, with the special tokens around them."""
         words = [text.split(" ") for text in texts]
-        self._learn(set(chain.from_iterable(words)))
+        if len(self._ids) > _MOST_WORDS:
+            self._ids.clear()
+        new = [w for w in set(chain.from_iterable(words)) if w not in self._ids]
+        rows = self._bare.encode_batch_fast(new, add_special_tokens=False)
+        self._ids.update((word, row.ids) for word, row in zip(new, rows, strict=True))
         known, room, before, after = self._ids.__getitem__, self._room, self._before, self._after
         ids = (list(chain.from_iterable(map(known, each)))[:room] for each in words)
         return [[*before, *each, *after] for each in ids]
 
-    def _learn(self, words: set[str]) -> None:
-        if len(self._ids) > _MOST_WORDS:
-            self._ids.clear()
-        new = [word for word in words if word not in self._ids]
-        rows = self._bare.encode_batch_fast(new, add_special_tokens=False)
-        self._ids.update((word, row.ids) for word, row in zip(new, rows, strict=True))
 
-
-def _characters(texts: Iterable[list[str]]) -> set[str]:
+def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str]]) -> list[str]:
+    """`##x` for each character of the texts that can stand within a word, in order."""
     found: set[str] = set()
-    for batch in texts:
-        found.update(*batch)
-    return found
-
-
-def _continuing_pieces(tokenizer: tokenizers.Tokenizer, characters: set[str]) -> list[str]:
-    """`##x` for each character that can stand within a word, in order."""
-    found: set[str] = set()
-    for character in characters:
+    for character in {character for batch in texts for text in batch for character in text}:
         normal = tokenizer.normalizer.normalize_str(f"a{character}a")
         words = tokenizer.pre_tokenizer.pre_tokenize_str(normal)
         if len(words) == 1:

@@ -178,7 +178,7 @@ _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 
 def check_residual(source: dict[str, Any]) -> None:
     """Refuse a name that is none, or a library that is not installed; raises RequestError."""
-    library, name = _parts(str(source["architecture"]))
+    library, _, name = str(source["architecture"]).rpartition(":")
     if set(source) != {"architecture"} or name not in _SHAPES or library not in ("", *LIBRARIES):
         what = f"not a network this task can build: {source}"
         fix = f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not"
@@ -223,7 +223,9 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
 
 
 def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
-    library, name = _parts(architecture)
+    import torch
+
+    library, _, name = architecture.rpartition(":")
     found: torch.nn.Module
     if library == "timm":
         import timm
@@ -238,16 +240,12 @@ def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
             raise RequestError(what, where="model.source", fix=f"set architecture: {name}")
         found = getattr(torchvision.models, name)(num_classes=classes, norm_layer=_norm)
         return found
-    return _by_transformers(name, depth, classes)
-
-
-def _by_transformers(name: str, depth: int, classes: int) -> torch.nn.Module:
-    import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    shape = _SHAPES[name]
-    hidden = _HIDDEN[shape["layer_type"]]
-    config = ResNetConfig(num_channels=depth, hidden_sizes=hidden, num_labels=classes, **shape)
+    hidden = _HIDDEN[_SHAPES[name]["layer_type"]]
+    config = ResNetConfig(
+        num_channels=depth, hidden_sizes=hidden, num_labels=classes, **_SHAPES[name]
+    )
     network: torch.nn.Module = ResNetForImageClassification(config)
     for path, module in list(network.named_modules()):
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -260,8 +258,3 @@ def _norm(channels: int, **_: Any) -> torch.nn.Module:
     from torch import nn
 
     return nn.GroupNorm(_GROUPS, channels)
-
-
-def _parts(name: str) -> tuple[str, str]:
-    library, _, rest = name.rpartition(":")
-    return library, rest

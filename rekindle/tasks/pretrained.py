@@ -131,29 +131,23 @@ def weights_folder(model: ModelSpec) -> Path | None:
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):  # updated for every piece that arrives
+        def update(self, n: float | None = 1) -> Any:
+            beat()
+            return super().update(n)
 
     try:
         found = snapshot_download(
             model.source, revision=model.revision, ignore_patterns=["*/*"],
             allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
-            tqdm_class=_with_heartbeats(),
+            tqdm_class=Bar,
         )  # fmt: skip
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
         raise RequestError(what, where="model.source", fix=_NETWORK) from error
     return Path(found)
-
-
-def _with_heartbeats() -> type[Any]:
-    """The hub's progress bar, which is updated for every piece that arrives."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Bar(tqdm):
-        def update(self, n: float | None = 1) -> Any:
-            beat()
-            return super().update(n)
-
-    return Bar
 
 
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
@@ -176,6 +170,12 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
+
+
+def save_fetched(tokenizer: PreTrainedTokenizerBase, assets: Path) -> None:
+    """Leave a tokenizer of transformers there, also as the file that `tokenizers` reads."""
+    tokenizer.save_pretrained(assets)
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:

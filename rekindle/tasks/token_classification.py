@@ -50,7 +50,10 @@ class TokenClassification(EncoderTask):
         ids: list[list[int] | None] = []
         places = []
         for words, encoding in zip(texts, encodings, strict=True):
-            firsts = _firsts(encoding.word_ids, len(words))
+            firsts = [NO_PLACE] * len(words)  # where a word was cut off or has no token
+            for position, word in reversed(list(enumerate(encoding.word_ids))):
+                if word is not None:
+                    firsts[word] = position
             places.append(firsts)
             ids.append(encoding.ids if any(place >= 0 for place in firsts) else None)
         return {
@@ -61,16 +64,6 @@ class TokenClassification(EncoderTask):
 
 def _words(batch: pa.RecordBatch) -> list[list[str]]:
     return [json.loads(text) for text in batch.column("words").to_pylist()]
-
-
-def _firsts(word_ids: list[int | None], words: int) -> list[int]:
-    """Of each word its first token's position; `NO_PLACE` where it was cut off or has none."""
-    places = [NO_PLACE] * words
-    for position in range(len(word_ids) - 1, -1, -1):
-        word = word_ids[position]
-        if word is not None:
-            places[word] = position
-    return places
 
 
 _tokenizer = lru_cache(maxsize=4)(read_tokenizer)

@@ -330,13 +330,6 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peaks, self._growths, self.peak, self.at = {}, 0, 0, 0
         self._reach()
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """FSDP gives memory back so, and takes it again."""
-        held = self._held.get(storage._cdata)
-        if held is not None:
-            held.kind = GATHERED
-            self._grow(held, storage.nbytes() - held.size)
-
     def _grow(self, held: Held, by: int) -> None:
         held.size += by
         self.bytes += by
@@ -364,7 +357,9 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def resize_(storage: torch.UntypedStorage, *args: Any) -> Any:
             done = resize(storage, *args)
-            self.resized(storage)
+            if (held := self._held.get(storage._cdata)) is not None:
+                held.kind = GATHERED  # FSDP gives memory back so, and takes it again
+                self._grow(held, storage.nbytes() - held.size)
             return done
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]

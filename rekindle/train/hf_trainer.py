@@ -309,7 +309,15 @@ class Saves:
             shutil.rmtree(self.folder, ignore_errors=True)
         name = of_first(self._newest() if dist.get_rank() == 0 else None)
         if name and self.store is not None and self.first_here:
-            self._fetch(name, self.store)
+            complete = self.store.read(f"{name}/{COMPLETE}")
+            assert complete is not None, "rank 0 has seen it"
+            here = self.folder / name
+            here.mkdir(parents=True, exist_ok=True)
+            for file in json.loads(complete)["files"]:
+                path = here / file
+                with self.store.reader(f"{name}/{file}") as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            (here / COMPLETE).write_bytes(complete)
         dist.barrier()
         return self.folder / name if name else None
 
@@ -323,18 +331,6 @@ class Saves:
                     shutil.rmtree(self.folder / name)
             found = [name for name in found if (self.folder / name).exists()]
         return max(found, key=step_of, default=None)
-
-    def _fetch(self, name: str, store: Storage) -> None:
-        complete = store.read(f"{name}/{COMPLETE}")
-        assert complete is not None, "rank 0 has seen it"
-        (self.folder / name).mkdir(parents=True, exist_ok=True)
-        for file in json.loads(complete)["files"]:
-            with (
-                store.reader(f"{name}/{file}") as source,
-                (self.folder / name / file).open("wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
-        (self.folder / name / COMPLETE).write_bytes(complete)
 
     def completed(self, step: int, facts: Mapping[str, str]) -> None:
         """All ranks have written the checkpoint of a step: it counts from now on, and older ones

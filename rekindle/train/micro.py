@@ -252,7 +252,9 @@ class Documents:
         """From the number of each token's document, on the host.
 
         Sequences of documents 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
-        firsts = _firsts(numbers_BS)
+        begins_BS = np.ones(numbers_BS.shape, bool)
+        begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
+        firsts = [np.flatnonzero(row).tolist() for row in begins_BS]  # where documents begin
         length = numbers_BS.shape[1]
         if cp == 1:
             runs = [b - a for row in firsts for a, b in itertools.pairwise([*row, length])]
@@ -302,10 +304,3 @@ class Documents:
 
 def _starts(lengths: list[int]) -> torch.Tensor:
     return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32))
-
-
-def _firsts(numbers_BS: Ints) -> list[list[int]]:
-    """Where documents begin in each sequence."""
-    begins_BS = np.ones(numbers_BS.shape, bool)
-    begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
-    return [np.flatnonzero(row).tolist() for row in begins_BS]

@@ -337,11 +337,6 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
     return dataclasses.replace(parts, stages=stages, stepper=stepper)
 
 
-def optimizer_of(parts: Parts, spec: TrainSpec) -> Optimizer | Stepped:
-    """What makes the updates of a step."""
-    return Stepped(parts, parts.stepper) if parts.stepper else Optimizer(parts, spec)
-
-
 class Stepped:
     """The face of `Optimizer` before a stepper."""
 

@@ -31,7 +31,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -147,15 +147,6 @@ def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
 
 def _name(number: int) -> str:
     return f"piece-{number:05}.parquet"
-
-
-def as_piece(rows: pa.Table, encoded: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """The piece of the examples `rows`, of which a model's own encoding is `encoded` and `columns`
-    what its objective keeps of their scores."""
-    scored_N = np.ones(len(rows), bool)
-    if "input_ids" in encoded.column_names:
-        scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
-    return pa.table({"hash": rows.column("hash"), "scored": pa.array(scored_N), **columns})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,9 +113,15 @@ def held(parts: Parts) -> list[torch.Tensor]:
 
 
 def facts(parts: Parts) -> dict[str, str]:
-    """What is in effect, in words for the record; nothing without 4 bits."""
-    count = len(held(parts)) // 2
-    return {"base": f"nf4, {count} matrices, bitsandbytes {version()}"} if count else {}
+    """What is in effect, in words for the record; nothing without 4 or 8 bits."""
+    found, four = {}, len(held(parts)) // 2
+    if four:
+        found["base"] = f"nf4, {four} matrices, bitsandbytes {version()}"
+    if eight := sum(count(stage.part.network) for stage in parts.stages):
+        how = "" if parts.mesh.device.type == "cuda" else ", emulated"
+        torchao = importlib.metadata.version("torchao")
+        found["fp8"] = f"{eight} matrices, torchao {torchao}{how}"
+    return found
 
 
 def version() -> str:
@@ -166,14 +172,6 @@ def convert(network: nn.Module, device: torch.device) -> None:
 def count(network: nn.Module) -> int:
     """Matrices that are multiplied in 8 bits."""
     return sum(type(module).__name__ == "Float8Linear" for module in network.modules())
-
-
-def facts_of_fp8(parts: Parts) -> dict[str, str]:
-    """What is in effect, in words for the record; nothing without fp8."""
-    if not (matrices := sum(count(stage.part.network) for stage in parts.stages)):
-        return {}
-    how = "" if parts.mesh.device.type == "cuda" else ", emulated"
-    return {"fp8": f"{matrices} matrices, torchao {importlib.metadata.version('torchao')}{how}"}
 
 
 def _narrowed(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -172,7 +172,11 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         nats = None
         if "target_ids" in scored.column_names:
             cuts.append(scored.column("cut").combine_chunks())
-            nats = _entropy(scored.column("target_ids").combine_chunks().flatten())
+            # what the best guess needs for a target that knows only how frequent each is
+            targets = scored.column("target_ids").combine_chunks().flatten()
+            counts_V = np.bincount(np.asarray(targets, np.int64))
+            shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
+            nats = float(-(shares * np.log(shares)).sum())
         if len(scored.column_names) > 1:
             rows = rows.append_column(turn.who, _struct(scored))
         contenders[turn.who] = Contender(
@@ -209,10 +213,3 @@ def _struct(table: pa.Table) -> pa.StructArray:
     """What a table holds, as one column; without what only `_hand_over` needs."""
     names = [name for name in table.column_names if name not in _LEFT_OUT]
     return pa.StructArray.from_arrays([table.column(n).combine_chunks() for n in names], names)
-
-
-def _entropy(targets: pa.Array) -> float:
-    """Nats that the best guess needs a target that knows only how frequent each is."""
-    counts_V = np.bincount(np.asarray(targets, np.int64))
-    shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
-    return float(-(shares * np.log(shares)).sum())

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 
@@ -27,15 +29,7 @@ from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.modelfolder import open_model
-from rekindle.train.pieces import (
-    SAMPLE_CHARACTERS,
-    SAMPLE_TOKENS,
-    TEST,
-    Opening,
-    ScoreJob,
-    Turn,
-    piece_count,
-)
+from rekindle.train.pieces import ScoreJob, Turn
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
 from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
@@ -73,8 +67,8 @@ class Work:
         beat: Callable[[int, Phase], None],
     ) -> None:  # fmt: skip
         self.job, self.device, self.stop, self.beat = job, device, stop, beat
-        self.examples = open_examples(Path(job.examples), TEST)
-        self.count = piece_count(self.examples)
+        self.examples = open_examples(Path(job.examples), pieces.TEST)
+        self.count = pieces.piece_count(self.examples)
         self.leads = dist.get_rank() == 0
 
     def score(self, turn: Turn) -> bool:
@@ -121,7 +115,11 @@ class Work:
         if self.leads:
             settings = loaded.opened.settings
             columns = loaded.objective.columns(encoded, sums.numpy(), settings)
-            turn.pieces.put(number, pieces.as_piece(rows, encoded, columns))
+            scored_N = np.ones(len(rows), bool)
+            if "input_ids" in encoded.column_names:
+                scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
+            facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
+            turn.pieces.put(number, pa.table({**facts, **columns}))
         return True
 
     def _is_over(self) -> bool:
@@ -130,7 +128,7 @@ class Work:
         dist.all_reduce(raised)
         return bool(raised > 0)
 
-    def _unwritten(self, turn: Turn) -> tuple[str, list[Opening]] | None:
+    def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
         found = pieces.openings_of(self.job) if self.leads else None
         if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
@@ -148,7 +146,9 @@ class Work:
         prompts = [turns for turns, _ in openings]
 
         def write(network: Any) -> list[str]:
-            return task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
+            return task.generate(
+                network, prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
+            )
 
         if opened.own_task:
             texts = self._waited_for(lambda: write(opened.network()))
@@ -157,7 +157,7 @@ class Work:
         if self.leads:
             samples = [
                 Sample(  # a dialogue may begin with its answer
-                    prompt=p[-1][1][-SAMPLE_CHARACTERS:] if p else "", generated=text,
+                    prompt=p[-1][1][-pieces.SAMPLE_CHARACTERS:] if p else "", generated=text,
                     expected=expected,
                 )
                 for (p, expected), text in zip(openings, texts, strict=True)

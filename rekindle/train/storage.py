@@ -212,11 +212,11 @@ class ObjectStore:
         self._patiently(delete)
 
     def abandoned(self, folder: str) -> bool:
-        def youngest() -> dt.datetime:
-            times = [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
-            return max(times, default=dt.datetime.min.replace(tzinfo=dt.UTC))
-
-        return self._patiently(youngest) < dt.datetime.now(dt.UTC) - DEAD_AFTER
+        times = self._patiently(
+            lambda: [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
+        )
+        dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
+        return all(time < dead for time in times)
 
     def _path(self, path: str) -> str:
         return f"{self.prefix}/{path}"

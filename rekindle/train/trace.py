@@ -30,18 +30,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import modules, quantised, teacher, weights
+from rekindle.train import fakes, modules, quantised, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
-from rekindle.train.fakes import (
-    GRADIENTS,
-    MOMENTS,
-    PARAMETERS,
-    TEACHER,
-    TEMPORARIES,
-    Live,
-    as_on_gpu,
-    engine_without_values,
-)
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
@@ -100,8 +90,8 @@ def traced(trace: Trace) -> Traced:
     rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
-    engine = engine_without_values(run.live, run.shapes, fake=True)
-    meant = as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
+    engine = fakes.engine_without_values(run.live, run.shapes, fake=True)
+    meant = fakes.as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
     try:
         with engine, FakeTensorMode(allow_non_fake_inputs=True), meant:
             return run.result()
@@ -111,7 +101,7 @@ def traced(trace: Trace) -> Traced:
 
 class _Run:
     def __init__(self, trace: Trace) -> None:
-        self.trace, self.live = trace, Live()
+        self.trace, self.live = trace, fakes.Live()
         self.task = load_task(trace.task)
         self.tokens = self.task.objective == "tokens"
         self.pipeline: Any = None
@@ -122,21 +112,30 @@ class _Run:
     def result(self) -> Traced:
         live, parts = self.live, self._parts()
         self.joined = parts.stages[0].part.joins_texts
-        self._divide_backward(parts)
+        # the end of a backward pass, from a stage's first block on, is a phase of its own: it grows
+        # with the number of blocks by other tensors than the beginning, and the larger of two
+        # straight lines is not one
+        for stage in parts.stages:
+            named = modules.blocks(stage.part.network)
+            blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
+            for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
+                block.register_forward_hook(functools.partial(self._backward_from, phase))
         with live.counting():
             taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
             codes = quantised.held(parts)
             for tensor in [*(local_of(p) for _, p in parts.parameters()), *codes, *taught]:
                 live.note(tensor)
-            live.call(PARAMETERS, codes)
-            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
-            live.call(TEACHER, taught)
+            live.call(fakes.PARAMETERS, codes)
+            live.call(fakes.PARAMETERS, (local_of(p) for _, p in parts.parameters()))
+            live.call(fakes.TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
-            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
+            live.call(fakes.PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             buckets = self._buckets(parts)
-            live.call(GRADIENTS, buckets.values())
+            live.call(fakes.GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(MOMENTS, (t for s in optimizer.update.state.values() for t in s.values()))
+            live.call(
+                fakes.MOMENTS, (t for s in optimizer.update.state.values() for t in s.values())
+            )
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0
@@ -146,12 +145,9 @@ class _Run:
                 static = live.bytes
                 self._step(parts, optimizer)
             del buckets
-        return self._traced(static)
-
-    def _traced(self, static: int) -> Traced:
-        live, terms = self.live, collections.Counter[str]()
+        terms = collections.Counter[str]()
         for held in live.worst:
-            terms[held.kind or TEMPORARIES] += held.was
+            terms[held.kind or fakes.TEMPORARIES] += held.was
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
             live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
@@ -224,22 +220,12 @@ class _Run:
                         result[0, 0].backward()
                     del result
         grads = (p.grad for _, p in parts.parameters() if p.grad is not None)
-        live.call(GRADIENTS, map(local_of, grads))
+        live.call(fakes.GRADIENTS, map(local_of, grads))
         live.phase = "optimizer"
         squares = optimizer.collect()
         optimizer.step(1e-3, squares, squares)
         optimizer.clear()
         live.phase = "backward"
-
-    def _divide_backward(self, parts: Any) -> None:
-        """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
-        grows with the number of blocks by other tensors than the beginning, and the larger of two
-        straight lines is not one."""
-        for stage in parts.stages:
-            named = modules.blocks(stage.part.network)
-            blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
-            for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
-                block.register_forward_hook(functools.partial(self._backward_from, phase))
 
     def _backward_from(self, phase: str, module: nn.Module, args: Any, output: Any) -> None:
         """The backward pass of a block begins a phase."""

@@ -69,10 +69,6 @@ class _Note:
         values = (*self.args, *self.kwargs.values())
         return not any(isinstance(v, torch.Tensor) and v.is_meta for v in values)
 
-    def play(self, whole: torch.Tensor) -> None:
-        view = whole.as_strided(self.size, self.stride, self.offset)
-        self.func(view, *self.args, **self.kwargs)
-
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
@@ -171,8 +167,7 @@ class Source:
             return self._last[1]
         storage, shape, stride, dtype = self.storages[name]
         notes = self.recorder.notes.get(storage, [])
-        bad = next((note for note in notes if not note.replayable), None)
-        if bad is not None:
+        for bad in (note for note in notes if not note.replayable):
             what = f"cannot build the starting value of {name} one tensor at a time ({bad.func})"
             fix = "start from a checkpoint with this weight"
             raise DataError(what, where="model.source", fix=fix)
@@ -185,7 +180,8 @@ class Source:
             words = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()[:8]
             torch.manual_seed(int.from_bytes(words, "big") >> 1)
             for note in notes:
-                note.play(whole)
+                view = whole.as_strided(note.size, note.stride, note.offset)
+                note.func(view, *note.args, **note.kwargs)
         self._last = (name, whole)
         return whole
 

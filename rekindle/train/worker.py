@@ -218,20 +218,17 @@ class Start:
         mesh = Mesh.of(layout, device)
         start = cls(job, task, shards, mesh, network, source, modules.unfused(network))
         if cell is not None and composed and job.train.untested == "check":
-            start.compare(cell)
+            # of the layout tests know each two parts only
+            gaps = compared(cell, job, task, shards, start.network, mesh)
+            if dist.get_rank() == 0:
+                within = " and ".join(
+                    f"within {gap.largest:.1g} in {gap.precision} "
+                    f"(up to {gap.allowed:g} is rounding)"
+                    for gap in gaps
+                )
+                agree = f"two steps of a small network agree with one rank's {within}"
+                emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
         return start
-
-    def compare(self, cell: Cell) -> None:
-        """Raise StepError where the layout, of which tests know each two parts only, does not
-        compute what one rank does."""
-        gaps = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
-        if dist.get_rank() == 0:
-            within = " and ".join(
-                f"within {gap.largest:.1g} in {gap.precision} (up to {gap.allowed:g} is rounding)"
-                for gap in gaps
-            )
-            agree = f"two steps of a small network agree with one rank's {within}"
-            emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
 
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
@@ -284,7 +281,6 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect={
             **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
-            **quantised.facts_of_fp8(trainer.parts),
         },
         epochs=trainer.plan.epoch(last), precision=job.train.precision,
         deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,
