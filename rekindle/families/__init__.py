@@ -6,11 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rekindle.families import architectures
-from rekindle.families.family import Config, Family, Modules
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(architectures.FAMILIES)
-"""By transformers' `model_type`."""
+from rekindle.families.family import FAMILIES, Config, Family, Modules
 
 DIVISIBLE: Mapping[str, Modules] = MappingProxyType(
     {name: family.modules for name, family in FAMILIES.items() if family.modules is not None}

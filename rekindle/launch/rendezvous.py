@@ -33,7 +33,7 @@ class Rendezvous:
     node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
     the start or after it was lost: as long as the platform takes to replace a machine. Several
     nodes share a `secret` of their job, without which nothing that they send is believed; where the
-    platform has none to give, they agree on one by the name of the `job` (secret.py)."""
+    platform has none to give, they agree on one by the name of the `job` (staging.py)."""
 
     nodes: int = 1
     node_rank: int = 0

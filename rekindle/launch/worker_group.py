@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, memory, mpi, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, mpi, process, root_cause
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Heartbeat
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
@@ -144,7 +144,7 @@ class _Attempt:
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
-        self.oom_kills = memory.oom_kills()
+        self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
         bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
@@ -287,7 +287,7 @@ class _Attempt:
             return Report("preempted", expired=expired, asked=asked)
         if code == 0 and (foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = memory.oom_kills() - self.oom_kills
+        oom = process.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
         lines = self.exits.read_text().splitlines() if self.exits.exists() else []
         exits = [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Learning objectives, one file each, registered by name; `load_task` also takes a user's
+"""Learning objectives, registered by name; `load_task` also takes a user's
 `path.py:Class`."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rekindle.tasks.base import Task, TokenTask
 TASKS = {
     "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
     "image_classification": "rekindle.tasks.image_classification:ImageClassification",
-    "text_classification": "rekindle.tasks.text_classification:TextClassification",
-    "token_classification": "rekindle.tasks.token_classification:TokenClassification",
+    "text_classification": "rekindle.tasks.encoder:TextClassification",
+    "token_classification": "rekindle.tasks.encoder:TokenClassification",
 }
 
 

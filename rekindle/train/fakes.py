@@ -25,17 +25,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rekindle.train import (
-    attention,
-    compat,
-    dropout,
-    linear_loss,
-    optimizer,
-    parallel,
-    part,
-    pipeline,
-    teacher,
-)
+from rekindle.train import attention, compat, dropout, optimizer, parallel, part, pipeline, teacher
+from rekindle.train.objectives import tokens
 
 
 @contextlib.contextmanager
@@ -169,7 +160,7 @@ def as_on_gpu() -> Iterator[None]:
         replaced(compat, "varlen_attn", lambda _: _varlen),
         replaced(attention, "_draws_alike", lambda _: lambda _, p: p.tp_size * p.cp_size == 1),
         replaced(attention, "sdpa", _without_dropout),
-        replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
+        replaced(tokens, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
     ):
         yield
 

@@ -20,7 +20,7 @@ from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, owned
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.secret import shared_secret
+from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary
 from rekindle.spec.checks import unknown_classes

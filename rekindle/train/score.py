@@ -23,7 +23,7 @@ from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.secret import shared_secret
+from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Objective, Sample, Scores
 from rekindle.spec.model import TrainSpec

@@ -128,9 +128,9 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     for file, functions, term in (
         ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
         ("classes.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
-        ("linear_loss.py", "judge_targets judged", "scoring"), ("tokens.py", "score", "scoring"),
+        ("tokens.py", "score judge_targets judged", "scoring"),
         ("classes.py", "score", "scoring"),
-        ("linear_loss.py", "", "logits"), ("tokens.py", "", "logits"),
+        ("tokens.py", "", "logits"),
         ("classes.py", "", "logits"),
         ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),

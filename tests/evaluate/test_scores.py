@@ -27,8 +27,9 @@ from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_target
 from rekindle.spec.model import EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import linear_loss, scorer
+from rekindle.train import scorer
 from rekindle.train.modelfolder import digest_of, open_model
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference

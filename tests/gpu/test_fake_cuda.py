@@ -23,19 +23,11 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import (
-    attention,
-    compat,
-    linear_loss,
-    modules,
-    parallel,
-    part,
-    quantised,
-    weights,
-)
+from rekindle.train import attention, compat, modules, parallel, part, quantised, weights
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.gpu.here import Here

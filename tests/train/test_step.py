@@ -23,12 +23,13 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import linear_loss, parallel, part, weights
+from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.fakes import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks

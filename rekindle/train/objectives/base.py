@@ -130,3 +130,8 @@ def of_targets(values_BTH: torch.Tensor, targets_N: torch.Tensor) -> torch.Tenso
 def row(*values: torch.Tensor) -> torch.Tensor:
     """[1, N], and no view: FSDP warns of those."""
     return torch.stack([value[None] for value in values], dim=1)
+
+
+def exact(logits: torch.Tensor) -> torch.Tensor:
+    """In single precision at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from rekindle.families import Modules
-from rekindle.tasks.text_classification import TextClassification
+from rekindle.tasks.encoder import TextClassification
 from rekindle.train import modules
-from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 from rekindle.train.objectives import base
 from rekindle.train.objectives.base import (
@@ -27,6 +26,7 @@ from rekindle.train.objectives.base import (
     Objective,
     Texts,
     by_length,
+    exact,
     joined,
     of_targets,
     row,
