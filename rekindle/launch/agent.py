@@ -49,12 +49,9 @@ def main() -> None:
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        Path(report).write_text(
-            "".join(
-                json.dumps({"rank": rank, "exit_code": end.exitcode, "time": end.timestamp}) + "\n"
-                for rank, end in error.failures.items()
-            )
-        )
+        ends = error.failures.items()
+        facts = [{"rank": n, "exit_code": e.exitcode, "time": e.timestamp} for n, e in ends]
+        Path(report).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
         code = 1
     except api.SignalException as stopped:
         code = 128 + stopped.sigval

@@ -30,20 +30,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.errors import PreemptedError
-from rekindle.launch import root_cause
+from rekindle.launch import root_cause, tunnel
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.root_cause import Cause
-from rekindle.launch.tunnel import (
-    BACKLOG,
-    LONGEST_FRAME,
-    MOST_UNPROVEN,
-    PROOF_SECONDS,
-    NotAuthenticError,
-    Seal,
-    Tunnel,
-    entrance,
-    exit_of,
-)
+from rekindle.launch.tunnel import NotAuthenticError, Seal, Tunnel
 from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)
@@ -85,7 +75,7 @@ class Line:
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; raises Disconnected. They are small: the kernel takes them at once."""
         content = json.dumps({"kind": kind, **fields}).encode()
-        if len(content) > LONGEST_FRAME:
+        if len(content) > tunnel.LONGEST_FRAME:
             raise Disconnected
         try:
             self.socket.sendall(self.seal.sealed(content))
@@ -165,7 +155,7 @@ class Coordinator(threading.Thread):
                     self._read(key.data)
             if self.halt_at is not None and time.monotonic() > self.halt_at:
                 self._halt(Halt())
-            late = time.monotonic() - PROOF_SECONDS
+            late = time.monotonic() - tunnel.PROOF_SECONDS
             for line in [line for line in self.unproven if line.since < late]:
                 self._gone(line)
         others = (*self.strangers, *self.joined.values(), *self.at_work.values())
@@ -185,7 +175,7 @@ class Coordinator(threading.Thread):
             line = Line(self.server.accept()[0], self.place.secret, accepts=True)
             self.unproven[line] = None
             self.selector.register(line.socket, selectors.EVENT_READ, line)
-            if len(self.unproven) > MOST_UNPROVEN:
+            if len(self.unproven) > tunnel.MOST_UNPROVEN:
                 self._gone(next(iter(self.unproven)))
 
     def _read(self, line: Line) -> None:
@@ -244,9 +234,9 @@ class Coordinator(threading.Thread):
             self.tunnel.close()
             self.store.close()
         if restart is not None:
-            self.store = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+            self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
             port = self.store.getsockname()[1]
-            self.tunnel = exit_of(self.place.secret, _store(restart), self.host, port)
+            self.tunnel = tunnel.exit_of(self.place.secret, _store(restart), self.host, port)
 
     def _reported(self, node: int, report: Report) -> None:
         self.reports[node] = report
@@ -352,7 +342,7 @@ class Member:
         if self.entrance is not None:
             self.entrance.close()
         where = (self.place.address, port)
-        self.entrance = entrance(self.place.secret, _store(restart), where)
+        self.entrance = tunnel.entrance(self.place.secret, _store(restart), where)
         return Start(restart, self.entrance.port)
 
     def poll(self) -> Halt | None:

@@ -288,12 +288,11 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     pretrained.save_fetched(tokenizer, assets)
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
     pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
     return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
-        "eos_token_id": tokenizer.eos_token_id,
-        "special_tokens": special,
-    }
+        "vocab_size": len(tokenizer), "pad_token_id": end if pad is None else pad,
+        "eos_token_id": end, "special_tokens": special,
+    }  # fmt: skip
 
 
 def _positions(config: Any) -> int | None:

@@ -325,7 +325,13 @@ def fill(
     def read(path: str) -> None:
         with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
             for one in sorted(by_path[path], key=lambda r: r.start):
-                entry = torch.load(_entry(stream, one), map_location="cpu", weights_only=True)
+                # an entry is a file of its own; a copy where the file is not on this machine
+                if hasattr(stream, "fileno"):
+                    file: Any = _Window(stream.fileno(), one.start, one.bytes)
+                else:
+                    stream.seek(one.start)
+                    file = io.BytesIO(stream.read(one.bytes))
+                entry = torch.load(file, map_location="cpu", weights_only=True)
                 one.target.copy_(entry[one.part])
                 beat()
 
@@ -347,14 +353,6 @@ def fill(
                 if whole is not local:
                     local.copy_(whole)
                 beat()
-
-
-def _entry(stream: BinaryIO, one: _Read) -> IO[bytes]:
-    """An entry of a file as a file of its own; a copy where the file is not on this machine."""
-    if hasattr(stream, "fileno"):
-        return cast(IO[bytes], _Window(stream.fileno(), one.start, one.bytes))
-    stream.seek(one.start)
-    return io.BytesIO(stream.read(one.bytes))
 
 
 class _Window(io.RawIOBase):

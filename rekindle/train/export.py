@@ -59,8 +59,13 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     for owner, rank, names in _listed(parts, held):
         for name, dtype, shape in names:
             whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
-            if rank != 0:
-                whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
+            if rank != 0 and dist.get_rank() == rank:
+                dist.send(whole.to(parts.mesh.device).contiguous(), dst=0)
+            elif rank != 0 and dist.get_rank() == 0:
+                kind, device = getattr(torch, dtype), parts.mesh.device
+                buffer = torch.empty(shape, dtype=kind, device=device)
+                dist.recv(buffer, src=rank)
+                whole = buffer.cpu()
             yield name, whole
 
 
@@ -78,18 +83,6 @@ def _listed(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_L
     mine = [(n, str(t.dtype).removeprefix("torch."), shapes[n]) for n, t in held.items()]
     everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
-
-
-def _sent(
-    whole: torch.Tensor, source: int, dtype: torch.dtype, shape: list[int], device: torch.device
-) -> torch.Tensor:
-    if dist.get_rank() == source:
-        dist.send(whole.to(device).contiguous(), dst=0)
-    elif dist.get_rank() == 0:
-        buffer = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(buffer, src=source)
-        return buffer.cpu()
-    return whole
 
 
 class _Joiner:

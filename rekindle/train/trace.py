@@ -171,20 +171,16 @@ class _Run:
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        goal = Goal()
+        if trace.teacher is not None:
+            with unset_fake_temporarily(), weights.deferred():
+                taught = _network(trace.teacher, trace.classes, self.tokens)
+            modules.unfused(taught)
+            count = sum(p.numel() for p in taught.parameters())
+            teacher.arrange(taught, train, mesh, teacher.divides(count, train, mesh))
+            goal = Goal(0.0, teacher.ready(taught, train, mesh), 2.0, 0.5)
         train = train.model_copy(update={"compile": False})
-        return build(self.task, network, origins, train, self._goal(), mesh, lora)
-
-    def _goal(self) -> Goal:
-        trace, mesh = self.trace, self.mesh
-        if trace.teacher is None:
-            return Goal()
-        with unset_fake_temporarily(), weights.deferred():
-            network = _network(trace.teacher, trace.classes, self.tokens)
-        modules.unfused(network)
-        parameters = sum(p.numel() for p in network.parameters())
-        divided = teacher.divides(parameters, trace.train, mesh)
-        teacher.arrange(network, trace.train, mesh, divided)
-        return Goal(0.0, teacher.ready(network, trace.train, mesh), 2.0, 0.5)
+        return build(self.task, network, origins, train, goal, mesh, lora)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
         """DDP holds room for all gradients as long as it lives, and puts each there when it is

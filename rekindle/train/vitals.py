@@ -83,7 +83,18 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
                 "free some space or lower train.checkpoint.keep; the same command resumes",
             )  # fmt: skip
         if is_out_of_memory(cause):
-            return _exhausted(cause, held or {})
+            # the term that ran out, what else this rank holds, and the setting that helps
+            term, held = term_of(cause), held or {}
+            torch: Any = sys.modules.get("torch")
+            on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+            rest = (int(torch.cuda.memory_allocated()) if on_gpu else 0) - sum(held.values())
+            sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
+            sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
+            known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
+            what = (
+                f"out of memory{f' for {term}' if term else ''} ({type(cause).__name__}): {cause}"
+            )
+            return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 
 
@@ -154,20 +165,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     words = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
-def _exhausted(error: BaseException, held: Mapping[str, int]) -> Problem:
-    """The term that ran out of memory, what else this rank holds, and the setting that helps."""
-    term = term_of(error)
-    what = f"out of memory{f' for {term}' if term else ''} ({type(error).__name__}): {error}"
-    sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
-    torch: Any = sys.modules.get("torch")
-    on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-    allocated = int(torch.cuda.memory_allocated()) if on_gpu else 0
-    rest = allocated - sum(held.values())
-    sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
-    known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
-    return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
 
 
 def term_of(error: BaseException) -> str:

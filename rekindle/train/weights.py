@@ -191,8 +191,18 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = _files(folder)
         self._open: dict[str, Any] = {}
+        self.files: dict[str, str] = {}  # which file holds which tensor
+        if (folder / INDEX).is_file():
+            self.files |= json.loads((folder / INDEX).read_text())["weight_map"]
+            return
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                self.files |= dict.fromkeys(file.keys(), path.name)
+        if not self.files:
+            what = f"there are no safetensors weights in {folder}"
+            fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
+            raise DataError(what, where="model.source", fix=fix)
 
     def find(self, name: str, prefix: str, shape: tuple[int, ...]) -> str | None:
         """The stored name of a parameter, with or without the backbone's, if the shape fits."""
@@ -211,22 +221,6 @@ class Checkpoint:
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
         return self._open[file].get_slice(name)
-
-
-def _files(folder: Path) -> dict[str, str]:
-    """Which file holds which tensor; raises DataError where there are no safetensors."""
-    index = folder / INDEX
-    if index.is_file():
-        return dict(json.loads(index.read_text())["weight_map"])
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path.name)
-    if not found:
-        what = f"there are no safetensors weights in {folder}"
-        fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
-        raise DataError(what, where="model.source", fix=fix)
-    return found
 
 
 def intervals(tensor: torch.Tensor) -> list[Interval]:

@@ -154,7 +154,8 @@ def micro_of_tokens(
     """What a token task's `collate` made, as this context-parallel rank's share of it."""
     numbers_BS, documents = found.pop("documents").numpy(), None
     if cp > 1:
-        held = _held(numbers_BS.shape[1], cp, cp_rank)
+        chunks = torch.arange(numbers_BS.shape[1]).chunk(2 * cp)
+        held = torch.cat([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
         found = {name: tensor[:, held] for name, tensor in found.items()}
         documents = Documents.of(numbers_BS, cp, cp_rank)
     elif packed:
@@ -165,12 +166,6 @@ def micro_of_tokens(
         inputs=found, labels=labels_F[targets_N], targets=targets_N, documents=documents,
         key=key, count=count,
     )  # fmt: skip
-
-
-def _held(length: int, cp: int, cp_rank: int) -> torch.Tensor:
-    """Which tokens of a sequence a rank holds: chunks r and 2 cp - 1 - r of 2 cp."""
-    chunks = torch.arange(length).chunk(2 * cp)
-    return torch.cat([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
 
 
 _ALIGNED = 64
