@@ -6,7 +6,7 @@ batches, the rate of each step, saves and restarts are rekindle's. Its state is 
 of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
 
 DeepSpeed averages gradients over the ranks, and a loss here is a rank's share of the whole batch's:
-it is multiplied by their number. What is private to DeepSpeed and used here is read by `_Zero`
+it is multiplied by their number. What is private to DeepSpeed and used here is read by `Zero`
 alone, for the versions that the extra `deepspeed` allows."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, Stepper, at, contradictions
+from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, at, contradictions
 from rekindle.errors import StepError, did_you_mean
 
 if TYPE_CHECKING:
@@ -164,10 +164,9 @@ class DeepSpeed:
             "bf16": {**(merged.get("bf16") or {}), "enabled": train.precision == "bf16"},
         }  # fmt: skip
 
-    def start(
-        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device
-    ) -> Stepper:
-        """A stepper around `part`. StepError where DeepSpeed fell back to something else."""
+    def start(self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device) -> Zero:
+        """Take over the part, which has its values. All ranks call it. StepError where what is in
+        effect is not what was asked for."""
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -203,7 +202,7 @@ class DeepSpeed:
         for name, buffer in part.named_buffers():
             if name in exact and buffer.dtype != exact[name].dtype:
                 buffer.data = exact[name]  # positions, which bf16 would round
-        stepper = _Zero(engine, part)
+        stepper = Zero(engine, part)
         stepper.require(config)
         return stepper
 
@@ -248,8 +247,9 @@ def _compile(config: Mapping[str, Any]) -> None:
             raise StepError(what, where="train.engine_config", fix=fix) from error
 
 
-class _Zero:
-    """One rank's DeepSpeed engine."""
+class Zero:
+    """One rank's side: the loop hands it losses, and it makes the updates. `module` is what runs a
+    micro-batch in training; called like the network's `Part`."""
 
     def __init__(self, engine: Any, part: Any) -> None:
         import torch
@@ -275,10 +275,13 @@ class _Zero:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch, of a step's `last` one."""
         self.module.set_gradient_accumulation_boundary(last)
         self.module.backward(loss * self.world)
 
     def step(self, rate: float) -> float:
+        """Update the weights with the gradients at this learning rate; returns their global norm
+        before clipping. Where that is not finite nothing is updated."""
         for group in self.zero.param_groups:
             group["lr"] = rate
         if self.zero is not self.inner:  # it looks for numbers that are not finite by itself
@@ -295,6 +298,7 @@ class _Zero:
         return norm
 
     def fragments(self) -> Mapping[str, Fragment]:
+        """Weights in full precision and moments, by name: this rank's state, in place."""
         counts = [state["step"] for state in self.inner.state.values()]
         self.updates.fill_(float(counts[0]) if counts else 0.0)
         found = {"updates": Fragment(self.updates, 0, 1)}
@@ -320,6 +324,7 @@ class _Zero:
         return Fragment(local, place.lp_fragment_address.start, parameter.numel())
 
     def restored(self) -> None:
+        """To be called when `fragments` have been filled from a checkpoint."""
         import torch
 
         for state in self.inner.state.values():
@@ -335,6 +340,7 @@ class _Zero:
             self.zero.update_lp_params()
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The whole value in full precision of a parameter; a collective."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
@@ -349,6 +355,7 @@ class _Zero:
             return parameter.detach().clone()
 
     def facts(self) -> Mapping[str, str]:
+        """What is in effect, in words for the record: version, stage, optimizer and the like."""
         import deepspeed
         import torch.distributed as dist
 

@@ -139,7 +139,7 @@ class Checkpointer:
         """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
         on every rank if it failed on any."""
         if self.pending is not None:
-            self._settle(self.pending)
+            self.settle(self.pending)
 
     def written(self) -> bool:
         """Whether this rank has no save in flight, or its part of it is done; never waits."""
@@ -148,8 +148,14 @@ class Checkpointer:
     def settle(self, save: object) -> None:
         """To be called by all ranks once all of them have said that `save`, which was `pending`
         then, is `written`: it is committed. Raises CheckpointError if it failed on any."""
-        if self.pending is not None and self.pending is save:
-            self._settle(self.pending)
+        if (pending := self.pending) is None or pending is not save:
+            return
+        self.pending = None
+        outcome = pending.result()
+        if outcome.problem is not None:
+            self.started = -1
+            raise outcome.problem
+        self.seconds.append(outcome.seconds)
 
     def fits(self, seconds_left: float) -> bool:
         """Whether a save that begins now will be committed in that time, as far as earlier ones of
@@ -158,14 +164,6 @@ class Checkpointer:
         fits = torch.tensor(float(expected * (2 if self.pending else 1) <= seconds_left))
         dist.all_reduce(fits, dist.ReduceOp.MIN)  # on the host, where no save has its collectives
         return bool(fits)
-
-    def _settle(self, pending: concurrent.futures.Future[_Outcome]) -> None:
-        self.pending = None
-        outcome = pending.result()
-        if outcome.problem is not None:
-            self.started = -1
-            raise outcome.problem
-        self.seconds.append(outcome.seconds)
 
     def _save(
         self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int

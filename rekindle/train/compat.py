@@ -87,11 +87,8 @@ def check_schedule(layout: Layout) -> None:
     The zero-bubble schedule of torch 2.10 and 2.11 fails on autograd functions written in Python,
     and on gloo, where a rank then sends to itself."""
     if layout.pp > 1 and layout.schedule == "zero_bubble":
-        where, fix = (
-            "train.layout.schedule",
-            "use 1f1b or interleaved, or an image with a newer torch",
-        )
-        require_newest(f"{where}: zero_bubble", where, fix)
+        fix = "use 1f1b or interleaved, or an image with a newer torch"
+        require_newest("train.layout.schedule: zero_bubble", "train.layout.schedule", fix)
 
 
 def give_collectives_shapes() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ import pyarrow as pa
 import torch
 
 Tensors = dict[str, torch.Tensor]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,21 +54,14 @@ class Micro:
     targets: torch.Tensor | None = None
     documents: Documents | None = None
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors of it, in an order that `with_tensors` knows."""
-        yield from self.inputs.values()
-        yield from (t for t in (self.labels, self.count, self.weights, self.targets)
-                    if t is not None)  # fmt: skip
-        if self.documents is not None:
-            yield from self.documents.tensors()
-
-    def with_tensors(self, moved: Iterator[torch.Tensor]) -> Micro:
-        """The same with `tensors` replaced, in their order."""
+    def with_each(self, change: Change) -> Micro:
+        """The same with what `change` makes of each tensor."""
         return Micro(
-            inputs={name: next(moved) for name in self.inputs}, labels=next(moved),
-            count=next(moved), key=self.key, weights=None if self.weights is None else next(moved),
-            targets=None if self.targets is None else next(moved),
-            documents=None if self.documents is None else self.documents.with_tensors(moved),
+            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
+            labels=change(self.labels), count=change(self.count), key=self.key,
+            weights=None if self.weights is None else change(self.weights),
+            targets=None if self.targets is None else change(self.targets),
+            documents=None if self.documents is None else self.documents.with_each(change),
         )  # fmt: skip
 
 
@@ -103,9 +97,12 @@ class Feed:
             ahead = self._copied(following) if following is not None else None
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
-            for tensor in moved.tensors():
+
+            def recorded(tensor: torch.Tensor, current: Any = current) -> torch.Tensor:
                 tensor.record_stream(current)  # its memory is the other stream's to give out again
-            yield moved
+                return tensor
+
+            yield moved.with_each(recorded)
 
     def _copied(self, micro: Micro) -> tuple[Micro, Any]:
         with torch.cuda.stream(self.stream):
@@ -113,8 +110,11 @@ class Feed:
             return moved, self.stream.record_event()
 
     def _moved(self, micro: Micro) -> Micro:
-        moved = (t.to(self.device, non_blocking=True) for t in micro.tensors())
-        return micro.with_tensors(t.to(self.exact) if t.is_floating_point() else t for t in moved)
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            there = tensor.to(self.device, non_blocking=True)
+            return there.to(self.exact) if there.is_floating_point() else there
+
+        return micro.with_each(move)
 
 
 class Numbers:
@@ -199,14 +199,10 @@ class Group:
             self._by_head[heads] = places.flatten(), back.flatten(), bias
         return self._by_head[heads]
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """What a device needs of it."""
-        yield from (t for t in (self.places, self.back, self.mask) if t is not None)
-
-    def with_tensors(self, moved: Iterator[torch.Tensor]) -> Group:
-        """The same with `tensors` replaced, in their order."""
-        places, back = next(moved), next(moved)
-        mask = None if self.mask is None else next(moved)
+    def with_each(self, change: Change) -> Group:
+        """The same with what `change` makes of each tensor."""
+        places, back = change(self.places), change(self.back)
+        mask = None if self.mask is None else change(self.mask)
         return Group(self.rows, self.longest, self.tokens, places, back, mask)
 
 
@@ -286,19 +282,11 @@ class Documents:
         starts = _starts(queries)
         return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """What a device needs of it."""
-        yield self.starts
-        if self.ranges:
-            yield self.key_starts
-        for group in self.groups:
-            yield from group.tensors()
-
-    def with_tensors(self, moved: Iterator[torch.Tensor]) -> Documents:
-        """The same with `tensors` replaced, in their order."""
-        starts = next(moved)
-        key_starts = next(moved) if self.ranges else starts
-        groups = tuple(group.with_tensors(moved) for group in self.groups)
+    def with_each(self, change: Change) -> Documents:
+        """The same with what `change` makes of each tensor."""
+        starts = change(self.starts)
+        key_starts = change(self.key_starts) if self.ranges else starts
+        groups = tuple(group.with_each(change) for group in self.groups)
         return Documents(self.queries, self.keys, self.ranges, starts, key_starts, groups)
 
 

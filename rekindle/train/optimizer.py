@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.engines import engine_of
-from rekindle.engines.base import Stepper, StepperEngine
+from rekindle.engines.deepspeed import DeepSpeed, Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import SCRATCH_LR, TrainSpec
@@ -329,7 +329,7 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
     """The parts, which have values, in the hands of the engine that the config names; None where
     that is rekindle's own."""
     engine = engine_of(train.engine)
-    if not isinstance(engine, StepperEngine):
+    if not isinstance(engine, DeepSpeed):
         return None
     (stage,) = parts.stages
     stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device)
@@ -344,7 +344,7 @@ class Stepped:
     loss_scale = 1.0
     replicas: dist.ProcessGroup | None = None  # each rank holds something else
 
-    def __init__(self, parts: Parts, stepper: Stepper) -> None:
+    def __init__(self, parts: Parts, stepper: Zero) -> None:
         self.parts, self.stepper = parts, stepper
 
     def scaled(self, count: torch.Tensor) -> torch.Tensor:

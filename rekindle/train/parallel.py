@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from rekindle.engines.base import Stepper
+from rekindle.engines.deepspeed import Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
@@ -67,7 +67,7 @@ class Parts:
     origins: Mapping[str, Origin]
     scaling: float | None = None
     attention: attention.Kernel = "sdpa"
-    stepper: Stepper | None = None
+    stepper: Zero | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -337,7 +337,7 @@ def kernel_difference(
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
     documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
-    documents = documents.with_tensors(t.to(device) for t in documents.tensors())
+    documents = documents.with_each(lambda t: t.to(device))
     kernels: tuple[attention.Kernel, ...] = ("varlen", "sdpa")
     worst = 0.0
     for window in windows:

@@ -77,17 +77,15 @@ class Folder:
 
     def read(self, path: str) -> bytes | None:
         """A small file's content, or None where there is no such file."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return (self.path / path).read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def size(self, path: str) -> int | None:
         """Bytes of a file, or None where there is no such file."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return (self.path / path).stat().st_size
-        except FileNotFoundError:
-            return None
+        return None
 
     @contextlib.contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
@@ -222,10 +220,9 @@ class ObjectStore:
         return f"{self.prefix}/{path}"
 
     def _unless_missing(self, request: Callable[[], T]) -> T | None:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self._patiently(request)
-        except FileNotFoundError:
-            return None
+        return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """Do it, with retries if need be; what a retry cannot solve is raised at once."""

@@ -91,9 +91,8 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
             sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
             sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
             known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
-            what = (
-                f"out of memory{f' for {term}' if term else ''} ({type(cause).__name__}): {cause}"
-            )
+            asked = f" for {term}" if term else ""
+            what = f"out of memory{asked} ({type(cause).__name__}): {cause}"
             return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 

@@ -179,11 +179,8 @@ def parts_of(case, mode):
         )  # fmt: skip
         host = Mesh(Layout(micro_batch_size=case.micro), CPU)
         work = Batches(task, shards, "train", order, host, 0, part.joins_texts).make(0)
-    moved = [m.with_tensors(mode.from_tensor(t).to(CUDA) for t in m.tensors()) for m in work.micro]
-    exact = [
-        m.with_tensors(t.float() if t.is_floating_point() else t for t in m.tensors())
-        for m in moved
-    ]
+    moved = [m.with_each(lambda t: mode.from_tensor(t).to(CUDA)) for m in work.micro]
+    exact = [m.with_each(lambda t: t.float() if t.is_floating_point() else t) for m in moved]
     return parts, train, exact
 
 
@@ -314,9 +311,7 @@ def test_a_long_sequence_of_many_ranks_makes_no_whole_mask(kernel, monkeypatch):
 
     with traced(monkeypatch) as (mode, varlen), Attention() as seen, Largest(8192) as largest:
         documents = Documents.of(np.ones((1, 32_768), np.int64), 4, 3)
-        documents = documents.with_tensors(
-            mode.from_tensor(t).to(CUDA) for t in documents.tensors()
-        )
+        documents = documents.with_each(lambda t: mode.from_tensor(t).to(CUDA))
         query, keys = (torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
                        torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA))  # fmt: skip
         call = attention.Call(True, None, 0.0, None, attention.Peers(kernel=kernel))

@@ -59,9 +59,7 @@ def test_a_step_reads_once_and_agrees_once(world, given):
         trainer.spec = trainer.optimizer.spec = trainer.spec.model_copy(update={"clip_norm": 1.0})
         stop, moved = StopFlag(60), trainer.feed
         # what comes from the loader is a copy on a GPU: reading it there is a read, too
-        trainer.feed = lambda micro: [
-            m.with_tensors(t.clone() for t in m.tensors()) for m in moved(micro)
-        ]
+        trainer.feed = lambda micro: [m.with_each(lambda t: t.clone()) for m in moved(micro)]
         made = [trainer.batches.make(step) for step in range(3)]
         before = trainer._launch(0, made[0], stop, UNSAVED)
         with Reads() as reads, Collectives() as collectives:
