@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -176,11 +175,8 @@ def is_at(path: Path, handle: int) -> bool:
 @contextlib.contextmanager
 def on_signal(handler: Callable[[int], None]) -> Iterator[None]:
     """Call `handler` for SIGTERM and SIGINT instead of dying of them, until the block ends."""
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        handler(number)
-
-    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda n, _: handler(n)) for number in numbers}
     try:
         yield
     finally:

@@ -114,10 +114,10 @@ def prepared(
 
 def build(
     task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, scaling: float | None = None, kind: type[Part] = Part,
+    mesh: Mesh, scaling: float | None = None, scores: bool = False,
 ) -> Parts:  # fmt: skip
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
-    cut up and must not be used any more. `kind` is what is made of the network's output."""
+    cut up and must not be used any more. `scores` is for `Part`."""
     layout = mesh.layout
     network.train()
     if train.precision == "fp8":
@@ -144,7 +144,7 @@ def build(
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
-        part = kind(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
+        part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence, scores)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
         weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))

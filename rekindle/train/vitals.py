@@ -138,11 +138,13 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     for file, functions, term in (
         ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
         ("classes.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
-        ("tokens.py", "score judge_targets judged", "scoring"),
-        ("classes.py", "score", "scoring"),
-        ("tokens.py", "", "logits"),
-        ("classes.py", "", "logits"),
-        ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
+        ("tokens.py", "score judge_targets judged", "scoring"), ("classes.py", "score", "scoring"),
+        ("tokens.py", "", "logits"), ("classes.py", "", "logits"), ("base.py", "exact", "logits"),
+        ("teacher.py", "load_teacher ready _sharded arrange", "teacher"),
+        (
+            "score_rank.py",
+            "of score next_token _forward _batches _batch encode generate _parts", "scoring",
+        ),
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
         ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
@@ -152,6 +154,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     )
 )  # fmt: skip
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
+_OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
 _HERE = Path(__file__).parent
 
 
@@ -170,6 +173,7 @@ def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = [code for code in codes if Path(code.co_filename).is_relative_to(_HERE)]
+    ours = [code for code in ours if not code.co_qualname.startswith(_OTHERS)]
     teaching = [code for code in ours if code.co_name in _TEACHING]
     for code in reversed(teaching or ours):
         for name, functions, term in _PLACES:
