@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.errors import PreemptedError
-from rekindle.launch import root_cause, tunnel
+from rekindle.launch import heartbeats, tunnel
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause
 from rekindle.launch.tunnel import NotAuthenticError, Seal, Tunnel
 from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
@@ -115,7 +115,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
         return Report("done")
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)
-    cause = root_cause.first(report.cause for report in reports.values() if report.cause)
+    cause = heartbeats.first_cause(report.cause for report in reports.values() if report.cause)
     if cause is None:
         what = "the ranks ended without saying that they are done"
         cause = Cause("followed", 0, time.time(), what, fix="see the step's log")

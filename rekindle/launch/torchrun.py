@@ -27,9 +27,9 @@ from pathlib import Path
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch.coordination import Coordinator, Member, judge
 from rekindle.launch.events import emit
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
-from rekindle.launch.root_cause import Cause
 from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
 from rekindle.spec.model import TrainSpec
 

@@ -24,12 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, mpi, process, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, mpi, process
 from rekindle.launch.fault import LAUNCHER
-from rekindle.launch.heartbeats import Heartbeat
+from rekindle.launch.heartbeats import Cause, Heartbeat, Stack
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause, Stack
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -267,7 +266,7 @@ class _Attempt:
         stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
         fix = f"all stacks are in {path}; if it was only slow, raise {field}"
         quiet = [heartbeat for heartbeat in found if heartbeat.age > self._patience(heartbeat) / 2]
-        self.hung = root_cause.hung(quiet, stacks, fix)
+        self.hung = heartbeats.hung_causes(quiet, stacks, fix)
 
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
@@ -291,14 +290,14 @@ class _Attempt:
         found = heartbeats.read(self.status)
         lines = self.exits.read_text().splitlines() if self.exits.exists() else []
         exits = [json.loads(line) for line in lines]
-        causes = root_cause.causes_of(found, exits, self.ours, oom)
-        cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)
+        causes = heartbeats.causes_of(found, exits, self.ours, oom)
+        cause = heartbeats.first_cause([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 
     def _unknown(self, code: int, oom_kills: int) -> Cause:
         first = self.group.place.ranks[0]
         if code < 0 and not self.killed:
-            return root_cause.agent_killed(first, -code, oom_kills)
+            return heartbeats.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
         if code:
             launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"

@@ -220,20 +220,17 @@ def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:
     """The beginnings of a few texts that decide, for the candidate to go on with, how these really
     go on, and a name for them."""
     rows = np.flatnonzero(judged_rows(job))[:SAMPLES]
-    documents = list(_documents(job, rows))
+    documents: list[str] = []
+    start = 0
+    for batch in open_examples(Path(job.examples), TEST, "document"):
+        if not len(rows) or start > rows[-1]:
+            break
+        inside = rows[(rows >= start) & (rows < start + len(batch))] - start
+        documents += [batch.column("document")[int(i)].as_py() for i in inside]
+        start += len(batch)
     name = hashlib.sha256(json.dumps(documents).encode()).hexdigest()[:16]
     turns = [[(role, content) for role, content in json.loads(d)] for d in documents]
     return name, [_opening(each) for each in turns]
-
-
-def _documents(job: ScoreJob, rows: np.ndarray) -> Iterator[str]:
-    start = 0
-    for batch in open_examples(Path(job.examples), TEST, "document"):
-        inside = rows[(rows >= start) & (rows < start + len(batch))] - start
-        yield from (batch.column("document")[int(i)].as_py() for i in inside)
-        start += len(batch)
-        if not len(rows) or start > rows[-1]:
-            return
 
 
 def _opening(turns: list[tuple[str, str]]) -> Opening:

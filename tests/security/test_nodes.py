@@ -10,8 +10,8 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.launch import tunnel
 from rekindle.launch.coordination import Coordinator, Line, Member
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause
 from rekindle.launch.torchrun import torchrun
 from rekindle.launch.tunnel import NotAuthenticError, Seal
 from rekindle.launch.worker_group import Report
