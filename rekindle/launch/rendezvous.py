@@ -128,7 +128,6 @@ def number(environment: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text)
     except ValueError:
-        what = (
-            f"`{name}` is {text!r}, which is not a whole number" if text else f"no `{name}` is set"
-        )
+        what = f"`{name}` is {text!r}, which is not a whole number"
+        what = what if text else f"no `{name}` is set"
         raise RequestError(what, where="the environment") from None

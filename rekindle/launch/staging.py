@@ -67,10 +67,8 @@ def delivered(
         if "://" not in uri:
             uri = planned[name]["artifacts"][0]["uri"]
             store(Path(artifact["uri"]), uri)
-        kind = {
-            "schemaTitle": artifact["schema_title"],
-            "schemaVersion": artifact["schema_version"],
-        }
+        title, version = artifact["schema_title"], artifact["schema_version"]
+        kind = {"schemaTitle": title, "schemaVersion": version}
         one = {"name": name, "type": kind, "uri": uri, "metadata": artifact["metadata"]}
         found[name] = {"artifacts": [one]}
     return found

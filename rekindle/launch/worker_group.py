@@ -191,11 +191,9 @@ class _Attempt:
         """Until torchrun has ended."""
         killed_at = 0.0
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(POLL_SECONDS)
                 return
-            except subprocess.TimeoutExpired:
-                pass
             halt = on_poll()
             if self.killed:
                 if time.monotonic() - killed_at > PEER_SECONDS:

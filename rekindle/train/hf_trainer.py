@@ -307,7 +307,15 @@ class Saves:
         before left incomplete is removed here."""
         if self.store is not None and self.first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
-        name = of_first(self._newest() if dist.get_rank() == 0 else None)
+        found: list[str] = []
+        if dist.get_rank() == 0 and self.store is not None:
+            found = [n for n in self.store.folders() if self.store.size(f"{n}/{COMPLETE}")]
+        elif dist.get_rank() == 0:
+            for path in list(self.folder.glob("checkpoint-*")):
+                if not (path / COMPLETE).exists():
+                    shutil.rmtree(path)
+            found = [path.name for path in self.folder.glob("checkpoint-*")]
+        name = of_first(max(found, key=step_of, default=None))
         if name and self.store is not None and self.first_here:
             complete = self.store.read(f"{name}/{COMPLETE}")
             assert complete is not None, "rank 0 has seen it"
@@ -320,17 +328,6 @@ class Saves:
             (here / COMPLETE).write_bytes(complete)
         dist.barrier()
         return self.folder / name if name else None
-
-    def _newest(self) -> str | None:
-        if self.store is not None:
-            found = [n for n in self.store.folders() if self.store.size(f"{n}/{COMPLETE}")]
-        else:
-            found = [path.name for path in self.folder.glob("checkpoint-*")]
-            for name in found:
-                if not (self.folder / name / COMPLETE).exists():
-                    shutil.rmtree(self.folder / name)
-            found = [name for name in found if (self.folder / name).exists()]
-        return max(found, key=step_of, default=None)
 
     def completed(self, step: int, facts: Mapping[str, str]) -> None:
         """All ranks have written the checkpoint of a step: it counts from now on, and older ones

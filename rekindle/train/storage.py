@@ -154,12 +154,9 @@ class ObjectStore:
         self.prefix = str(path).rstrip("/")
 
     def folders(self) -> list[str]:
-        def find() -> list[str]:
-            entries = self.fs.ls(self.prefix, detail=True)
-            found = [e["name"] for e in entries if e["type"] == "directory"]
-            return [name.rstrip("/").rpartition("/")[2] for name in found]
-
-        return self._unless_missing(find) or []
+        entries = self._unless_missing(lambda: self.fs.ls(self.prefix, detail=True)) or []
+        found = [e["name"] for e in entries if e["type"] == "directory"]
+        return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     def read(self, path: str) -> bytes | None:
         return self._unless_missing(lambda: bytes(self.fs.cat_file(self._path(path))))

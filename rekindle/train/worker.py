@@ -138,9 +138,8 @@ def _begin(
             log.warning("%s", damage)
             emit("notice", text=damage)
     steps, layout = trainer.plan.steps, trainer.mesh.layout
-    where = f"{steps} steps from the start"
-    if first:
-        where = f"resumed from the checkpoint of step {first} of {steps}"
+    where = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
+    where = where or f"{steps} steps from the start"
     named = "" if layout.only_replicates else f", {layout}"
     by = f", by {job.train.engine}" if trainer.parts.stepper else ""
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}{by}")
