@@ -440,8 +440,7 @@ def _misshapen(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
-    """What DeepSpeed's config may say only as rekindle does, by its place: our field and its value;
-    without a field the loop decides it."""
+    """What DeepSpeed's config may say only as rekindle does (see `contradictions`)."""
     adamw = {"lr": train.lr, **_adamw(train)}
     return {
         ("train_batch_size",): ("global_batch_size", train.global_batch_size),

@@ -204,8 +204,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:
-    """The request, None if it broke off or the system refused, and the fork's process id, 0 in
-    it."""
+    """The request, None if it or the fork failed, and the fork's process id, 0 in the fork."""
     try:
         with connection.makefile("rb") as file:
             return dict(json.loads(file.read())), os.fork()

@@ -83,8 +83,7 @@ class ImageClassification(Task):
 
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:
-    """`model.source` with the defaults filled in; raises RequestError for what the network does not
-    know."""
+    """`model.source` with the defaults filled in; RequestError for what no network here knows."""
     source = model.source
     if isinstance(source, str):
         what = f"image_classification trains its own network and cannot start from `{source}`"

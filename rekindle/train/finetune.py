@@ -97,8 +97,7 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
 
 
 class _Follower:
-    """Reads the growing history and hands on every step once, whatever is done again after a
-    restart."""
+    """Hands on each step of the growing history once, also what is done again after a restart."""
 
     def __init__(self, path: Path, on_rows: OnRows) -> None:
         self.path, self.on_rows, self.step, self.size = path, on_rows, 0, -1

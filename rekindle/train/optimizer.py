@@ -246,8 +246,7 @@ class _Copies:
 
 
 def _ends(mesh: Mesh) -> dist.ProcessGroup | None:
-    """This rank's group with its partner at the other end of the pipeline; all ranks have to
-    call it."""
+    """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
     mine = None

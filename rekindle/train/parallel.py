@@ -217,8 +217,7 @@ def _selective() -> Any:
 
 
 def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
-    """Shard `part` in place where the layout has more than replicas; DDP comes later, with
-    values (see `replicate`)."""
+    """Shard `part` in place where the layout has more than replicas; DDP comes later (`settle`)."""
     layout = mesh.layout
     if layout.dp * layout.shard * layout.cp == 1 or layout.only_replicates:
         return part

@@ -295,8 +295,7 @@ def _classified(
 
 
 def _answer(logits_WC: np.ndarray, model: ModelFolder, margin: float) -> dict[str, Any] | None:
-    """What the model says of one class, or of each word; None where it is not clear enough, a word
-    was cut off, or a score is not a number."""
+    """Of one class, or of each word; None where it is not clear, or cut off, or not a number."""
     odds_WC = np.exp(logits_WC - logits_WC.max(1, keepdims=True))
     odds_WC /= odds_WC.sum(1, keepdims=True)
     ordered_WC = np.sort(odds_WC)

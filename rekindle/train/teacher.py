@@ -62,8 +62,7 @@ def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
 
 
 def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
-    """Built without values, divided, and then filled: no rank ever holds the whole, not even on its
-    host."""
+    """Built without values, divided, then filled: no rank holds the whole, not even on its host."""
     manifest = shards.manifest
     with weights.deferred() as recorder:
         spec = ModelSpec(source=str(folder))

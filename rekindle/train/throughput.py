@@ -187,9 +187,7 @@ class Profiler:
 
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
-    """Seconds that the training thread waited for gloo, whose threads do the work.
-
-    The profiler counts them for no operator."""
+    """Seconds that training waited for gloo, whose threads the profiler counts for no operator."""
     collectives, operators = [], []
     for event in events:
         span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
