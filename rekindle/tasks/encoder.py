@@ -54,9 +54,8 @@ class EncoderTask(pretrained.HubTask):
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         if isinstance(model.source, str):
-            positions = getattr(
-                pretrained.configuration(model, {}, {}), "max_position_embeddings", None
-            )
+            config = pretrained.configuration(model, {}, {})
+            positions = getattr(config, "max_position_embeddings", None)
             pretrained.check_positions(positions, data.max_length)
         own = model.tokenizer
         if isinstance(own, str) or (own is None and isinstance(model.source, str)):
@@ -89,10 +88,8 @@ class EncoderTask(pretrained.HubTask):
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        config, kind = (
-            pretrained.configuration(model, inline, names),
-            getattr(transformers, self.head),
-        )
+        config = pretrained.configuration(model, inline, names)
+        kind = getattr(transformers, self.head)
         network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
         return network
 
