@@ -1,15 +1,13 @@
-"""What an engine is: `Engine`, what can be known of it without its package, and `Stepper`, one
-rank's side of a training that it computes."""
+"""What an engine is: `Engine`, what can be known of it without its package."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from rekindle.spec.model import Spec, TrainSpec
 
@@ -29,35 +27,9 @@ class Fragment:
     count: int
 
 
-class Stepper(Protocol):
-    """One rank's side: the loop hands it losses, and it makes the updates."""
-
-    module: nn.Module
-    """What runs a micro-batch in training; called like the network's `Part`."""
-
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch, of a step's `last` one."""
-
-    def step(self, rate: float) -> float:
-        """Update the weights with the gradients at this learning rate; returns their global norm
-        before clipping. Where that is not finite nothing is updated."""
-
-    def fragments(self) -> Mapping[str, Fragment]:
-        """Weights in full precision and moments, by name: this rank's state, in place."""
-
-    def restored(self) -> None:
-        """To be called when `fragments` have been filled from a checkpoint."""
-
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The whole value in full precision of a parameter; a collective."""
-
-    def facts(self) -> Mapping[str, str]:
-        """What is in effect, in words for the record: version, stage, optimizer and the like."""
-
-
 class Engine(Protocol):
     """What is known of an engine before a rank starts. It is a *stepper*, which makes the updates
-    inside rekindle's loop, or a *program*, which has a loop of its own."""
+    inside rekindle's loop (deepspeed.py), or a *program*, which has a loop of its own."""
 
     package: str
     """The module that has to be importable, from the extra of the engine's name."""
@@ -78,17 +50,6 @@ class Engine(Protocol):
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
-
-
-@runtime_checkable
-class StepperEngine(Engine, Protocol):
-    """An engine that is a stepper."""
-
-    def start(
-        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device
-    ) -> Stepper:
-        """Take over the part, which has its values. All ranks call it. StepError where what is in
-        effect is not what was asked for."""
 
 
 def contradictions(

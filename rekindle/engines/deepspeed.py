@@ -6,7 +6,7 @@ batches, the rate of each step, saves and restarts are rekindle's. Its state is 
 of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
 
 DeepSpeed averages gradients over the ranks, and a loss here is a rank's share of the whole batch's:
-it is multiplied by their number. What is private to DeepSpeed and used here is read by `_Zero`
+it is multiplied by their number. What is private to DeepSpeed and used here is read by `Zero`
 alone, for the versions that the extra `deepspeed` allows."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, Stepper, at, contradictions
+from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, at, contradictions
 from rekindle.errors import StepError, did_you_mean
 
 if TYPE_CHECKING:
@@ -126,7 +126,15 @@ class DeepSpeed:
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
             yield (*CONFIG, "zero_optimization", "stage"), _NARROW, "stage: 1, or precision: fp32"
         yield from _refused(given)
-        yield from _contradicting(given, train)
+        yield from contradictions(given, _owned(train), train)
+        kind = at(given, "optimizer", "type")
+        if kind not in (None, AUTO, "Adam", "AdamW"):
+            what = f"rekindle cannot save and resume the state of {kind}"
+            yield (*CONFIG, "optimizer", "type"), what, "AdamW"
+        for part in _MOVED:
+            place = ("zero_optimization", f"offload_{part}")
+            if at(given, *place, "device") == "nvme":
+                yield (*CONFIG, *place), "offload to NVMe is not supported", "device: cpu"
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
         """The compiler of its CPU Adam."""
@@ -156,10 +164,9 @@ class DeepSpeed:
             "bf16": {**(merged.get("bf16") or {}), "enabled": train.precision == "bf16"},
         }  # fmt: skip
 
-    def start(
-        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device
-    ) -> Stepper:
-        """A stepper around `part`. StepError where DeepSpeed fell back to something else."""
+    def start(self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device) -> Zero:
+        """Take over the part, which has its values. All ranks call it. StepError where what is in
+        effect is not what was asked for."""
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -195,7 +202,7 @@ class DeepSpeed:
         for name, buffer in part.named_buffers():
             if name in exact and buffer.dtype != exact[name].dtype:
                 buffer.data = exact[name]  # positions, which bf16 would round
-        stepper = _Zero(engine, part)
+        stepper = Zero(engine, part)
         stepper.require(config)
         return stepper
 
@@ -240,8 +247,9 @@ def _compile(config: Mapping[str, Any]) -> None:
             raise StepError(what, where="train.engine_config", fix=fix) from error
 
 
-class _Zero:
-    """One rank's DeepSpeed engine."""
+class Zero:
+    """One rank's side: the loop hands it losses, and it makes the updates. `module` is what runs a
+    micro-batch in training; called like the network's `Part`."""
 
     def __init__(self, engine: Any, part: Any) -> None:
         import torch
@@ -267,10 +275,13 @@ class _Zero:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch, of a step's `last` one."""
         self.module.set_gradient_accumulation_boundary(last)
         self.module.backward(loss * self.world)
 
     def step(self, rate: float) -> float:
+        """Update the weights with the gradients at this learning rate; returns their global norm
+        before clipping. Where that is not finite nothing is updated."""
         for group in self.zero.param_groups:
             group["lr"] = rate
         if self.zero is not self.inner:  # it looks for numbers that are not finite by itself
@@ -287,6 +298,7 @@ class _Zero:
         return norm
 
     def fragments(self) -> Mapping[str, Fragment]:
+        """Weights in full precision and moments, by name: this rank's state, in place."""
         counts = [state["step"] for state in self.inner.state.values()]
         self.updates.fill_(float(counts[0]) if counts else 0.0)
         found = {"updates": Fragment(self.updates, 0, 1)}
@@ -312,6 +324,7 @@ class _Zero:
         return Fragment(local, place.lp_fragment_address.start, parameter.numel())
 
     def restored(self) -> None:
+        """To be called when `fragments` have been filled from a checkpoint."""
         import torch
 
         for state in self.inner.state.values():
@@ -327,6 +340,7 @@ class _Zero:
             self.zero.update_lp_params()
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The whole value in full precision of a parameter; a collective."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
@@ -341,6 +355,7 @@ class _Zero:
             return parameter.detach().clone()
 
     def facts(self) -> Mapping[str, str]:
+        """What is in effect, in words for the record: version, stage, optimizer and the like."""
         import deepspeed
         import torch.distributed as dist
 
@@ -398,7 +413,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
                 fix = did_you_mean(key, seen) or "remove it"
                 yield (*CONFIG, *place, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(given) & set(_REFUSED)):
-        if _enabled(given[key]) and not _left_open(given[key]):
+        if _asks(given[key]):
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
 
 
@@ -424,22 +439,8 @@ def _misshapen(given: Mapping[str, Any]) -> Iterator[Finding]:
             yield (*CONFIG, *place), what, f"stage: {least}, or remove it"
 
 
-def _contradicting(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
-    """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
-    yield from contradictions(given, _owned(train), train)
-    kind = at(given, "optimizer", "type")
-    if kind not in (None, AUTO, "Adam", "AdamW"):
-        what = f"rekindle cannot save and resume the state of {kind}"
-        yield (*CONFIG, "optimizer", "type"), what, "AdamW"
-    for part in _MOVED:
-        if at(given, "zero_optimization", f"offload_{part}", "device") == "nvme":
-            place = (*CONFIG, "zero_optimization", f"offload_{part}")
-            yield place, "offload to NVMe is not supported", "device: cpu"
-
-
 def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
-    """What DeepSpeed's config may say only as rekindle does, by its place: our field and its value;
-    without a field the loop decides it."""
+    """What DeepSpeed's config may say only as rekindle does (see `contradictions`)."""
     adamw = {"lr": train.lr, **_adamw(train)}
     return {
         ("train_batch_size",): ("global_batch_size", train.global_batch_size),
@@ -460,14 +461,11 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _left_open(section: Any) -> bool:
-    """Whether all its parameters are "auto", as in the configs of the Hugging Face Trainer."""
-    params = at(section, "params")
-    return isinstance(params, Mapping) and all(value == AUTO for value in params.values())
-
-
-def _enabled(section: Any) -> bool:
-    """Whether a section asks for something: `{"enabled": false}` and "auto" do not."""
-    if isinstance(section, Mapping):
-        return section.get("enabled", True) not in (False, AUTO)
-    return section not in (None, False, AUTO)
+def _asks(section: Any) -> bool:
+    """Whether a section asks for something: `{"enabled": false}` and "auto" do not, nor do
+    parameters that are all "auto", as in the configs of the Hugging Face Trainer."""
+    if not isinstance(section, Mapping):
+        return section not in (None, False, AUTO)
+    params = section.get("params")
+    left_open = isinstance(params, Mapping) and all(value == AUTO for value in params.values())
+    return section.get("enabled", True) not in (False, AUTO) and not left_open

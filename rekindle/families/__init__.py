@@ -1,34 +1,12 @@
-"""What is known of model architectures, one file a family: the numbers of its config, and the names
-of its modules. No torch: the spec, the planner and the engine read the same facts.
-
-A new family is a file with its `FAMILIES` and a name in the list below. Names of fields, modules
-and defaults are those of transformers 5."""
+"""What is known of model architectures: the numbers of a config, and the names of its modules. No
+torch: the spec, the planner and the engine read the same facts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rekindle.families import (
-    bert,
-    distilbert,
-    gemma,
-    gpt2,
-    gpt_neox,
-    llama,
-    opt,
-    qwen,
-    starcoder2,
-    vit,
-)
-from rekindle.families.family import Config, Family, Modules
-
-_FILES = (llama, qwen, gemma, gpt2, gpt_neox, opt, starcoder2, bert, distilbert, vit)
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for file in _FILES for name, family in file.FAMILIES.items()}
-)
-"""By transformers' `model_type`."""
+from rekindle.families.family import FAMILIES, Config, Family, Modules
 
 DIVISIBLE: Mapping[str, Modules] = MappingProxyType(
     {name: family.modules for name, family in FAMILIES.items() if family.modules is not None}

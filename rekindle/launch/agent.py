@@ -29,7 +29,7 @@ def main() -> None:
     """Run torchrun in this process."""
     lifeline, report, module, *words = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
-    ranks = _nursery(module, int(lifeline)) if module and not has_gpu() else None
+    ranks = _fork_server(module, int(lifeline)) if module and not has_gpu() else None
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,14 +49,16 @@ def main() -> None:
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        Path(report).write_text("".join(map(_line, error.failures.items())))
+        ends = error.failures.items()
+        facts = [{"rank": n, "exit_code": e.exitcode, "time": e.timestamp} for n, e in ends]
+        Path(report).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
         code = 1
     except api.SignalException as stopped:
         code = 128 + stopped.sigval
     leave(code)
 
 
-def _nursery(module: str, lifeline: int) -> fork_server.ForkServer | None:
+def _fork_server(module: str, lifeline: int) -> fork_server.ForkServer | None:
     """A fork of this process that has imported `module`; None where that is not safe."""
     with dying_with_parent():  # there is nothing to tidy up yet
         try:
@@ -87,12 +89,6 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
     os.environ.update(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]
     leave(fork_server.exit_status(sys.modules[module].main))
-
-
-def _line(failed: tuple[int, Any]) -> str:
-    rank, failure = failed
-    facts = {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
-    return json.dumps(facts) + "\n"
 
 
 def hold_on(lifeline: int) -> None:

@@ -1,7 +1,7 @@
 """Several nodes as one worker group: they start together, end together, and agree on what happened.
 
 Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
-connects and speaks JSON, a message in each frame that the job's secret makes authentic (seal.py):
+connects and speaks JSON, a message in each frame that the job's secret makes authentic (tunnel.py):
 
     join {nodes, node, restart}     a node is ready; `restart` is what it believes comes next
     wait {missing}                  the others are not there yet
@@ -30,11 +30,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.errors import PreemptedError
-from rekindle.launch import root_cause
+from rekindle.launch import heartbeats, tunnel
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause
-from rekindle.launch.seal import LONGEST_FRAME, NotAuthenticError, Seal
-from rekindle.launch.tunnel import BACKLOG, MOST_UNPROVEN, PROOF_SECONDS, Tunnel, entrance, exit_of
+from rekindle.launch.tunnel import NotAuthenticError, Seal, Tunnel
 from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class Line:
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; raises Disconnected. They are small: the kernel takes them at once."""
         content = json.dumps({"kind": kind, **fields}).encode()
-        if len(content) > LONGEST_FRAME:
+        if len(content) > tunnel.LONGEST_FRAME:
             raise Disconnected
         try:
             self.socket.sendall(self.seal.sealed(content))
@@ -116,7 +115,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
         return Report("done")
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)
-    cause = root_cause.first(report.cause for report in reports.values() if report.cause)
+    cause = heartbeats.first_cause(report.cause for report in reports.values() if report.cause)
     if cause is None:
         what = "the ranks ended without saying that they are done"
         cause = Cause("followed", 0, time.time(), what, fix="see the step's log")
@@ -156,7 +155,7 @@ class Coordinator(threading.Thread):
                     self._read(key.data)
             if self.halt_at is not None and time.monotonic() > self.halt_at:
                 self._halt(Halt())
-            late = time.monotonic() - PROOF_SECONDS
+            late = time.monotonic() - tunnel.PROOF_SECONDS
             for line in [line for line in self.unproven if line.since < late]:
                 self._gone(line)
         others = (*self.strangers, *self.joined.values(), *self.at_work.values())
@@ -176,7 +175,7 @@ class Coordinator(threading.Thread):
             line = Line(self.server.accept()[0], self.place.secret, accepts=True)
             self.unproven[line] = None
             self.selector.register(line.socket, selectors.EVENT_READ, line)
-            if len(self.unproven) > MOST_UNPROVEN:
+            if len(self.unproven) > tunnel.MOST_UNPROVEN:
                 self._gone(next(iter(self.unproven)))
 
     def _read(self, line: Line) -> None:
@@ -235,9 +234,9 @@ class Coordinator(threading.Thread):
             self.tunnel.close()
             self.store.close()
         if restart is not None:
-            self.store = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+            self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
             port = self.store.getsockname()[1]
-            self.tunnel = exit_of(self.place.secret, _store(restart), self.host, port)
+            self.tunnel = tunnel.exit_of(self.place.secret, _store(restart), self.host, port)
 
     def _reported(self, node: int, report: Report) -> None:
         self.reports[node] = report
@@ -343,7 +342,7 @@ class Member:
         if self.entrance is not None:
             self.entrance.close()
         where = (self.place.address, port)
-        self.entrance = entrance(self.place.secret, _store(restart), where)
+        self.entrance = tunnel.entrance(self.place.secret, _store(restart), where)
         return Start(restart, self.entrance.port)
 
     def poll(self) -> Halt | None:

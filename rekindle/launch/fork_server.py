@@ -5,7 +5,13 @@ connection. A request in JSON comes there, and `started PID` and `ended EXIT-STA
 each. When the link closes the fork server ends; its forks have to see to it that they end with it.
 
 A process with several threads cannot be forked safely, and without `pidfd` the server does not
-learn how a fork ended. Then no answer comes, and the caller starts a process of its own."""
+learn how a fork ended. Then no answer comes, and the caller starts a process of its own.
+
+`python -m rekindle.launch.fork_server LINK MODULE...` is one that has imported what most steps
+import, and forks into the steps of a run: importing KFP's executor and MLflow takes a processor two
+to three seconds, and most steps of a run do it. A request is `{"task": path of TASK.json, "env":
+{...}}`, and what is forked is that task's shim. A step whose environment is not the one of the
+imports executes a Python of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -22,9 +29,11 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
+
+from rekindle.launch import shim
 
 # Environment of a process that is to import pyarrow and fork: its allocator keeps a thread.
 THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -143,7 +152,11 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
             for key, _ in selector.select():
                 if key.fileobj is not link:
                     selector.unregister(key.fileobj)
-                    _tell_end(key.fd, key.data, working.pop(key.fd))
+                    connection = working.pop(key.fd)
+                    _, status = os.waitpid(key.data, 0)
+                    os.close(key.fd)
+                    with contextlib.suppress(OSError), connection:
+                        connection.sendall(b"ended %d\n" % os.waitstatus_to_exitcode(status))
                     continue
                 message, descriptors, _, _ = socket.recv_fds(link, 1, 3)
                 if not message:
@@ -191,8 +204,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:
-    """The request, None if it broke off or the system refused, and the fork's process id, 0 in
-    it."""
+    """The request, None if it or the fork failed, and the fork's process id, 0 in the fork."""
     try:
         with connection.makefile("rb") as file:
             return dict(json.loads(file.read())), os.fork()
@@ -217,8 +229,76 @@ def _let_go(
         connection.sendall(b"started %d\n" % os.getpid())
 
 
-def _tell_end(handle: int, pid: int, connection: socket.socket) -> None:
-    _, status = os.waitpid(pid, 0)
-    os.close(handle)
-    with contextlib.suppress(OSError), connection:
-        connection.sendall(b"ended %d\n" % os.waitstatus_to_exitcode(status))
+EXECUTOR = "kfp.dsl.executor_main"
+
+
+@contextlib.contextmanager
+def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[ForkServer | None]:
+    """That process, as long as the block lasts; None where the system has no `pidfd`."""
+    if not hasattr(os, "pidfd_open"):
+        yield None
+        return
+    ours, theirs = link()
+    with theirs:
+        words = ["-P", "-m", "rekindle.launch.fork_server", str(theirs.fileno()), EXECUTOR]
+        process = subprocess.Popen(
+            [sys.executable, *words, *modules],
+            env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **THREADLESS},
+            pass_fds=[theirs.fileno()], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    try:
+        with ours:
+            yield ForkServer(ours, process.pid)
+    finally:
+        process.wait()
+
+
+def main() -> None:
+    """Import, then fork until the process that asks for forks is gone."""
+    link, *modules = sys.argv[1:]
+    env = {name: value for name, value in os.environ.items() if name not in THREADLESS}
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    if can_fork():
+        request = serve(socket.socket(fileno=int(link)))
+        if request is not None:  # be the shim of a task
+            _environ(request["env"])
+            sys.exit(shim.main(["shim", request["task"]], _executor(env)))
+
+
+def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
+    """KFP's executor as a fork of the shim, for steps that have the environment of the imports."""
+
+    def fork(command: Sequence[str], env: Mapping[str, str], cwd: str) -> Callable[[], int] | None:
+        words = list(command)
+        if words[:3] != shim.EXECUTOR:
+            return None
+        names = env.keys() | imported_in.keys()
+        if {n for n in names if env.get(n) != imported_in.get(n)} - shim.ADDED:
+            return None
+        return lambda: _execute(words[3:], env, cwd)
+
+    return fork
+
+
+def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
+    """What `python -m kfp.dsl.executor_main` does, without its imports."""
+    _environ(env)
+    os.chdir(cwd)
+    module = sys.modules[EXECUTOR]
+    sys.path.append(cwd)  # last, so that modules of the user's hide nothing
+    sys.argv = [str(module.__file__), *words]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forks would all draw the same
+    leave(exit_status(module.executor_main))
+
+
+def _environ(env: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+
+
+if __name__ == "__main__":
+    main()

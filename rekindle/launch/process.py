@@ -1,5 +1,10 @@
 """Processes that end with their parent, folders that one process owns, signals that arrive, and
-what ranks on GPUs are started with."""
+what ranks on GPUs are started with; and how much memory of the host a process may still take, by
+its cgroups and by the machine, and how often the kernel killed for the lack of it.
+
+Memory follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version
+1 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the
+kernel drops them when memory is needed. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -109,9 +114,14 @@ def end_marked(mark: str, spared: Collection[int] = ()) -> None:
     elsewhere).
 
     A process that the kernel cannot end, waiting for a device, is given up after 5 s."""
-    deadline = time.monotonic() + _SWEEP_SECONDS
+    deadline, entry = time.monotonic() + _SWEEP_SECONDS, f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
-        found = [pid for pid in _marked(mark) if pid not in spared and pid != os.getpid()]
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # a zombie has no environment
+                if entry in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        found = [pid for pid in found if pid not in spared and pid != os.getpid()]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -127,15 +137,6 @@ def is_running(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in "ZX"
-
-
-def _marked(mark: str) -> Iterator[int]:
-    """A zombie has no environment, so that only the living are found."""
-    entry = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if entry in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
 
 
 @contextlib.contextmanager
@@ -174,13 +175,70 @@ def is_at(path: Path, handle: int) -> bool:
 @contextlib.contextmanager
 def on_signal(handler: Callable[[int], None]) -> Iterator[None]:
     """Call `handler` for SIGTERM and SIGINT instead of dying of them, until the block ends."""
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        handler(number)
-
-    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda n, _: handler(n)) for number in numbers}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+# of version 2, and of 1, whose counters without `total_` leave out what lies below
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """The least that the machine and each of this process's cgroups have left."""
+    meminfo = (root / "proc/meminfo").read_text()
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    left = [int(found[1]) * 1024] if found else []
+    for top, own in _cgroups(root):
+        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
+            for limit, used, prefix in _MEMORY_FILES:
+                with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    counters = dict(line.split() for line in lines if line)
+                    kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
+                    left.append(free + sum(int(counters.get(kind, 0)) for kind in kinds))
+    return max(0, min(left, default=1 << 62))
+
+
+def memory_identity(root: Path = Path("/")) -> str:
+    """The same text for processes that share memory: of one machine, in one container."""
+    texts = []
+    for path in ("proc/sys/kernel/random/boot_id", "proc/self/cgroup"):
+        with contextlib.suppress(OSError):
+            texts.append((root / path).read_text())
+    with contextlib.suppress(OSError):  # in a namespace of its own each container is "/"
+        texts.append(str((root / "proc/self/ns/cgroup").readlink()))
+    return "".join(texts)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
+    the machine where there is none to read."""
+    files = []
+    with contextlib.suppress(OSError):
+        for top, own in _cgroups(Path("/")):
+            name = "memory.oom_control" if top.name == "memory" else "memory.events"
+            files += [own / name, top / name]
+    for path in (*files, Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
+    """The root of each hierarchy of cgroups, which in a container is its own, and the folder of
+    this process's."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top = root / "sys/fs/cgroup" / controllers
+            yield top, top / path.lstrip("/")

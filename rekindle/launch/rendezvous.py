@@ -33,7 +33,7 @@ class Rendezvous:
     node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
     the start or after it was lost: as long as the platform takes to replace a machine. Several
     nodes share a `secret` of their job, without which nothing that they send is believed; where the
-    platform has none to give, they agree on one by the name of the `job` (secret.py)."""
+    platform has none to give, they agree on one by the name of the `job` (staging.py)."""
 
     nodes: int = 1
     node_rank: int = 0
@@ -90,12 +90,6 @@ class Rendezvous:
         """The variable that hands it to a child process."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self), sort_keys=True)}
 
-    def local_address(self) -> str:
-        """The address of this machine by which it reaches node rank 0."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self.address, self.port or 1))  # sends nothing
-            return str(probe.getsockname()[0])
-
     def network(self) -> dict[str, str]:
         """What tells gloo and NCCL which interface to use: loopback for one node; gloo, for
         several and unless the user named one, that of this machine, because its own guess, by the
@@ -106,7 +100,9 @@ class Rendezvous:
             return dict.fromkeys(names, loopback) if loopback else {}
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
-        name = _interface(self.local_address())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.address, self.port or 1))  # sends nothing
+            name = _interface(str(probe.getsockname()[0]))  # by which it reaches node rank 0
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
@@ -132,7 +128,6 @@ def number(environment: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text)
     except ValueError:
-        what = (
-            f"`{name}` is {text!r}, which is not a whole number" if text else f"no `{name}` is set"
-        )
+        what = f"`{name}` is {text!r}, which is not a whole number"
+        what = what if text else f"no `{name}` is set"
         raise RequestError(what, where="the environment") from None

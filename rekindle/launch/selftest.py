@@ -80,13 +80,21 @@ def checks(image: Image) -> Iterable[Check]:
     """All of them, the slow ones last."""
     yield check_python()
     yield check_rekindle(image)
-    yield check_user(os.getuid())
+    if os.getuid():
+        yield Check("user", str(os.getuid()))
+    else:  # who may change the image
+        fix = "run it as another user: docker run --user, runAsNonRoot"
+        yield Check("user", "root", fix)
     yield check_temporary(Path(tempfile.gettempdir()))
-    if image:
-        yield check_stores()
+    if image:  # what reads and writes URIs
+        missing = [module for module in STORES.values() if not _version(module)]
+        found = f"without {', '.join(missing)}" if missing else " ".join(STORES)
+        yield Check("stores", found, f"pip install {' '.join(missing)}" if missing else "")
     yield from check_plugins(image, PLUGINS)
     if image.get("image") == "train":
-        yield check_compiler()
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        fix = "" if compiler else "keep gcc in the image: train.compile needs it"
+        yield Check("compiler", compiler or "none", fix)
     yield check_kfp()
     yield from check_torch()
     yield check_worker()
@@ -119,13 +127,6 @@ def check_rekindle(image: Image) -> Check:
     return Check("rekindle", f"{version} {commit[:12]}".rstrip())
 
 
-def check_user(uid: int) -> Check:
-    """The user is not root, who may change the image."""
-    if uid == 0:
-        return Check("user", "root", "run it as another user: docker run --user, runAsNonRoot")
-    return Check("user", str(uid))
-
-
 def check_temporary(folder: Path) -> Check:
     """There is a place to write, even if the root file system is read-only."""
     try:
@@ -136,14 +137,6 @@ def check_temporary(folder: Path) -> Check:
         fix = f"mount a volume at {folder}, or set TMPDIR to a folder that user may write to"
         return Check("temporary", f"{folder}: {error.strerror}", fix)
     return Check("temporary", str(folder))
-
-
-def check_stores() -> Check:
-    """What reads and writes URIs."""
-    missing = [module for module in STORES.values() if not _version(module)]
-    if missing:
-        return Check("stores", f"without {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Check("stores", " ".join(STORES))
 
 
 def _version(distribution: str) -> str:
@@ -169,13 +162,6 @@ def check_plugins(image: Image, places: Mapping[str, Path]) -> Iterable[Check]:
             yield Check(name, f"{version}: {error}", "give the image what the plugin links to")
         else:
             yield Check(name, f"{version}: {found[0]}")
-
-
-def check_compiler() -> Check:
-    """What torch.compile writes has to be compiled."""
-    found = shutil.which("gcc") or shutil.which("cc")
-    fix = "" if found else "keep gcc in the image: train.compile needs it"
-    return Check("compiler", found or "none", fix)
 
 
 def check_kfp() -> Check:
@@ -211,7 +197,9 @@ def check_worker() -> Check:
     """What every rank of a training imports, which needs more of torch than its presence."""
     command = [sys.executable, "-W", "ignore", "-c", f"import {WORKER}"]
     if reason := _failure(command, {}):
-        fix = f"use a torch that rekindle supports ({_torch_range()}), or {_BUILD}"
+        required = importlib.metadata.requires("rekindle") or []
+        found = (words.partition(";")[0].strip() for words in required if words.startswith("torch"))
+        fix = f"use a torch that rekindle supports ({next(found, 'torch')}), or {_BUILD}"
         return Check("worker", reason, fix)
     return Check("worker", f"{WORKER} imports")
 
@@ -222,13 +210,6 @@ def check_engine() -> Check:
     if reason := _failure([sys.executable, "-W", "ignore", "-c", "import deepspeed"], {}):
         return Check("engines", reason, f"pip install deepspeed, or {_BUILD}")
     return Check("engines", f"deepspeed {_version('deepspeed')}{mpirun}")
-
-
-def _torch_range() -> str:
-    """What this rekindle says of torch, as `torch<2.14,>=2.10`."""
-    required = importlib.metadata.requires("rekindle") or []
-    found = (words.partition(";")[0].strip() for words in required if words.startswith("torch"))
-    return next(found, "torch")
 
 
 def check_ranks() -> Check:

@@ -32,7 +32,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,10 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         result["exit_code"] = 1
         result["error"] = f"{error.strerror}: {error.filename or task['work']}"
     try:
-        write_result(Path(task["result"]), result)
+        path = Path(task["result"])
+        draft = path.with_name(path.name + ".draft")  # so that it is there whole or not at all
+        draft.write_text(json.dumps(result), encoding="utf-8")
+        draft.replace(path)
     except OSError as error:
         written = f"cannot write {task['result']}: {error.strerror}"
         if result["error"] or not result["exit_code"]:  # else the command has said why it failed
@@ -172,19 +175,13 @@ def build_environment(task: dict[str, Any]) -> dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1", **os.environ, "_KFP_RUNTIME": "true", **added}
     folder = Path(task.get("python") or Path(sys.executable).parent)
     if not (folder / "python3").exists():
-        folder = _folder_with_python3(Path(task["work"]))
+        # whose `python3` starts this interpreter; a link would hide its virtual environment from it
+        folder = Path(task["work"]) / "bin"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (folder / "python3").chmod(0o755)
     env["PATH"] = os.pathsep.join([str(folder), env.get("PATH", os.defpath)])
     return env
-
-
-def _folder_with_python3(work: Path) -> Path:
-    """A folder whose `python3` starts this interpreter; a link would hide its virtual environment
-    from it."""
-    folder = work / "bin"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (folder / "python3").chmod(0o755)
-    return folder
 
 
 def create_output_parents(outputs: dict[str, Any]) -> None:
@@ -304,21 +301,15 @@ class Supervisor:
 
     def tell_rest(self, told: set[int], number: int | None = None) -> set[int]:
         """Send a signal, the one we got unless said otherwise, to children not in `told`."""
-        pids = set(_children()) - told
+        # adopted ones included: a subreaper adopts what its descendants leave behind
+        pids: set[int] = set()
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+            pids = set(map(int, children.split())) - told
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number or self.signalled or signal.SIGTERM)
         return pids
-
-
-def _children() -> Iterator[int]:
-    """Our children by now, adopted ones included (a subreaper adopts what its descendants leave
-    behind)."""
-    try:
-        names = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    except OSError:
-        names = []
-    return map(int, names)
 
 
 def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -430,13 +421,6 @@ def _artifact(
         else:
             shutil.copy2(custom, uri, follow_symlinks=within is None)
     return {**schema, "uri": uri, "metadata": metadata, "custom_path": custom}
-
-
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Store RESULT.json so that it is there whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(json.dumps(result), encoding="utf-8")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,31 @@
 What a step reads is fetched before it starts, and it is given local paths; what it made is uploaded
 when it is done. Files go through fsspec, several at a time. An artifact is a file or a folder, and
 one that does not exist stays so, as KFP has it. KFP's own `minio://` is S3 at the endpoint that
-AWS_ENDPOINT_URL names."""
+AWS_ENDPOINT_URL names.
+
+And a secret for nodes to which their platform gives none: node rank 0 makes one and leaves it where
+all nodes read and write anyway, below the artifact root. So it is as safe as the checkpoints: who
+reads the root while the job runs can speak as a node of it. Kubernetes and Vertex AI have a better
+place, and platforms.P.secrets may name one of the platform's own store as REKINDLE_JOB_SECRET."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import hashlib
 import os
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+
+from rekindle.errors import PreemptedError
+from rekindle.launch.rendezvous import Rendezvous
 
 
 def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -55,10 +67,8 @@ def delivered(
         if "://" not in uri:
             uri = planned[name]["artifacts"][0]["uri"]
             store(Path(artifact["uri"]), uri)
-        kind = {
-            "schemaTitle": artifact["schema_title"],
-            "schemaVersion": artifact["schema_version"],
-        }
+        title, version = artifact["schema_title"], artifact["schema_version"]
+        kind = {"schemaTitle": title, "schemaVersion": version}
         one = {"name": name, "type": kind, "uri": uri, "metadata": artifact["metadata"]}
         found[name] = {"artifacts": [one]}
     return found
@@ -128,3 +138,36 @@ def _opened(uri: str) -> tuple[Any, str]:
     system, path = fsspec.core.url_to_fs(uri.replace("minio://", "s3://", 1))
     system.invalidate_cache()  # a listing from before another process wrote
     return system, path
+
+
+_POLL_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
+    """The place with a secret, which `root` holds until node rank 0 is done; raises PreemptedError
+    if that node leaves none within the patience of nodes."""
+    if place.nodes == 1 or place.secret or not place.job:
+        yield place
+        return
+    name = hashlib.sha256(place.job.encode()).hexdigest()[:32]
+    uri = f"{root.rstrip('/')}/meetings/{name}"
+    yield dataclasses.replace(place, secret=_agreed(place, uri)).checked(uri)
+    if place.node_rank == 0:
+        remove(uri)
+
+
+def _agreed(place: Rendezvous, uri: str) -> str:
+    deadline = time.monotonic() + place.patience_seconds
+    while True:
+        try:
+            return read_text(uri)
+        except (FileNotFoundError, PermissionError):  # S3's word for what may not be listed
+            if place.node_rank == 0:
+                write_text(uri, made := secrets.token_hex(32), mode=0o600)
+                return made
+            if time.monotonic() > deadline:
+                what = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
+                fix = "all nodes have to read and write below the artifact root"
+                raise PreemptedError(what, where=uri, fix=fix) from None
+        time.sleep(_POLL_SECONDS)

@@ -27,6 +27,7 @@ from pathlib import Path
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch.coordination import Coordinator, Member, judge
 from rekindle.launch.events import emit
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
@@ -64,7 +65,12 @@ def torchrun(
     if place.nodes == 1:
         _check_loopback()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
-    told = {**told, **_same_bits(train)}
+    if train.deterministic:
+        # before CUDA and NCCL start: cuBLAS with workspaces of its own (docs.nvidia.com/cuda/cublas
+        # on reproducible results), and sums along rings, because the order in which NCCL's trees
+        # add up is not fixed (so does Megatron-LM's `--deterministic-mode`,
+        # NVIDIA/Megatron-LM#5718)
+        told |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
     group = WorkerGroup(script, train, status, place, {**told, **(environment or {})})
     with on_signal(group.stop), _team(group) as team:
         restart, starved_at = 0, None
@@ -77,13 +83,14 @@ def torchrun(
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
                 return
-            what, where, fix = _words(verdict)
-            _give_up(verdict, train)
-            before, starved_at = starved_at, verdict.cause.starved_at if verdict.cause else None
+            cause = verdict.cause or Cause("followed", 0, 0.0, "")
+            what, where, fix = cause.what, cause.where, cause.fix
+            _give_up(verdict, cause, train)
+            before, starved_at = starved_at, cause.starved_at
             if starved_at is not None and starved_at == before:
                 raise StepError(f"{what}, twice in the same step", where=where, fix=fix)
             if restart >= train.max_restarts:
-                lost = verdict.cause is None or verdict.cause.kind != "ended"  # by a script itself
+                lost = cause.kind != "ended"  # by a script itself
                 more = ". Raise train.max_restarts if machines are this unstable" if lost else ""
                 fix = f"{fix}; {RESUMES} from the last checkpoint{more}"
                 raise StepError(f"{what}; after {restart} restarts", where=where, fix=fix)
@@ -103,16 +110,6 @@ def _check_loopback() -> None:
             f"ranks cannot reach each other over the loopback interface: {error.strerror or error}",
             where="127.0.0.1", fix="bring it up (ip link set lo up), and allow connections to it",
         ) from error  # fmt: skip
-
-
-def _same_bits(train: TrainSpec) -> dict[str, str]:
-    """What `train.deterministic` needs before CUDA and NCCL start: cuBLAS with workspaces of its
-    own (docs.nvidia.com/cuda/cublas, results reproducibility), and sums along rings, because the
-    order in which NCCL's trees add up is not fixed (so does Megatron-LM's `--deterministic-mode`,
-    NVIDIA/Megatron-LM#5718)."""
-    if not train.deterministic:
-        return {}
-    return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -181,17 +178,10 @@ def _polled(team: Member | None, on_poll: Callable[[], None]) -> Halt | None:
     return team.poll() if team else None
 
 
-def _words(verdict: Report) -> tuple[str, str, str]:
-    if verdict.cause is None:
-        return "", "", ""
-    return verdict.cause.what, verdict.cause.where, verdict.cause.fix
-
-
-def _give_up(verdict: Report, train: TrainSpec) -> None:
+def _give_up(verdict: Report, cause: Cause, train: TrainSpec) -> None:
     """Raise what the verdict comes to, unless a restart may help."""
-    what, where, fix = _words(verdict)
-    if verdict.cause is not None and verdict.cause.kind == "raised":  # a restart would end so, too
-        raise StepError(what, where=where, fix=fix)
+    if cause.kind == "raised":  # a restart would end so, too
+        raise StepError(cause.what, where=cause.where, fix=cause.fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"
         what = f"train.max_hours ({train.max_hours:g} h) are over; {saved}"

@@ -24,12 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, memory, mpi, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, mpi, process
 from rekindle.launch.fault import LAUNCHER
-from rekindle.launch.heartbeats import Heartbeat
+from rekindle.launch.heartbeats import Cause, Heartbeat, Stack
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause, Stack
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class _Attempt:
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
-        self.oom_kills = memory.oom_kills()
+        self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
         bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
@@ -157,7 +156,14 @@ class _Attempt:
             words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
             words += [f"--log-dir={self.scratch.name}", *started]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
-        own |= fork_server.THREADLESS | self._flight_recorder()
+        own |= fork_server.THREADLESS
+        if group.gpus:  # NCCL's record of the last collectives, on a timeout and when we ask for it
+            own |= {
+                "TORCH_FR_BUFFER_SIZE": "2000",
+                "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
+                "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+                "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
+            }
         if not group.foreign:
             own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
         if group.place.nodes == 1 and not group.foreign:
@@ -185,11 +191,9 @@ class _Attempt:
         """Until torchrun has ended."""
         killed_at = 0.0
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(POLL_SECONDS)
                 return
-            except subprocess.TimeoutExpired:
-                pass
             halt = on_poll()
             if self.killed:
                 if time.monotonic() - killed_at > PEER_SECONDS:
@@ -250,13 +254,17 @@ class _Attempt:
         with contextlib.suppress(OSError):  # a full disk; the log has them
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
         for heartbeat in found:
-            self._dump_flight_recorder(heartbeat.rank)
+            with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
+                name = f"{self.scratch.name}/{heartbeat.rank}.pipe"
+                pipe = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b"1")
+                os.close(pipe)
         in_start = all(heartbeat.phase == "start" for heartbeat in found)
         field = "train.start_seconds" if in_start else "train.hang_seconds"
         stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
         fix = f"all stacks are in {path}; if it was only slow, raise {field}"
         quiet = [heartbeat for heartbeat in found if heartbeat.age > self._patience(heartbeat) / 2]
-        self.hung = root_cause.hung(quiet, stacks, fix)
+        self.hung = heartbeats.hung_causes(quiet, stacks, fix)
 
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
@@ -276,38 +284,23 @@ class _Attempt:
             return Report("preempted", expired=expired, asked=asked)
         if code == 0 and (foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = memory.oom_kills() - self.oom_kills
+        oom = process.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
-        causes = root_cause.causes_of(found, root_cause.read_exits(self.exits), self.ours, oom)
-        cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)
+        lines = self.exits.read_text().splitlines() if self.exits.exists() else []
+        exits = [json.loads(line) for line in lines]
+        causes = heartbeats.causes_of(found, exits, self.ours, oom)
+        cause = heartbeats.first_cause([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 
     def _unknown(self, code: int, oom_kills: int) -> Cause:
         first = self.group.place.ranks[0]
         if code < 0 and not self.killed:
-            return root_cause.agent_killed(first, -code, oom_kills)
+            return heartbeats.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
         if code:
             launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"
             what = f"{launcher} ended with exit code {code}"
         return Cause("followed", first, time.time(), what, fix="see the step's log")
-
-    def _flight_recorder(self) -> dict[str, str]:
-        """NCCL's record of the last collectives, written on a timeout and when we ask for it."""
-        if not has_gpu():
-            return {}
-        return {
-            "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
-        }
-
-    def _dump_flight_recorder(self, rank: int) -> None:
-        with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
-            pipe = os.open(f"{self.scratch.name}/{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, b"1")
-            os.close(pipe)
 
     def _said(self) -> str:
         path = self.status / "status.json"

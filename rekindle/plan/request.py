@@ -39,7 +39,7 @@ class Asked:
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     """With the precision that `auto` has on that GPU; the engine decides alike
-    (train/numerics.py)."""
+    (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
     precision = "bf16" if "bf16" in gpu.tflops else "fp32"

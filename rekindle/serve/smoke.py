@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.errors import StepError
 from rekindle.records import Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
-from rekindle.train.smoke_rows import HALF
+from rekindle.train.pieces import HALF
 
 
 def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Learning objectives, one file each, registered by name; `load_task` also takes a user's
+"""Learning objectives, registered by name; `load_task` also takes a user's
 `path.py:Class`."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from rekindle.errors import RequestError
 from rekindle.spec.imports import folders_of
@@ -16,8 +15,8 @@ from rekindle.tasks.base import Task, TokenTask
 TASKS = {
     "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
     "image_classification": "rekindle.tasks.image_classification:ImageClassification",
-    "text_classification": "rekindle.tasks.text_classification:TextClassification",
-    "token_classification": "rekindle.tasks.token_classification:TokenClassification",
+    "text_classification": "rekindle.tasks.encoder:TextClassification",
+    "token_classification": "rekindle.tasks.encoder:TokenClassification",
 }
 
 
@@ -28,28 +27,24 @@ def load_task(name: str) -> Task:
     if name in TASKS:
         module = importlib.import_module(target)
     else:
-        module = _module_from_file(name, Path(target))
+        path = Path(target)
+        if not path.is_file():
+            what = f"task `{name}`: file not found: {path}"
+            raise RequestError(what, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
+        spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
+        own = [str(folder) for folder in folders_of(path.absolute())]
+        sys.path += [folder for folder in own if folder not in sys.path]
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     task_class = getattr(module, attribute, None)
     if not (isinstance(task_class, type) and issubclass(task_class, Task)):
         what = f"`{attribute}` in {target or name} is not a task"
         raise RequestError(what, fix="name a subclass of rekindle.tasks.Task, as path.py:Class")
     task: Task = task_class()
     return task
-
-
-def _module_from_file(name: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        what = f"task `{name}`: file not found: {path}"
-        raise RequestError(what, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
-    spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
-    own = [str(folder) for folder in folders_of(path.absolute())]
-    sys.path += [folder for folder in own if folder not in sys.path]
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 __all__ = ["TASKS", "Task", "TokenTask", "load_task"]

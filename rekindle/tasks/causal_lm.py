@@ -18,18 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import TokenizerSpec
+from rekindle.tasks import pretrained
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
-from rekindle.tasks.pretrained import (
-    TOKENIZER,
-    HubTask,
-    check_positions,
-    check_source,
-    configuration,
-    fetch_tokenizer,
-    read_tokenizer,
-    save_tokenizer,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,12 +46,12 @@ _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hi
 _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-class CausalLM(HubTask, TokenTask):
+class CausalLM(pretrained.HubTask, TokenTask):
     modality: ClassVar[Modality] = "document"
     head: ClassVar[str] = "AutoModelForCausalLM"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        check_source(model, _EXAMPLE, data.max_length)
+        pretrained.check_source(model, _EXAMPLE, data.max_length)
         tokenizer = model.tokenizer
         if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
             what = "a tokenizer trained here does not fit the embeddings of a pretrained model"
@@ -75,7 +66,17 @@ class CausalLM(HubTask, TokenTask):
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
         if isinstance(model.tokenizer, str) or isinstance(model.source, str):
             return {**shape, **_fetch_tokenizer(model, assets)}
-        return {**shape, **_train_tokenizer(train, model.tokenizer or TokenizerSpec(), assets)}
+        spec, roles = model.tokenizer or TokenizerSpec(), {"pad_token": PAD, "eos_token": END}
+        batches = (_documents(batch) for batch in train())
+        texts = ([text for document in batch for _, text in document] for batch in batches)
+        tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
+        pretrained.save_tokenizer(tokenizer, assets, **roles)
+        (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
+        return {
+            **shape, "vocab_size": tokenizer.get_vocab_size(),
+            "pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": tokenizer.token_to_id(END),
+            "special_tokens": roles,
+        }  # fmt: skip
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         import numpy as np
@@ -108,8 +109,14 @@ class CausalLM(HubTask, TokenTask):
         wished = model.source.get("vocab_size") if isinstance(model.source, dict) else None
         if isinstance(wished, int):  # more rows than tokens make sizes that divide well
             inline["vocab_size"] = max(wished, inline["vocab_size"])
-        config = configuration(model, {**inline, "bos_token_id": None}, {})
-        _check_fit(config, settings)
+        config = pretrained.configuration(model, {**inline, "bos_token_id": None}, {})
+        pretrained.check_positions(_positions(config), settings["max_length"])
+        if config.vocab_size < (count := settings["vocab_size"]):
+            what = f"the model knows {config.vocab_size} tokens, the tokenizer {count}"
+            raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
+        for name in _SCALES:
+            if getattr(config, name, None) not in (None, 1, 1.0):
+                raise _unsupported(config, f"changes the scores ({name})")
         network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         head = network.get_output_embeddings()  # type: ignore[operator]
         if getattr(head, "bias", None) is not None:
@@ -239,27 +246,12 @@ def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
     return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
-_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+_tokenizer = lru_cache(maxsize=4)(pretrained.read_tokenizer)
 _source = lru_cache(maxsize=4)(lambda assets: (assets / _TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:
     return ChatTemplate(_source(assets), settings["special_tokens"])
-
-
-def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
-    batches = (_documents(batch) for batch in train())
-    texts = ([text for document in batch for _, text in document] for batch in batches)
-    tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    roles = {"pad_token": PAD, "eos_token": END}
-    save_tokenizer(tokenizer, assets, **roles)
-    (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
-    return {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "pad_token_id": tokenizer.token_to_id(PAD),
-        "eos_token_id": tokenizer.token_to_id(END),
-        "special_tokens": roles,
-    }
 
 
 def train_bpe(
@@ -285,7 +277,7 @@ def train_bpe(
 
 
 def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
-    tokenizer = fetch_tokenizer(model)
+    tokenizer = pretrained.fetch_tokenizer(model)
     if tokenizer.eos_token_id is None:
         what = "the tokenizer has no token that ends a text"
         fix = "name the tokenizer of a causal language model"
@@ -293,27 +285,14 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
-    tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
+    pretrained.save_fetched(tokenizer, assets)
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
     pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
     return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
-        "eos_token_id": tokenizer.eos_token_id,
-        "special_tokens": special,
-    }
-
-
-def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
-    """Whether the architecture can take these tokens; raises RequestError or UnsupportedError."""
-    check_positions(_positions(config), settings["max_length"])
-    if config.vocab_size < settings["vocab_size"]:
-        what = f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}"
-        raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
-    for name in _SCALES:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise _unsupported(config, f"changes the scores ({name})")
+        "vocab_size": len(tokenizer), "pad_token_id": end if pad is None else pad,
+        "eos_token_id": end, "special_tokens": special,
+    }  # fmt: skip
 
 
 def _positions(config: Any) -> int | None:

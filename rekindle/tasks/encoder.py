@@ -1,57 +1,79 @@
-"""What classifiers of texts and of words share: a network of transformers with a head for classes,
-and its tokenizer.
+"""Classifiers of texts and of words: a network of transformers with a head for classes
+(`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
 that `tokenizers` learns from the training split. Batches are padded to their longest text only.
-Shapes: B texts, T tokens."""
+Shapes: B texts, T tokens, C tags.
+
+**Words.** They have one tag each (named entities, parts of speech), predicted at the word's first
+token. Texts come as lists of words; the tokenizer cuts each word by itself, as it would cut it
+within a text. A word behind `data.max_length` tokens has no place: training leaves it out, scoring
+counts it as a word without a prediction.
+
+**Learning WordPiece.** `tokenizers` numbers the pieces `##x` in the order of a hash map, breaks
+ties between merges by those numbers, and so learns another vocabulary in every process. Here each
+continuing piece gets its number up front, in order of its character; the rest of the algorithm is
+deterministic.
+
+**Applying it.** A text is cut at spaces, and each different word goes through the tokenizer once.
+That gives exactly the ids of the whole text where nothing in the tokenizer looks across a space;
+`is_separable` says where that is known."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from rekindle.errors import UnsupportedError
+from rekindle.records import Objective
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks.base import Settings
-from rekindle.tasks.pretrained import (
-    TOKENIZER,
-    HubTask,
-    check_positions,
-    check_source,
-    configuration,
-    fetch_tokenizer,
-    save_tokenizer,
-)
-from rekindle.tasks.wordpiece import SPECIAL_TOKENS, train_wordpiece
+from rekindle.tasks import pretrained
+from rekindle.tasks.base import Modality, Settings
+from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import tokenizers
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
-    from rekindle.tasks.base import Passes
+    from rekindle.tasks.base import Columns, Passes
 
 
-class EncoderTask(HubTask):
+class EncoderTask(pretrained.HubTask):
     """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
-        check_source(model, example, data.max_length)
+        pretrained.check_source(model, example, data.max_length)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         if isinstance(model.source, str):
-            positions = getattr(configuration(model, {}, {}), "max_position_embeddings", None)
-            check_positions(positions, data.max_length)
+            config = pretrained.configuration(model, {}, {})
+            positions = getattr(config, "max_position_embeddings", None)
+            pretrained.check_positions(positions, data.max_length)
         own = model.tokenizer
         if isinstance(own, str) or (own is None and isinstance(model.source, str)):
-            return _fetch_tokenizer(model, data.max_length, assets)
-
-        def texts() -> Iterator[list[str]]:
-            return (self.texts(batch) for batch in train())
-
-        return _train_tokenizer(texts, own or TokenizerSpec(), data.max_length, assets)
+            fetched = pretrained.fetch_tokenizer(model)
+            fetched.backend_tokenizer.enable_truncation(data.max_length)
+            pretrained.save_fetched(fetched, assets)
+            pad = fetched.eos_token_id if fetched.pad_token_id is None else fetched.pad_token_id
+            return {"vocab_size": len(fetched), "pad_token_id": int(pad or 0)}
+        spec = own or TokenizerSpec()
+        tokenizer = train_wordpiece(
+            lambda: (self.texts(batch) for batch in train()),
+            vocab_size=spec.vocab_size, min_frequency=spec.min_frequency,
+        )  # fmt: skip
+        tokenizer.enable_truncation(data.max_length)
+        roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
+        pretrained.save_tokenizer(tokenizer, assets, model_max_length=data.max_length, **roles)
+        pad = tokenizer.token_to_id("[PAD]")
+        return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
 
     @abc.abstractmethod
     def texts(self, batch: pa.RecordBatch) -> list[str]:
@@ -66,7 +88,8 @@ class EncoderTask(HubTask):
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        config, kind = configuration(model, inline, names), getattr(transformers, self.head)
+        config = pretrained.configuration(model, inline, names)
+        kind = getattr(transformers, self.head)
         network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
         return network
 
@@ -91,24 +114,188 @@ class EncoderTask(HubTask):
         return logits.float()
 
 
-def _train_tokenizer(
-    texts: Callable[[], Iterator[list[str]]], spec: TokenizerSpec, max_length: int, assets: Path
-) -> Settings:
-    """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
-    tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    tokenizer.enable_truncation(max_length)
-    roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
-    save_tokenizer(tokenizer, assets, model_max_length=max_length, **roles)
-    pad = tokenizer.token_to_id("[PAD]")
-    return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MOST_WORDS = 1 << 17
+_SEPARABLE = {
+    "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece",
+}  # fmt: skip
 
 
-def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
-    """The tokenizer of a hub name or folder, stored as files that `tokenizers` reads without
-    transformers."""
-    tokenizer = fetch_tokenizer(model)
-    tokenizer.backend_tokenizer.enable_truncation(max_length)
-    tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}
+def train_wordpiece(
+    texts: Callable[[], Iterable[list[str]]], *, vocab_size: int, min_frequency: int
+) -> tokenizers.Tokenizer:
+    """A lower-casing WordPiece tokenizer for texts; each call of `texts` starts a new pass."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
+    learner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, texts())]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=fixed,
+        show_progress=False,
+    )  # fmt: skip
+    learner.train_from_iterator(texts(), trainer)
+    # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
+    model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    return tokenizer
+
+
+def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether no part of the tokenizer looks across a space: BERT's parts, plain added tokens."""
+    state = json.loads(tokenizer.to_str())
+    types = {name: (state[name] or {}).get("type") for name in _SEPARABLE}
+    frame = (state["post_processor"] or {}).get("type")
+    cut = (state["truncation"] or {"direction": "Right"})["direction"]
+    plain = not any(
+        " " in token["content"] or token["single_word"] or token["lstrip"] or token["rstrip"]
+        for token in state["added_tokens"]
+    )
+    framed = frame in ("TemplateProcessing", "BertProcessing")
+    return types == _SEPARABLE and framed and cut == "Right" and plain and not state["padding"]
+
+
+class WordCache:
+    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word tokenized once."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._bare = type(tokenizer).from_str(tokenizer.to_str())
+        self._bare.no_truncation()
+        bare, framed = (self._bare.encode("a", add_special_tokens=s).ids for s in (False, True))
+        at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        self._before, self._after = framed[:at], framed[at + len(bare) :]
+        truncation = tokenizer.truncation
+        frame = len(self._before) + len(self._after)
+        self._room = truncation["max_length"] - frame if truncation else None
+        self._ids: dict[str, list[int]] = {}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, cut to the longest length, with the special tokens around them."""
+        words = [text.split(" ") for text in texts]
+        if len(self._ids) > _MOST_WORDS:
+            self._ids.clear()
+        new = [w for w in set(chain.from_iterable(words)) if w not in self._ids]
+        rows = self._bare.encode_batch_fast(new, add_special_tokens=False)
+        self._ids.update((word, row.ids) for word, row in zip(new, rows, strict=True))
+        known, room, before, after = self._ids.__getitem__, self._room, self._before, self._after
+        ids = (list(chain.from_iterable(map(known, each)))[:room] for each in words)
+        return [[*before, *each, *after] for each in ids]
+
+
+def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str]]) -> list[str]:
+    """`##x` for each character of the texts that can stand within a word, in order."""
+    found: set[str] = set()
+    for character in {character for batch in texts for text in batch for character in text}:
+        normal = tokenizer.normalizer.normalize_str(f"a{character}a")
+        words = tokenizer.pre_tokenizer.pre_tokenize_str(normal)
+        if len(words) == 1:
+            found.update(words[0][0][1:-1])
+    return [f"##{character}" for character in sorted(found)]
+
+
+class TextClassification(EncoderTask):
+    modality: ClassVar[Modality] = "text"
+    head: ClassVar[str] = "AutoModelForSequenceClassification"
+
+    def texts(self, batch: pa.RecordBatch) -> list[str]:
+        found: list[str] = batch.column("text").to_pylist()
+        return found
+
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
+        import numpy as np
+        import pyarrow as pa
+
+        ids = _encoder(assets)(batch.column("text").to_pylist())
+        offsets = np.zeros(len(ids) + 1, np.int32)
+        np.cumsum([len(row) for row in ids], out=offsets[1:])
+        flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
+        return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
+
+
+@lru_cache(maxsize=4)
+def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
+    """From texts to token ids, as the tokenizer among the assets gives them."""
+    tokenizer = read_tokenizer(assets)
+    if is_separable(tokenizer):
+        return WordCache(tokenizer).encode
+    return lambda texts: [row.ids for row in tokenizer.encode_batch_fast(texts)]
+
+
+NO_PLACE = -1
+
+
+class TokenClassification(EncoderTask):
+    modality: ClassVar[Modality] = "words"
+    objective: ClassVar[Objective] = "tags"
+    head: ClassVar[str] = "AutoModelForTokenClassification"
+
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
+        settings = super().fit(train, data, model, assets)
+        _keeping_words_apart(read_tokenizer(assets)).save(str(assets / TOKENIZER))
+        return settings
+
+    def texts(self, batch: pa.RecordBatch) -> list[str]:
+        return [" ".join(words) for words in _words(batch)]
+
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
+        """`input_ids`, and as `places` of each word the position of its first token among them."""
+        import pyarrow as pa
+
+        texts = _words(batch)
+        encodings = _tokenizer(assets).encode_batch(texts, is_pretokenized=True)
+        ids: list[list[int] | None] = []
+        places = []
+        for words, encoding in zip(texts, encodings, strict=True):
+            firsts = [NO_PLACE] * len(words)  # where a word was cut off or has no token
+            for position, word in reversed(list(enumerate(encoding.word_ids))):
+                if word is not None:
+                    firsts[word] = position
+            places.append(firsts)
+            ids.append(encoding.ids if any(place >= 0 for place in firsts) else None)
+        return {
+            "input_ids": pa.array(ids, pa.list_(pa.int32())),
+            "places": pa.array(places, pa.list_(pa.int32())),
+        }
+
+
+def _words(batch: pa.RecordBatch) -> list[list[str]]:
+    return [json.loads(text) for text in batch.column("words").to_pylist()]
+
+
+_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+
+
+def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE and
+    SentencePiece mark the space before a word, and by default only before words within a text.
+
+    Raises UnsupportedError where no setting of it does so."""
+    state = json.loads(tokenizer.to_str())
+    for change in ({}, {"add_prefix_space": True}, {"prepend_scheme": "always"}):
+        changed = {**state, "pre_tokenizer": _with(state["pre_tokenizer"], change)}
+        candidate = type(tokenizer).from_str(json.dumps(changed))
+        split = candidate.encode(["one", "two"], is_pretokenized=True).ids
+        if split in (candidate.encode("one two").ids, candidate.encode(" one two").ids):
+            return candidate
+    raise UnsupportedError(
+        "this tokenizer joins words that are given one by one, as if no space was between them",
+        where="model.tokenizer",
+        fix="name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
+        "`tokenizer: {vocab_size: 4096}`",
+    )
+
+
+def _with(pre_tokenizer: Any, change: dict[str, Any]) -> Any:
+    """The settings of a pre-tokenizer, or of those in a sequence, changed where they exist."""
+    if not isinstance(pre_tokenizer, dict):
+        return pre_tokenizer
+    known = {name: value for name, value in change.items() if name in pre_tokenizer}
+    inner = [_with(one, change) for one in pre_tokenizer.get("pretokenizers", [])]
+    return {**pre_tokenizer, **known, **({"pretokenizers": inner} if inner else {})}

@@ -1,20 +1,27 @@
 """Image classification with a small convolutional network, for MNIST-like data on any machine, or
-with a residual one (`resnet.py`).
+with a residual one (`image_classification.py`).
 
 Decides the small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one
 per entry of `channels`, then a hidden layer. Group norm and not batch norm, because its result does
 not depend on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C
-classes. Pixels are uint8, scaled to [-1, 1]."""
+classes. Pixels are uint8, scaled to [-1, 1].
+
+The residual networks are those of He et al. 2015 (arXiv 1512.03385), for images of 32 pixels a side
+or more. `resnet50` is built by transformers, which is always there; `timm:resnet50` and
+`torchvision:resnet50` by those libraries, where they are installed. The library is part of the
+name, because each names its weights differently. Batch norm is replaced by group norm of 32 groups
+(Wu & He 2018, arXiv 1803.08494), for the reason above. Images come with their channels last in
+memory, which convolutions on GPUs are fastest with."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError
-from rekindle.tasks import resnet
 from rekindle.tasks.base import Modality, Settings, Task
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ class ImageClassification(Task):
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         _architecture(model)
         if "architecture" in model.source and data.image_size is not None:
-            resnet.check_size(*data.image_size)
+            check_size(*data.image_size)
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
@@ -76,15 +83,14 @@ class ImageClassification(Task):
 
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:
-    """`model.source` with the defaults filled in; raises RequestError for what the network does not
-    know."""
+    """`model.source` with the defaults filled in; RequestError for what no network here knows."""
     source = model.source
     if isinstance(source, str):
         what = f"image_classification trains its own network and cannot start from `{source}`"
         fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
         raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
-        resnet.check(source)
+        check_residual(source)
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
@@ -108,7 +114,7 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
 
 
 def _network(architecture: dict[str, Any]) -> torch.nn.Module:
-    network = resnet.build(architecture) if "architecture" in architecture else _cnn(architecture)
+    network = residual(architecture) if "architecture" in architecture else _cnn(architecture)
     network.architecture = architecture  # type: ignore[assignment]
     return network
 
@@ -156,3 +162,98 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
         """Has a name that messages can use."""
 
     return Cnn(*layers)
+
+
+LIBRARIES = ("timm", "torchvision")
+SMALLEST_SIDE = 32
+_GROUPS = 32
+_SHAPES: dict[str, dict[str, Any]] = {
+    "resnet18": {"layer_type": "basic", "depths": [2, 2, 2, 2]},
+    "resnet34": {"layer_type": "basic", "depths": [3, 4, 6, 3]},
+    "resnet50": {"layer_type": "bottleneck", "depths": [3, 4, 6, 3]},
+}
+_HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
+
+
+def check_residual(source: dict[str, Any]) -> None:
+    """Refuse a name that is none, or a library that is not installed; raises RequestError."""
+    library, _, name = str(source["architecture"]).rpartition(":")
+    if set(source) != {"architecture"} or name not in _SHAPES or library not in ("", *LIBRARIES):
+        what = f"not a network this task can build: {source}"
+        fix = f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not"
+        raise RequestError(what, where="model.source", fix=fix)
+    if library and importlib.util.find_spec(library) is None:
+        fix = f"pip install {library}, or leave out `{library}:`"
+        raise RequestError(f"{library} is not installed", where="model.source", fix=fix)
+
+
+def check_size(height: int, width: int) -> None:
+    """Refuse images that five halvings leave nothing of; raises RequestError."""
+    if min(height, width) < SMALLEST_SIDE:
+        raise RequestError(
+            f"images of {height} x {width} pixels are too small for a residual network",
+            where="model.source",
+            fix=f"set data.image_size to {SMALLEST_SIDE} or more, or train "
+            "{channels: [32, 64], hidden: 128}",
+        )
+
+
+def residual(architecture: dict[str, Any]) -> torch.nn.Module:
+    """The network for `architecture`, `shape` (height, width, depth) and `classes`; takes float
+    [B, D, H, W] and gives class scores, [B, C]."""
+    import torch
+    from torch import nn
+
+    height, width, depth = architecture["shape"]
+    check_size(height, width)
+    body = _body(architecture["architecture"], depth, architecture["classes"])
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, pixels_BDHW: torch.Tensor) -> torch.Tensor:
+            out = self.body(pixels_BDHW.contiguous(memory_format=torch.channels_last))
+            scores_BC: torch.Tensor = getattr(out, "logits", out)
+            return scores_BC
+
+    return Residual()
+
+
+def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
+    import torch
+
+    library, _, name = architecture.rpartition(":")
+    found: torch.nn.Module
+    if library == "timm":
+        import timm
+
+        found = timm.create_model(name, num_classes=classes, in_chans=depth, norm_layer=_norm)
+        return found
+    if library == "torchvision":
+        import torchvision
+
+        if depth != 3:
+            what = f"torchvision:{name} reads images in colour, and these have {depth} channel(s)"
+            raise RequestError(what, where="model.source", fix=f"set architecture: {name}")
+        found = getattr(torchvision.models, name)(num_classes=classes, norm_layer=_norm)
+        return found
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    hidden = _HIDDEN[_SHAPES[name]["layer_type"]]
+    config = ResNetConfig(
+        num_channels=depth, hidden_sizes=hidden, num_labels=classes, **_SHAPES[name]
+    )
+    network: torch.nn.Module = ResNetForImageClassification(config)
+    for path, module in list(network.named_modules()):
+        if isinstance(module, torch.nn.BatchNorm2d):
+            parent, _, child = path.rpartition(".")
+            setattr(network.get_submodule(parent), child, _norm(module.num_features))
+    return network
+
+
+def _norm(channels: int, **_: Any) -> torch.nn.Module:
+    from torch import nn
+
+    return nn.GroupNorm(_GROUPS, channels)

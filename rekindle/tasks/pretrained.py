@@ -34,7 +34,30 @@ class HubTask(Task):
     """The name of that class."""
 
     def weights(self, model: ModelSpec) -> Path | None:
-        return weights_folder(model)
+        if not isinstance(model.source, str):
+            return None
+        folder = Path(model.source).expanduser()
+        if folder.is_dir():
+            return folder
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.utils.tqdm import tqdm
+
+        class Bar(tqdm):  # updated for every piece that arrives
+            def update(self, n: float | None = 1) -> Any:
+                beat()
+                return super().update(n)
+
+        try:
+            found = snapshot_download(
+                model.source, revision=model.revision, ignore_patterns=["*/*"],
+                allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
+                tqdm_class=Bar,
+            )  # fmt: skip
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
+            raise RequestError(what, where="model.source", fix=_NETWORK) from error
+        return Path(found)
 
     def save(
         self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
@@ -121,41 +144,6 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
         raise RequestError(problems)
 
 
-def weights_folder(model: ModelSpec) -> Path | None:
-    """A local folder with the safetensors of `model.source`, downloaded from the hub if need be;
-    None for an inline config."""
-    if not isinstance(model.source, str):
-        return None
-    folder = Path(model.source).expanduser()
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        found = snapshot_download(
-            model.source, revision=model.revision, ignore_patterns=["*/*"],
-            allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
-            tqdm_class=_with_heartbeats(),
-        )  # fmt: skip
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
-        raise RequestError(what, where="model.source", fix=_NETWORK) from error
-    return Path(found)
-
-
-def _with_heartbeats() -> type[Any]:
-    """The hub's progress bar, which is updated for every piece that arrives."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Bar(tqdm):
-        def update(self, n: float | None = 1) -> Any:
-            beat()
-            return super().update(n)
-
-    return Bar
-
-
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     """The fast tokenizer that `model.tokenizer` names, else the one of `model.source`; without
     padding and truncation."""
@@ -176,6 +164,12 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
+
+
+def save_fetched(tokenizer: PreTrainedTokenizerBase, assets: Path) -> None:
+    """Leave a tokenizer of transformers there, also as the file that `tokenizers` reads."""
+    tokenizer.save_pretrained(assets)
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:

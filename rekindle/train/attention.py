@@ -2,7 +2,7 @@
 does not depend on which rank holds which head.
 
 Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
-which tokens see each other (documents.py) and a sliding window travel as keyword arguments, which
+which tokens see each other (micro.py) and a sliding window travel as keyword arguments, which
 transformers hands through. A keyword that `attend` does not know changes what attention computes,
 so it is refused by name. There are two ways to keep documents apart: one varlen flash-attention
 kernel over all of them, on GPUs in half precision, and one call of
@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
 from rekindle.train import compat, modules
-from rekindle.train.documents import Documents
 from rekindle.train.dropout import kept
+from rekindle.train.micro import Documents
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"
@@ -42,7 +42,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 @dataclasses.dataclass
 class Peers:
     """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
-    `kernel` that keeps documents apart. `groups`: see `kernels.takes_groups`."""
+    `kernel` that keeps documents apart. `groups`: see `parallel.takes_groups`."""
 
     tp_rank: int = 0
     cp_rank: int = 0
@@ -101,7 +101,14 @@ def attend(
 
     `sliding_window` tokens, itself included, are what a query sees of its past. Raises
     UnsupportedError for a keyword that is not known here."""
-    _refuse(module, others)
+    for name, value in others.items():
+        if value is not None and name not in _UNUSED:
+            raise UnsupportedError(
+                f"{type(module).__name__} asks attention for `{name}`, which rekindle's attention "
+                "does not compute",
+                where="model.source",
+                fix="use an architecture without it; docs/layouts.md lists those that are tested",
+            )
     peers: Peers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
     length = query_BHTD.shape[2]
@@ -118,17 +125,6 @@ def attend(
         causal = False
     call = Call(causal, scaling, dropout, None, peers)
     return _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, call).transpose(1, 2), None
-
-
-def _refuse(module: nn.Module, others: dict[str, Any]) -> None:
-    for name, value in others.items():
-        if value is not None and name not in _UNUSED:
-            raise UnsupportedError(
-                f"{type(module).__name__} asks attention for `{name}`, which rekindle's attention "
-                "does not compute",
-                where="model.source",
-                fix="use an architecture without it; docs/layouts.md lists those that are tested",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +281,9 @@ def _one(
         return _with_dropout(query, key, value, mask, call)
     more = {}
     if query.shape[1] != key.shape[1]:
-        fast = call.peers.groups and not (query.is_cuda and _in_fp32(query))
+        # autocast makes halves of what rotary embedding left in fp32
+        half = query.dtype in HALVES or torch.is_autocast_enabled(query.device.type)
+        fast = call.peers.groups and (half or not query.is_cuda)
         if mask is None and fast:
             more = {"enable_gqa": True}
         else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
@@ -294,11 +292,6 @@ def _one(
         query, key, value, attn_mask=mask, dropout_p=call.dropout, is_causal=call.causal,
         scale=call.scaling, **more,
     )  # fmt: skip
-
-
-def _in_fp32(query: torch.Tensor) -> bool:
-    """Whether a kernel gets it so: autocast makes halves of what rotary embedding left in fp32."""
-    return query.dtype not in HALVES and not torch.is_autocast_enabled(query.device.type)
 
 
 def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:

@@ -135,7 +135,7 @@ class Batches:
         """In memory from which a GPU copies while both go on."""
         if self.mesh.device.type != "cuda":
             return micro
-        return micro.with_tensors(tensor.pin_memory() for tensor in micro.tensors())
+        return micro.with_each(lambda tensor: tensor.pin_memory())
 
     def _longest(self, rows: np.ndarray, slots: np.ndarray) -> int:
         """Tokens of the longest sequence, rounded up to what the layout can divide."""

@@ -54,13 +54,13 @@ _MARGIN = 1.5  # a save in the grace period may take so much longer than those b
 def newest(root: str | Path, run_key: str) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
     are reported. Raises CheckpointError for one of another run key or schema."""
-    return _choose(root, run_key, _Gang())
+    return _choose(root, run_key)
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
     """The same for all ranks together, which share the reading and hashing; all have to call it.
     With `step`, the newest of that step."""
-    return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()), step)
+    return _choose(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
 def load(
@@ -139,7 +139,7 @@ class Checkpointer:
         """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
         on every rank if it failed on any."""
         if self.pending is not None:
-            self._settle(self.pending)
+            self.settle(self.pending)
 
     def written(self) -> bool:
         """Whether this rank has no save in flight, or its part of it is done; never waits."""
@@ -148,8 +148,14 @@ class Checkpointer:
     def settle(self, save: object) -> None:
         """To be called by all ranks once all of them have said that `save`, which was `pending`
         then, is `written`: it is committed. Raises CheckpointError if it failed on any."""
-        if self.pending is not None and self.pending is save:
-            self._settle(self.pending)
+        if (pending := self.pending) is None or pending is not save:
+            return
+        self.pending = None
+        outcome = pending.result()
+        if outcome.problem is not None:
+            self.started = -1
+            raise outcome.problem
+        self.seconds.append(outcome.seconds)
 
     def fits(self, seconds_left: float) -> bool:
         """Whether a save that begins now will be committed in that time, as far as earlier ones of
@@ -158,14 +164,6 @@ class Checkpointer:
         fits = torch.tensor(float(expected * (2 if self.pending else 1) <= seconds_left))
         dist.all_reduce(fits, dist.ReduceOp.MIN)  # on the host, where no save has its collectives
         return bool(fits)
-
-    def _settle(self, pending: concurrent.futures.Future[_Outcome]) -> None:
-        self.pending = None
-        outcome = pending.result()
-        if outcome.problem is not None:
-            self.started = -1
-            raise outcome.problem
-        self.seconds.append(outcome.seconds)
 
     def _save(
         self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int
@@ -180,7 +178,10 @@ class Checkpointer:
         except CheckpointException as error:  # the same on all ranks
             if dist.get_rank() == 0 and isinstance(self.storage, Folder):
                 self._drop(folder)  # its room is needed; a store may not even answer
-            return _Outcome(_cause(error, step))
+            rank, (cause, _) = min(error.failures.items())
+            what = f"step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
+            ours = isinstance(cause, CheckpointError)
+            return _Outcome(cause if ours else CheckpointError(f"the checkpoint of {what}"))  # type: ignore[arg-type]
         files: list[list[File]] | None = None
         if dist.get_rank() == 0:
             files = [[] for _ in range(dist.get_world_size())]
@@ -199,8 +200,14 @@ class Checkpointer:
 
     def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
         try:
-            if isinstance(self.storage, Folder):
-                self._check_shared(folder, files)
+            for file in files if isinstance(self.storage, Folder) else []:
+                if self.storage.size(f"{folder}/{file.path}") != file.bytes:
+                    raise CheckpointError(
+                        f"{self.storage.root} is not the same folder on all nodes: rank 0 does not "
+                        f"see {folder}/{file.path}",
+                        where=self.storage.root,
+                        fix="use a volume that all nodes mount, or an object store",
+                    )
             if self.history is not None and rows:
                 with self.history.open("rb") as stream:
                     content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)
@@ -218,17 +225,6 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             log.warning("old checkpoints in %s stay: %s", self.storage.root, error)
         return _Outcome()
-
-    def _check_shared(self, folder: str, files: list[File]) -> None:
-        """Raises CheckpointError where other ranks' files are not to be seen from here."""
-        for file in files:
-            if self.storage.size(f"{folder}/{file.path}") != file.bytes:
-                raise CheckpointError(
-                    f"{self.storage.root} is not the same folder on all nodes: rank 0 does not see "
-                    f"{folder}/{file.path}",
-                    where=self.storage.root,
-                    fix="use a volume that all nodes mount, or an object store",
-                )
 
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
@@ -261,50 +257,35 @@ class _Outcome:
     seconds: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Gang:
-    """The ranks that choose together; one alone by default."""
-
-    rank: int = 0
-    world: int = 1
-
-    def told(self, value: Any) -> Any:
-        """Rank 0's value."""
-        return of_first(value) if self.world > 1 else value
-
-    def gathered(self, value: Any) -> list[Any]:
-        """Every rank's value."""
-        return of_all(value) if self.world > 1 else [value]
-
-
 def _choose(
-    root: str | Path, run_key: str, gang: _Gang, step: int | None = None
+    root: str | Path, run_key: str, rank: int = 0, world: int = 1, step: int | None = None
 ) -> Checkpoint | None:
     storage = storage_of(root)
-    found = manifest.offers(storage, run_key) if gang.rank == 0 else iter(())
+    found = manifest.offers(storage, run_key) if rank == 0 else iter(())
     if step is not None:
         found = (offer for offer in found if offer[0].step == step)
     skipped = 0
     while True:
-        offer = gang.told(_or_error(lambda: next(found, None)))
+        offer = _or_error(lambda: next(found, None))
+        offer = of_first(offer) if world > 1 else offer
         if isinstance(offer, CheckpointError):
             raise offer
         if offer is None:
-            if skipped and gang.rank == 0:
+            if skipped and rank == 0:
                 _say(f"no usable checkpoint is left in {root}; training starts over")
             return None
         checkpoint: Checkpoint = offer[0]
         problem: str | CheckpointError = offer[1]
         if not problem:
-            share = sorted(checkpoint.files, key=lambda f: f.bytes)[gang.rank :: gang.world]
+            share = sorted(checkpoint.files, key=lambda f: f.bytes)[rank::world]
             mine = _or_error(functools.partial(broken, checkpoint, share))
-            problem = next(filter(None, gang.gathered(mine)), "")
+            problem = next(filter(None, of_all(mine) if world > 1 else [mine]), "")
         if isinstance(problem, CheckpointError):
             raise problem
         if not problem:
             return checkpoint
         skipped += 1
-        if gang.rank == 0:
+        if rank == 0:
             _say(f"checkpoint {checkpoint.name} is broken ({problem}); the one before is taken")
 
 
@@ -319,12 +300,3 @@ def _or_error(call: Callable[[], Any]) -> Any:
         return call()
     except CheckpointError as error:
         return error
-
-
-def _cause(error: CheckpointException, step: int) -> CheckpointError:
-    """The first rank's failure; a CheckpointError as it is."""
-    rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, CheckpointError):
-        return cause
-    what = f"the checkpoint of step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
-    return CheckpointError(what)

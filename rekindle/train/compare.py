@@ -79,7 +79,9 @@ def compared(
     that is another one; raises StepError if one is more than rounding. The same on all ranks, which
     all have to call it. `network` is looked at only."""
     small = _Small(job, task, shards, network, mesh)
-    rounded = _rounding(job.train, mesh.device)
+    rounded: str = "bf16" if job.train.weights == "bf16" else job.train.precision
+    if rounded == "fp32" and mesh.device.type == "cuda" and not job.train.deterministic:
+        rounded = "tf32"
     gaps = [_gap(small, job.train, mesh, rounded)]
     if TOLERANCE[rounded] > TOLERANCE["fp32"]:
         exact = job.train.model_copy(update={"precision": "fp32", "weights": "fp32"})
@@ -90,24 +92,7 @@ def compared(
     gc.collect()
     if mesh.device.type == "cuda":
         torch.cuda.empty_cache()
-    for gap in gaps:
-        _judge(cell, gap)
-    return tuple(gaps)
-
-
-def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
-    mine = small.steps(train, mesh)
-    theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
-    if dist.get_rank() == 0:
-        plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
-        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device))
-    dist.all_reduce(theirs)
-    pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
-    return Gap(rounded, tuple(pairs[::2]), tuple(pairs[1::2]), TOLERANCE[rounded])
-
-
-def _judge(cell: Cell, gap: Gap) -> None:
-    if gap.largest > gap.allowed:
+    for gap in (gap for gap in gaps if gap.largest > gap.allowed):
         shown = "; ".join(
             f"step {step + 1}: {mine:.6g} instead of {theirs:.6g}"
             for step, (mine, theirs) in enumerate(gap.losses)
@@ -120,14 +105,18 @@ def _judge(cell: Cell, gap: Gap) -> None:
             fix="leave out one of its features (docs/layouts.md has what is proven), and report "
             "this with the versions of torch and transformers",
         )
+    return tuple(gaps)
 
 
-def _rounding(train: TrainSpec, device: torch.device) -> str:
-    if train.weights == "bf16" or train.precision == "bf16":
-        return "bf16"
-    if train.precision == "fp32" and device.type == "cuda" and not train.deterministic:
-        return "tf32"
-    return train.precision
+def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+    mine = small.steps(train, mesh)
+    theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
+    if dist.get_rank() == 0:
+        plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
+        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device))
+    dist.all_reduce(theirs)
+    pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
+    return Gap(rounded, tuple(pairs[::2]), tuple(pairs[1::2]), TOLERANCE[rounded])
 
 
 @contextlib.contextmanager

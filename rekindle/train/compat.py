@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,19 +49,16 @@ def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tens
             options["scale"] = scale
         elif scale is not None:
             query_THD = query_THD * (scale * query_THD.shape[-1] ** 0.5)
-        options |= _window(known, window_size)
+        if "window_size" in known:
+            options["window_size"] = window_size
+        elif window_size in (EVERYTHING, NOT_LATER):
+            options["is_causal"] = window_size == NOT_LATER
+        else:
+            what = f"varlen attention of torch {torch.__version__} has no sliding window"
+            raise UnsupportedError(what, where="model.source", fix="use torch 2.11 or later")
         return kernel(query_THD, key_TGD, value_TGD, *places, **options)  # type: ignore[no-any-return]
 
     return attend
-
-
-def _window(known: Mapping[str, Any], window_size: tuple[int, int]) -> dict[str, Any]:
-    if "window_size" in known:
-        return {"window_size": window_size}
-    if window_size not in (EVERYTHING, NOT_LATER):
-        what = f"varlen attention of torch {torch.__version__} has no sliding window"
-        raise UnsupportedError(what, where="model.source", fix="use torch 2.11 or later")
-    return {"is_causal": window_size == NOT_LATER}
 
 
 _kernels: list[Callable[..., torch.Tensor]] = []
@@ -90,11 +87,8 @@ def check_schedule(layout: Layout) -> None:
     The zero-bubble schedule of torch 2.10 and 2.11 fails on autograd functions written in Python,
     and on gloo, where a rank then sends to itself."""
     if layout.pp > 1 and layout.schedule == "zero_bubble":
-        require_newest(
-            "train.layout.schedule: zero_bubble",
-            "train.layout.schedule",
-            "use 1f1b or interleaved, or an image with a newer torch",
-        )
+        fix = "use 1f1b or interleaved, or an image with a newer torch"
+        require_newest("train.layout.schedule: zero_bubble", "train.layout.schedule", fix)
 
 
 def give_collectives_shapes() -> None:

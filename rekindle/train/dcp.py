@@ -97,14 +97,11 @@ def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             found |= pieces_of(value, f"{name}.")
-            continue
-        if isinstance(value, Piece):
+        elif isinstance(value, Piece):
             found[name] = value
-            continue
-        if not isinstance(value, torch.Tensor):
+        elif not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
-        piece = _piece_of(name, value.detach())
-        if piece is not None and piece.local.numel():
+        elif (piece := _piece_of(name, value.detach())) is not None and piece.local.numel():
             found[name] = piece
     return found
 
@@ -185,11 +182,10 @@ class Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, total = plan.storage_data
         shares: list[list[WriteItem]] = [[] for _ in range(self.threads)]
-        filled = [0] * self.threads
-        for item in sorted(plan.items, key=lambda i: i.tensor_storage_size() or 0, reverse=True):
-            smallest = filled.index(min(filled))
-            shares[smallest].append(item)
-            filled[smallest] += item.tensor_storage_size() or 0
+        items = sorted(plan.items, key=lambda i: i.tensor_storage_size() or 0, reverse=True)
+        sizes = [item.tensor_storage_size() or 0 for item in items]
+        for item, share in zip(items, _divided(sizes, self.threads), strict=True):
+            shares[share].append(item)
         named = [(f"__{rank}_{i}.distcp", share) for i, share in enumerate(shares) if share]
         crc = get_crc32_options()
         set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
@@ -316,7 +312,11 @@ def fill(
     `replicas` are ranks that hold the same pieces, and all call this: each reads its share of them
     and sends it to the others, so that every byte leaves the storage once for all of them."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
-    owners = _owners(pieces, replicas.size()) if replicas is not None else dict.fromkeys(reads, 0)
+    # which of the ranks reads each piece
+    names = sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n))
+    sizes = [pieces[name].local.nbytes for name in names]
+    ranks = _divided(sizes, replicas.size() if replicas is not None else 1)
+    owners = dict(zip(names, ranks, strict=True))
     me = replicas.rank() if replicas is not None else 0
     by_path: dict[str, list[_Read]] = defaultdict(list)
     for one in (r for name in reads if owners[name] == me for r in reads[name]):
@@ -325,7 +325,13 @@ def fill(
     def read(path: str) -> None:
         with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
             for one in sorted(by_path[path], key=lambda r: r.start):
-                entry = torch.load(_entry(stream, one), map_location="cpu", weights_only=True)
+                # an entry is a file of its own; a copy where the file is not on this machine
+                if hasattr(stream, "fileno"):
+                    file: Any = _Window(stream.fileno(), one.start, one.bytes)
+                else:
+                    stream.seek(one.start)
+                    file = io.BytesIO(stream.read(one.bytes))
+                entry = torch.load(file, map_location="cpu", weights_only=True)
                 one.target.copy_(entry[one.part])
                 beat()
 
@@ -339,15 +345,14 @@ def fill(
             raise
     if replicas is not None:
         _agree(failure, replicas)
-        _exchange(pieces, owners, replicas)
-
-
-def _entry(stream: BinaryIO, one: _Read) -> IO[bytes]:
-    """An entry of a file as a file of its own; a copy where the file is not on this machine."""
-    if hasattr(stream, "fileno"):
-        return cast(IO[bytes], _Window(stream.fileno(), one.start, one.bytes))
-    stream.seek(one.start)
-    return io.BytesIO(stream.read(one.bytes))
+        with torch.no_grad():
+            for name, owner in owners.items():  # from the rank that has read it to the others
+                local = pieces[name].local
+                whole = local.contiguous()
+                dist.broadcast(whole, group=replicas, group_src=owner)
+                if whole is not local:
+                    local.copy_(whole)
+                beat()
 
 
 class _Window(io.RawIOBase):
@@ -376,13 +381,13 @@ class _Window(io.RawIOBase):
         return count
 
 
-def _owners(pieces: Mapping[str, Piece], count: int) -> dict[str, int]:
-    """Which of `count` ranks reads each piece: about as many bytes for each."""
-    loads, owners = [0] * count, {}
-    for name in sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n)):
-        owners[name] = loads.index(min(loads))
-        loads[owners[name]] += pieces[name].local.nbytes
-    return owners
+def _divided(sizes: Iterable[int], count: int) -> list[int]:
+    """Which of `count` parts each size goes to, so that all are about as large; largest first."""
+    loads, parts = [0] * count, []
+    for size in sizes:
+        parts.append(loads.index(min(loads)))
+        loads[parts[-1]] += size
+    return parts
 
 
 def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
@@ -393,20 +398,6 @@ def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
         raise failure
     if first := next(filter(None, failures), None):
         raise CheckpointError(f"another rank could not read its share: {first}")
-
-
-def _exchange(
-    pieces: Mapping[str, Piece], owners: Mapping[str, int], replicas: dist.ProcessGroup
-) -> None:
-    """Send each piece from the rank that has read it to the others."""
-    with torch.no_grad():
-        for name, owner in owners.items():
-            local = pieces[name].local
-            whole = local.contiguous()
-            dist.broadcast(whole, group=replicas, group_src=owner)
-            if whole is not local:
-                local.copy_(whole)
-            beat()
 
 
 def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:

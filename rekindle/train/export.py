@@ -34,7 +34,10 @@ _Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
     """Write `model.safetensors`, or several files and their index, into `folder`. All ranks have to
     call it; rank 0 writes."""
-    room = _header_room(_listed(parts, _held(parts)))
+    # bytes that suffice for a header of all tensors; a stored name is never longer than ours
+    listed = _listed(parts, _held(parts))
+    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
+    room = -(-(128 + sum(entries)) // 8) * 8
     writer = _Writer(folder, file_bytes, room) if dist.get_rank() == 0 else None
     joiner = _Joiner(parts)
     for name, tensor in gathered(parts):
@@ -56,8 +59,13 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     for owner, rank, names in _listed(parts, held):
         for name, dtype, shape in names:
             whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
-            if rank != 0:
-                whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
+            if rank != 0 and dist.get_rank() == rank:
+                dist.send(whole.to(parts.mesh.device).contiguous(), dst=0)
+            elif rank != 0 and dist.get_rank() == 0:
+                kind, device = getattr(torch, dtype), parts.mesh.device
+                buffer = torch.empty(shape, dtype=kind, device=device)
+                dist.recv(buffer, src=rank)
+                whole = buffer.cpu()
             yield name, whole
 
 
@@ -75,18 +83,6 @@ def _listed(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_L
     mine = [(n, str(t.dtype).removeprefix("torch."), shapes[n]) for n, t in held.items()]
     everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
-
-
-def _sent(
-    whole: torch.Tensor, source: int, dtype: torch.dtype, shape: list[int], device: torch.device
-) -> torch.Tensor:
-    if dist.get_rank() == source:
-        dist.send(whole.to(device).contiguous(), dst=0)
-    elif dist.get_rank() == 0:
-        buffer = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(buffer, src=source)
-        return buffer.cpu()
-    return whole
 
 
 class _Joiner:
@@ -126,12 +122,6 @@ class _Joiner:
             ordered = [pieces[start] for start in sorted(pieces)]
             del self.pieces[origin.name]
             yield origin.name, torch.cat(ordered, dim=-1) if len(ordered) > 1 else ordered[0]
-
-
-def _header_room(listed: list[_Listed]) -> int:
-    """Bytes that suffice for a header of all tensors; a stored name is never longer than ours."""
-    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
-    return -(-(128 + sum(entries)) // 8) * 8
 
 
 class _Writer:

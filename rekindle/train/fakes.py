@@ -1,13 +1,18 @@
 """What has to differ while the engine runs on tensors without values (see trace.py): the few places
 that ask for a value, and the few operations that keep more on a CPU than on a GPU.
 
-Each is a context that puts something of ours in the place of a function and takes it away again."""
+Each is a context that puts something of ours in the place of a function and takes it away again.
+
+`Live` owns the count of bytes: each storage from its birth to its end, by what it was made for. It
+works on real tensors and on fake ones, which have sizes but no values."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,21 +22,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from rekindle.train import (
-    attention,
-    compat,
-    dropout,
-    kernels,
-    linear_loss,
-    optimizer,
-    parallel,
-    part,
-    pipeline,
-    teacher,
-)
-from rekindle.train.live import GRADIENTS, PIPELINE, Live
+from rekindle.train import attention, compat, dropout, optimizer, parallel, part, pipeline, teacher
+from rekindle.train.objectives import tokens
 
 
 @contextlib.contextmanager
@@ -161,11 +156,11 @@ def as_on_gpu() -> Iterator[None]:
         replaced(F, "dropout", lambda _: _dropout),
         replaced(dropout, "install", lambda _: lambda network: None),
         replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
-        replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"),
+        replaced(parallel, "kernel_for", lambda _: lambda *_: "varlen"),
         replaced(compat, "varlen_attn", lambda _: _varlen),
-        replaced(attention, "_draws_alike", lambda _: _alone),
+        replaced(attention, "_draws_alike", lambda _: lambda _, p: p.tp_size * p.cp_size == 1),
         replaced(attention, "sdpa", _without_dropout),
-        replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
+        replaced(tokens, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
     ):
         yield
 
@@ -183,10 +178,6 @@ def _in_a_thread(function: Any) -> Any:
                 torch.autocast_increment_nesting()
 
     return called
-
-
-def _alone(_: torch.Tensor, peers: attention.Peers) -> bool:
-    return peers.tp_size * peers.cp_size == 1
 
 
 def _without_dropout(function: Any) -> Any:
@@ -213,18 +204,158 @@ def _in_fp32(function: Any) -> Any:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_exact, (args, kwargs))
+            kinds = attention.HALVES
+            args, kwargs = tree_map(
+                lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in kinds else x,
+                (args, kwargs),
+            )
         return function(*args, **kwargs)
 
     return called
-
-
-def _exact(value: Any) -> Any:
-    half = isinstance(value, torch.Tensor) and value.dtype in attention.HALVES
-    return value.float() if half else value
 
 
 def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
     return torch.native_dropout(input, p, training)[0] if training and p else input
+
+
+PARAMETERS, GRADIENTS, MOMENTS = "parameters", "gradients", "optimizer"
+ACTIVATIONS, GATHERED, CASTS = "activations", "gathered weights", "copies of weights"
+TEACHER = "teacher"
+PIPELINE, TEMPORARIES = "pipeline buffers", "temporaries"
+_CAST = torch.ops.aten._to_copy.default
+
+
+@dataclasses.dataclass
+class Held:
+    """A storage: its bytes, the phase in which it was made and by what operation; `kind` where it
+    is known what it is for. `born` counts storages; `was` are its bytes at the worst moment."""
+
+    size: int
+    phase: str
+    made_by: str
+    kind: str = ""
+    born: int = 0
+    was: int = 0
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that are made while it is active and still there. `peak` is
+    the most since `begin`, and `at` the number of the growth that led to it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self.phase = ""
+        self.peaks: dict[str, int] = {}
+        self.paused = False
+        self.asked = 0  # at which growth of a step to look
+        self.worst: list[Held] = []
+        self.phase_of_peak = ""
+        self._growths = self.peak = self.at = self._born = 0
+        self._held: dict[int, Held] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(hasattr(kind, "_local_tensor") or kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # its own operations on local tensors come by here
+        out = func(*args, **(kwargs or {}))
+        if not self.paused:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor):
+                    self.note(leaf, str(func))
+            if func is _CAST:
+                self._copied(args[0], out)
+        return out
+
+    def note(self, tensor: torch.Tensor, made_by: str = "") -> None:
+        """Count the tensor's storage, if it is a new one."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._held:
+            self._born += 1
+            held = Held(0, self.phase, f"{made_by} {str(tensor.dtype)[6:]}{list(tensor.shape)}")
+            held.born = self._born
+            self._held[storage._cdata] = held
+            self._grow(held, storage.nbytes())
+            weakref.finalize(storage, self._end, storage._cdata)
+
+    def _copied(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        held = self._held.get(source.untyped_storage()._cdata)
+        of_weights = held is not None and held.kind in (PARAMETERS, GATHERED)
+        if of_weights and source.numel() == out.numel():
+            self.call(CASTS, [out])
+
+    def call(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what tensors are for."""
+        for tensor in tensors:
+            held = self._held.get(tensor.untyped_storage()._cdata)
+            if held is not None:
+                held.kind = kind
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """A phase, from which what is still there is kept for the backward pass."""
+        self.phase, since = "forward", self._born
+        try:
+            yield
+        finally:
+            self.phase = "backward"
+            for held in self._held.values():
+                if held.born > since:
+                    held.kind = held.kind or ACTIVATIONS
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Nothing is counted."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def begin(self, asked: int = 0) -> None:
+        """A step begins; at its growth number `asked` what there is is noted in `worst`."""
+        self.asked, self.worst = asked, []
+        self.peaks, self._growths, self.peak, self.at = {}, 0, 0, 0
+        self._reach()
+
+    def _grow(self, held: Held, by: int) -> None:
+        held.size += by
+        self.bytes += by
+        if by > 0:
+            self._growths += 1
+            if self._growths == self.asked:
+                self.worst = list(self._held.values())
+                for other in self.worst:
+                    other.was = other.size
+        self._reach()
+
+    def _reach(self) -> None:
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.bytes)
+        if self.bytes > self.peak:
+            self.peak, self.at = self.bytes, self._growths
+            self.phase_of_peak = self.phase
+
+    def _end(self, key: int) -> None:
+        self.bytes -= self._held.pop(key).size
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[Live]:
+        """Active, resized storages included."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, *args: Any) -> Any:
+            done = resize(storage, *args)
+            if (held := self._held.get(storage._cdata)) is not None:
+                held.kind = GATHERED  # FSDP gives memory back so, and takes it again
+                self._grow(held, storage.nbytes() - held.size)
+            return done
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        try:
+            with self:
+                yield self
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]

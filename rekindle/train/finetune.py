@@ -20,7 +20,7 @@ from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, owned
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.secret import shared_secret
+from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary
 from rekindle.spec.checks import unknown_classes
@@ -63,7 +63,12 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
     """The worker group's part on this node."""
     path = Path(job.status) / "job.json"
     job.write(path)
-    own = _entrypoint(job) if job.train.entrypoint else None
+    own = None
+    if job.train.entrypoint:  # the words of the user's own script with its folders filled in
+        found = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
+        values = dict(zip(ENTRYPOINT_WORDS, found, strict=True))
+        Path(job.output).mkdir(parents=True, exist_ok=True)
+        own = [word.format(**values) for word in shlex.split(job.train.entrypoint)]
     engine = engine_of(job.train.engine)
     module = (engine.program if engine else "") or "rekindle.train.worker"
     with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
@@ -71,14 +76,6 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
             own or ["-m", module, str(path)], job.train, status=Path(job.status),
             rendezvous=place, environment={"REKINDLE_JOB": str(path)}, on_poll=on_poll,
         )  # fmt: skip
-
-
-def _entrypoint(job: Job) -> list[str]:
-    """The words of the user's own script with its folders filled in."""
-    found = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
-    values = dict(zip(ENTRYPOINT_WORDS, found, strict=True))
-    Path(job.output).mkdir(parents=True, exist_ok=True)
-    return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
@@ -100,8 +97,7 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
 
 
 class _Follower:
-    """Reads the growing history and hands on every step once, whatever is done again after a
-    restart."""
+    """Hands on each step of the growing history once, also what is done again after a restart."""
 
     def __init__(self, path: Path, on_rows: OnRows) -> None:
         self.path, self.on_rows, self.step, self.size = path, on_rows, 0, -1

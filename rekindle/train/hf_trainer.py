@@ -3,19 +3,26 @@ JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
-saved (train/hf_saves.py). The Trainer trains on, each rank alone, where accelerate does not find
-the other ranks; so what is in effect is held against what was asked for before the first step."""
+saved. The Trainer trains on, each rank alone, where accelerate does not find
+the other ranks; so what is in effect is held against what was asked for before the first step.
+
+The Trainer writes into a folder of this machine. A checkpoint counts once `complete.json` lies in
+it, which rank 0 writes when all ranks have written theirs. Where checkpoints belong into an object
+store, each machine puts what its ranks wrote there first, and fetches all of it before it resumes.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -27,18 +34,19 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.engines import engine_of
 from rekindle.errors import StepError
 from rekindle.launch.events import emit
-from rekindle.records import HistoryRow
+from rekindle.records import HistoryRow, write_atomically
 from rekindle.spec import rates
 from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
-from rekindle.train import modelfolder, numerics
+from rekindle.train import modelfolder
 from rekindle.train.batches import TRAIN, VALIDATION
-from rekindle.train.hf_saves import Saves, curve_of, facts_of, step_of
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
+from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
-from rekindle.train.rank import connect, live, say
+from rekindle.train.rank import connect, decided, live, say
+from rekindle.train.storage import Storage, storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
@@ -68,13 +76,17 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     found = saves.newest()
     first = step_of(found.name) if found else 0
     if rank == 0:
-        history.resume(first, curve_of(found) if found else None)
+        # the curve up to there counts, whatever is left on this machine
+        curve = (found / CURVE).read_text(errors="replace") if found else None
+        history.resume(first, curve)
         begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
         begins = begins or f"{steps} steps from the start"
         emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
     dist.barrier()
     if found and first == steps:  # the Trainer would make one more
-        facts, last = _trained(trainer, found), steps
+        made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
+        trainer.model.load_state_dict(made.state_dict())
+        facts, last = json.loads((found / COMPLETE).read_text())["facts"], steps
     else:
         trainer.train(resume_from_checkpoint=str(found) if found else None)
         facts, last = watch.facts, trainer.state.global_step
@@ -92,16 +104,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         _finish(job, trainer, shards, last, facts, validation)
 
 
-def _trained(trainer: Any, found: Path) -> Mapping[str, str]:
-    """Gives the Trainer the weights of the last step's checkpoint; returns what was in effect."""
-    made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
-    trainer.model.load_state_dict(made.state_dict())
-    return facts_of(found)
-
-
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     """With the arguments that follow from the spec, the data and the ranks."""
-    train = numerics.decided(job.train, device, None)
+    train = decided(job.train, device, None)
     world, batch = dist.get_world_size(), train.global_batch_size
     if batch % world:
         what = f"{world} ranks do not divide a global batch of {batch}"
@@ -281,6 +286,85 @@ def _finish(
         device=device_name(trainer.args.device), validation=validation,
     )  # fmt: skip
     say(Path(job.status), {"status": "done", "step": last})
+
+
+COMPLETE, CURVE = "complete.json", "history.jsonl"
+
+
+class Saves:
+    """Those of a job. All ranks call each method."""
+
+    def __init__(self, job: Job) -> None:
+        self.folder, self.curve = job.working / "trainer", job.curve
+        self.keep = job.train.checkpoint.keep
+        self.store: Storage | None = None
+        if "://" in job.checkpoints:
+            self.store = storage_of(f"{job.checkpoints}/trainer")
+        self.first_here = os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint, on this machine, the same on all ranks. What attempts
+        before left incomplete is removed here."""
+        if self.store is not None and self.first_here:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        found: list[str] = []
+        if dist.get_rank() == 0 and self.store is not None:
+            found = [n for n in self.store.folders() if self.store.size(f"{n}/{COMPLETE}")]
+        elif dist.get_rank() == 0:
+            for path in list(self.folder.glob("checkpoint-*")):
+                if not (path / COMPLETE).exists():
+                    shutil.rmtree(path)
+            found = [path.name for path in self.folder.glob("checkpoint-*")]
+        name = of_first(max(found, key=step_of, default=None))
+        if name and self.store is not None and self.first_here:
+            complete = self.store.read(f"{name}/{COMPLETE}")
+            assert complete is not None, "rank 0 has seen it"
+            here = self.folder / name
+            here.mkdir(parents=True, exist_ok=True)
+            for file in json.loads(complete)["files"]:
+                path = here / file
+                with self.store.reader(f"{name}/{file}") as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            (here / COMPLETE).write_bytes(complete)
+        dist.barrier()
+        return self.folder / name if name else None
+
+    def completed(self, step: int, facts: Mapping[str, str]) -> None:
+        """All ranks have written the checkpoint of a step: it counts from now on, and older ones
+        than are kept go."""
+        name = f"checkpoint-{step}"
+        here = self.folder / name
+        if dist.get_rank() == 0:
+            shutil.copyfile(self.curve, here / CURVE)
+        dist.barrier()
+        mine: list[str] = []
+        if self.store is not None and self.first_here:
+            mine = sorted(path.name for path in here.iterdir() if path.is_file())
+            for file in mine:
+                self.store.write(f"{name}/{file}", functools.partial(_copied, here / file))
+        files = [file for each in of_all(mine) for file in each]
+        if dist.get_rank() > 0:
+            return
+        body = {"step": step, "world": dist.get_world_size(), "files": files, "facts": dict(facts)}
+        write_atomically(here / COMPLETE, json.dumps(body))
+        names = [path.name for path in self.folder.glob("checkpoint-*")]
+        if self.store is not None:
+            self.store.put_new(f"{name}/{COMPLETE}", json.dumps(body).encode())
+            names = self.store.folders()
+        for old in sorted(names, key=step_of)[: -self.keep]:
+            shutil.rmtree(self.folder / old, ignore_errors=True)
+            if self.store is not None:
+                self.store.remove(old, COMPLETE)
+
+
+def step_of(name: str) -> int:
+    """Of `checkpoint-12`: 12."""
+    return int(name.rpartition("-")[2])
+
+
+def _copied(path: Path, target: BinaryIO) -> None:
+    with path.open("rb") as source:
+        shutil.copyfileobj(source, target)
 
 
 if __name__ == "__main__":

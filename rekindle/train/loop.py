@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -34,11 +35,9 @@ from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
-from rekindle.train.optimizer import learning_rate
+from rekindle.train.optimizer import Optimizer, Stepped, learning_rate
 from rekindle.train.parallel import Parts, autocast
-from rekindle.train.profile import Profiler
-from rekindle.train.stepped import optimizer_of
-from rekindle.train.throughput import Clock
+from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +135,20 @@ class Trainer:
             from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
 
             self.pipeline = Pipeline(parts)
-        self.optimizer = optimizer_of(parts, spec)
+        self.optimizer: Optimizer | Stepped = (
+            Stepped(parts, parts.stepper) if parts.stepper else Optimizer(parts, spec)
+        )
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
-        self.validation = _validation(task, shards, plan.order, self.mesh, seed, joined)
+        self.validation = None
+        if rows := shards.rows(VALIDATION):
+            once = SampleOrder(
+                rows=rows, global_batch_size=order.global_batch_size, seed=0,
+                lengths=shards.lengths(VALIDATION) if order.by_length else None,
+                pack_length=order.pack_length,
+            )  # fmt: skip
+            self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
         exact = torch.float64 if spec.precision == "fp64" else torch.float32
         self.feed = Feed(self.mesh.device, exact)
         self.behind = self.mesh.device.type != "cpu"
@@ -169,7 +177,8 @@ class Trainer:
         """Train from step `start` until `done`, or a request to stop; returns the last step
         done."""
         every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
-        reports = _Reports(self, history, clock, ledger)
+        self.since = Numbers(self._number(0))
+        report = functools.partial(self._report, history, clock, ledger)
         waiting: Launched | None = None
         self._catch_up(start, checkpointer, history, stop)
         if self.owed or self.done(start):
@@ -180,7 +189,7 @@ class Trainer:
             stopping = False
             if waiting is not None:
                 row, stopping = self._read(waiting, checkpointer)
-                reports.append(waiting, row)
+                report(waiting, row)
                 waiting = None
             last, validates = step + 1 == steps, self.plan.validates(step + 1)
             due = every is not None and (step + 1) % every == 0
@@ -194,7 +203,7 @@ class Trainer:
                 found, self.owed = self.validate(step + 1, stop)
                 row, stopping = row | found, stopping or self.owed
                 improved = self._improved(step + 1, found)
-            reports.append(launched, row)
+            report(launched, row)
             due = due or stopping or improved
             last = last or self.done(step + 1)
             if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
@@ -204,6 +213,22 @@ class Trainer:
             if stopping or last:
                 return step + 1
         return steps
+
+    def _report(
+        self, history: History, clock: Clock, ledger: Ledger | None, done: Launched,
+        row: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Add a step to the curve; what lies between its end and this call, such as a validation,
+        is not part of the next step's time."""
+        seconds = done.numbers.seconds_since(self.since)
+        measured = clock.tick(done.work, done.waited, seconds)
+        self.since = Numbers(self._number(0)) if "validation_loss" in row else done.numbers
+        shown = HistoryRow(step=done.step + 1, **row, **measured)
+        if self.rank == 0:
+            history.append(shown)
+            clock.report(shown)
+        if ledger is not None:
+            ledger.append(done.step + 1, self.batches.ids(done.work))
 
     def _catch_up(
         self, step: int, checkpointer: Checkpointer, history: History, stop: StopFlag
@@ -379,41 +404,3 @@ class Trainer:
             "train_seconds": seconds,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
         }  # fmt: skip
-
-
-class _Reports:
-    """What a run says of each step once its numbers are known."""
-
-    def __init__(
-        self, trainer: Trainer, history: History, clock: Clock, ledger: Ledger | None
-    ) -> None:
-        self.trainer, self.history, self.clock, self.ledger = trainer, history, clock, ledger
-        self.since = Numbers(trainer._number(0))
-
-    def append(self, done: Launched, row: Mapping[str, Any]) -> None:
-        """Add a step to the curve; what lies between its end and this call, such as a validation,
-        is not part of the next step's time."""
-        seconds = done.numbers.seconds_since(self.since)
-        measured = self.clock.tick(done.work, done.waited, seconds)
-        validated = "validation_loss" in row
-        self.since = Numbers(self.trainer._number(0)) if validated else done.numbers
-        shown = HistoryRow(step=done.step + 1, **row, **measured)
-        if self.trainer.rank == 0:
-            self.history.append(shown)
-            self.clock.report(shown)
-        if self.ledger is not None:
-            self.ledger.append(done.step + 1, self.trainer.batches.ids(done.work))
-
-
-def _validation(
-    task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int, joined: bool
-) -> Batches | None:
-    rows = shards.rows(VALIDATION)
-    if not rows:
-        return None
-    lengths = shards.lengths(VALIDATION) if order.by_length else None
-    once = SampleOrder(
-        rows=rows, global_batch_size=order.global_batch_size, seed=0, lengths=lengths,
-        pack_length=order.pack_length,
-    )  # fmt: skip
-    return Batches(task, shards, VALIDATION, once, mesh, seed, joined)

@@ -190,9 +190,7 @@ def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
         judged = [pair for pair in losses if math.isfinite(pair[0])]
         kept |= {min(judged, key=lambda pair: pair[0])[1]} if judged else set()
     if spec.keep_every_hours:
-        last: dict[int, str] = {}
-        for facts in ordered:
-            if facts.train_seconds is not None:
-                last[int(facts.train_seconds // (spec.keep_every_hours * 3600))] = facts.name
+        timed = [(f.train_seconds, f.name) for f in ordered if f.train_seconds is not None]
+        last = {int(at // (spec.keep_every_hours * 3600)): name for at, name in timed}
         kept |= set(last.values())
     return kept

@@ -5,22 +5,33 @@ own, one ahead of the work, from memory that the loader has pinned; a few number
 `Numbers`, copied behind the work that makes them, and a later read finds them there. On a CPU both
 are what they say, at once.
 
-Shapes: B rows or sequences, T tokens of this rank, N targets."""
+`Documents` are which tokens of a micro-batch see each other: found on the host, where batches are
+made, so that no device is asked where a document begins. A document never sees another one, and the
+padding behind the last document of a sequence counts as one. A context-parallel rank holds two
+chunks of each sequence (zigzag, batches.py), and a chunk's queries see the keys of their document
+from its beginning on, so that a rank's queries fall into runs, each with a contiguous range of keys
+that ends where the run ends: what a kernel with cumulative lengths computes (Dao 2023, arXiv
+2307.08691). Texts with a class are joined in one sequence, too, so that nothing but attention ever
+sees padding; where no such kernel can be used, attention pads them in groups of like length.
+
+Shapes: B rows or sequences, T tokens of this rank, S tokens of the whole sequence, N targets or
+runs, R texts of a group."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from rekindle.train.documents import Documents
-
 Tensors = dict[str, torch.Tensor]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +54,14 @@ class Micro:
     targets: torch.Tensor | None = None
     documents: Documents | None = None
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors of it, in an order that `with_tensors` knows."""
-        yield from self.inputs.values()
-        yield from (t for t in (self.labels, self.count, self.weights, self.targets)
-                    if t is not None)  # fmt: skip
-        if self.documents is not None:
-            yield from self.documents.tensors()
-
-    def with_tensors(self, moved: Iterator[torch.Tensor]) -> Micro:
-        """The same with `tensors` replaced, in their order."""
+    def with_each(self, change: Change) -> Micro:
+        """The same with what `change` makes of each tensor."""
         return Micro(
-            inputs={name: next(moved) for name in self.inputs}, labels=next(moved),
-            count=next(moved), key=self.key, weights=None if self.weights is None else next(moved),
-            targets=None if self.targets is None else next(moved),
-            documents=None if self.documents is None else self.documents.with_tensors(moved),
+            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
+            labels=change(self.labels), count=change(self.count), key=self.key,
+            weights=None if self.weights is None else change(self.weights),
+            targets=None if self.targets is None else change(self.targets),
+            documents=None if self.documents is None else self.documents.with_each(change),
         )  # fmt: skip
 
 
@@ -93,9 +97,12 @@ class Feed:
             ahead = self._copied(following) if following is not None else None
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
-            for tensor in moved.tensors():
+
+            def recorded(tensor: torch.Tensor, current: Any = current) -> torch.Tensor:
                 tensor.record_stream(current)  # its memory is the other stream's to give out again
-            yield moved
+                return tensor
+
+            yield moved.with_each(recorded)
 
     def _copied(self, micro: Micro) -> tuple[Micro, Any]:
         with torch.cuda.stream(self.stream):
@@ -103,8 +110,11 @@ class Feed:
             return moved, self.stream.record_event()
 
     def _moved(self, micro: Micro) -> Micro:
-        moved = (t.to(self.device, non_blocking=True) for t in micro.tensors())
-        return micro.with_tensors(t.to(self.exact) if t.is_floating_point() else t for t in moved)
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            there = tensor.to(self.device, non_blocking=True)
+            return there.to(self.exact) if there.is_floating_point() else there
+
+        return micro.with_each(move)
 
 
 class Numbers:
@@ -132,3 +142,153 @@ class Numbers:
         if self.event is not None and earlier.event is not None:
             return float(earlier.event.elapsed_time(self.event)) / 1e3
         return self.at - earlier.at
+
+
+Ints = npt.NDArray[np.int64]
+
+
+GROUP = 2.0  # the longest text of a group over its shortest
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """Texts that follow each other, padded for attention: `tokens` of them, [R, `longest`] padded.
+
+    `places` int64 [R * longest] is the token of each padded place (the first of its text where
+    there is none), `back` int64 [tokens] the padded place of each token, and `mask` bool [R, 1, 1,
+    longest] is False where there is no token; None where all texts have one length."""
+
+    rows: int
+    longest: int
+    tokens: int
+    places: torch.Tensor
+    back: torch.Tensor
+    mask: torch.Tensor | None
+    _by_head: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, lengths: list[int]) -> Group:
+        """Of texts of these lengths."""
+        rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
+        lengths_R = np.array(lengths)
+        starts_R = np.cumsum(lengths_R) - lengths_R
+        offsets_RT = np.arange(longest)[None].repeat(rows, 0)
+        real_RT = offsets_RT < lengths_R[:, None]
+        places_RT = np.where(real_RT, starts_R[:, None] + offsets_RT, starts_R[:, None])
+        return cls(
+            rows, longest, tokens, torch.from_numpy(places_RT.flatten()),
+            torch.from_numpy(np.flatnonzero(real_RT)),
+            None if min(lengths) == longest else torch.from_numpy(real_RT[:, None, None]),
+        )  # fmt: skip
+
+    def by_head(self, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what is added
+        to scores [R * heads, longest, longest]. Found once for all layers."""
+        if heads not in self._by_head:
+            numbers = torch.arange(heads, device=self.places.device)
+            places = self.places.view(self.rows, 1, -1) * heads + numbers[:, None]
+            row, offset = self.back // self.longest, self.back % self.longest
+            back = (row[:, None] * heads + numbers) * self.longest + offset[:, None]
+            bias = None
+            if self.mask is not None:
+                bias = torch.zeros(self.mask.shape, device=self.mask.device)
+                bias = bias.masked_fill_(~self.mask, float("-inf")).flatten(1, 2)
+                bias = bias.repeat_interleave(heads, 0)
+            self._by_head[heads] = places.flatten(), back.flatten(), bias
+        return self._by_head[heads]
+
+    def with_each(self, change: Change) -> Group:
+        """The same with what `change` makes of each tensor."""
+        places, back = change(self.places), change(self.back)
+        mask = None if self.mask is None else change(self.mask)
+        return Group(self.rows, self.longest, self.tokens, places, back, mask)
+
+
+# Not a dataclass: before every block FSDP searches the fields of one for gradients, each length in
+# them too, and makes a copy (6 ms a block for 500 documents); torch.compile would guard on them.
+class Documents:
+    """Runs of queries, one after the other in the flattened [B * T], and the keys that each sees.
+
+    `queries` and `keys` are the lengths of the runs and of their key ranges; `ranges` says which
+    (sequence, start, stop) of the whole keys [B, S], joined, hold these ranges one after the other,
+    and is empty where queries and keys are the same tokens. `starts` and `key_starts` are int32
+    [N + 1], the sums of the lengths, on the device; `ruler` and `key_ruler` are as long as the
+    longest run and range and hold nothing: a compiler sees a length that varies where a number
+    would be a constant. `groups` are those of texts, in order; `grouped` says whether there are
+    any, because a compiler that is asked would guard on their number."""
+
+    def __init__(
+        self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
+        starts: torch.Tensor, key_starts: torch.Tensor, groups: tuple[Group, ...] = (),
+    ) -> None:  # fmt: skip
+        self.queries, self.keys, self.ranges, self.groups = queries, keys, ranges, groups
+        self.grouped = bool(groups)
+        self.starts, self.key_starts = starts, key_starts
+        self.ruler = self.key_ruler = torch.empty(1).expand(max(queries))
+        if ranges:
+            self.key_ruler = torch.empty(1).expand(max(keys))
+
+    @classmethod
+    def of_texts(cls, lengths: list[int]) -> Documents:
+        """Texts one after the other in one sequence, shorter ones first, in groups.
+
+        Lengths of 4, 5, 6, 7, 20 are two groups: 20 is one of its own."""
+        groups: list[list[int]] = []
+        for length in lengths:
+            first = groups[-1][0] if groups else 0
+            if not first <= length <= GROUP * first:
+                groups.append([])
+            groups[-1].append(length)
+        return cls._made(lengths, lengths, (), tuple(map(Group.of, groups)))
+
+    @classmethod
+    def of(cls, numbers_BS: Ints, cp: int = 1, cp_rank: int = 0) -> Documents:
+        """From the number of each token's document, on the host.
+
+        Sequences of documents 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
+        begins_BS = np.ones(numbers_BS.shape, bool)
+        begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
+        firsts = [np.flatnonzero(row).tolist() for row in begins_BS]  # where documents begin
+        length = numbers_BS.shape[1]
+        if cp == 1:
+            runs = [b - a for row in firsts for a, b in itertools.pairwise([*row, length])]
+            return cls._made(runs, runs, ())
+        queries, keys, ranges = [], [], []
+        size = length // (2 * cp)
+        for row, chunk in itertools.product(range(len(firsts)), (cp_rank, 2 * cp - 1 - cp_rank)):
+            low, high = chunk * size, (chunk + 1) * size
+            inside = [first for first in firsts[row] if low < first < high]
+            begin = max(first for first in firsts[row] if first <= low)
+            bounds = [low, *inside, high]
+            queries += [b - a for a, b in itertools.pairwise(bounds)]
+            keys += [b - a for a, b in itertools.pairwise([begin, *bounds[1:]])]
+            ranges.append((row, begin, high))
+        return cls._made(queries, keys, tuple(ranges))
+
+    @classmethod
+    def of_rows(cls, rows: int, length: int, device: torch.device) -> Documents:
+        """Each sequence is one document; made on the device, without asking it."""
+        starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
+        lengths = [length] * rows
+        return cls(lengths, lengths, (), starts, starts)
+
+    @classmethod
+    def _made(
+        cls, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
+        groups: tuple[Group, ...] = (),
+    ) -> Documents:  # fmt: skip
+        starts = _starts(queries)
+        return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
+
+    def with_each(self, change: Change) -> Documents:
+        """The same with what `change` makes of each tensor."""
+        starts = change(self.starts)
+        key_starts = change(self.key_starts) if self.ranges else starts
+        groups = tuple(group.with_each(change) for group in self.groups)
+        return Documents(self.queries, self.keys, self.ranges, starts, key_starts, groups)
+
+
+def _starts(lengths: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32))

@@ -147,7 +147,8 @@ def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarr
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft") as draft:
         prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(count,))
         end = 0
-        for part in itertools.chain(_prefix_parts(hashes), *map(_parts, known)):
+        parts = (k[i : i + _ROWS_AT_ONCE] for k in known for i in range(0, len(k), _ROWS_AT_ONCE))
+        for part in itertools.chain(_prefix_parts(hashes), parts):
             prefixes[end : end + len(part)] = part
             end += len(part)
             beat()
@@ -170,12 +171,6 @@ def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             first = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE, :8])
             yield first.view(">u8")[:, 0].astype(np.uint64)
-
-
-def _parts(prefixes: np.ndarray) -> Iterator[np.ndarray]:
-    """Some at a time."""
-    for start in range(0, len(prefixes), _ROWS_AT_ONCE):
-        yield prefixes[start : start + _ROWS_AT_ONCE]
 
 
 def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:

@@ -198,20 +198,14 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
     made = copy.deepcopy(network)
     if isinstance(made, nn.Sequential):
-        _cut_sequence(made, parts, index)
+        starts, stage = {part[0]: i for i, part in enumerate(parts)}, 0
+        for name, _ in list(made.named_children()):
+            stage = starts.get(name, stage)  # layers without weights stay with the block before
+            if stage != index:
+                replace(made, name, Skip())
     else:
         _cut_transformer(made, set(names) - set(parts[index]), index, layout.stages)
     return made
-
-
-def _cut_sequence(network: nn.Sequential, parts: list[list[str]], index: int) -> None:
-    """Layers without weights stay with the block before them."""
-    starts = {part[0]: stage for stage, part in enumerate(parts)}
-    stage = 0
-    for name, _ in list(network.named_children()):
-        stage = starts.get(name, stage)
-        if stage != index:
-            replace(network, name, Skip())
 
 
 def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:

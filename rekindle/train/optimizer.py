@@ -22,11 +22,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
+from rekindle.engines import engine_of
+from rekindle.engines.deepspeed import DeepSpeed, Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import SCRATCH_LR, TrainSpec
 from rekindle.train import modules
 from rekindle.train.attention import HALVES
+from rekindle.train.dcp import Piece
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
 from rekindle.train.updates import UPDATES, Update
@@ -243,8 +246,7 @@ class _Copies:
 
 
 def _ends(mesh: Mesh) -> dist.ProcessGroup | None:
-    """This rank's group with its partner at the other end of the pipeline; all ranks have to
-    call it."""
+    """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
     mine = None
@@ -320,3 +322,77 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
         cosine = spec.lr_schedule == "cosine"
         left = 0.5 * (1 + math.cos(math.pi * share)) if cosine else 1 - share
     return peak * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
+
+
+def taken(parts: Parts, train: TrainSpec) -> Parts | None:
+    """The parts, which have values, in the hands of the engine that the config names; None where
+    that is rekindle's own."""
+    engine = engine_of(train.engine)
+    if not isinstance(engine, DeepSpeed):
+        return None
+    (stage,) = parts.stages
+    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device)
+    stages = (dataclasses.replace(stage, module=stepper.module),)
+    return dataclasses.replace(parts, stages=stages, stepper=stepper)
+
+
+class Stepped:
+    """The face of `Optimizer` before a stepper."""
+
+    scale = None
+    loss_scale = 1.0
+    replicas: dist.ProcessGroup | None = None  # each rank holds something else
+
+    def __init__(self, parts: Parts, stepper: Zero) -> None:
+        self.parts, self.stepper = parts, stepper
+
+    def scaled(self, count: torch.Tensor) -> torch.Tensor:
+        """Losses are not scaled here."""
+        return count
+
+    def running(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Nothing has to be told before a micro-batch."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch."""
+        self.stepper.backward(loss, last)
+
+    def collect(self) -> torch.Tensor:
+        """The engine finds the norm when it updates."""
+        return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
+
+    def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Update; returns loss and norm, float64 [2]."""
+        return torch.stack([loss, torch.full_like(loss, self.stepper.step(rate))])
+
+    def clear(self) -> None:
+        """The engine forgets gradients when it updates."""
+
+    def restored(self, loss_scale: Sequence[float] | None) -> None:
+        """To be called when `weights` and `tensors` have been filled from a checkpoint."""
+        self.stepper.restored()
+
+    def weights(self) -> dict[str, Any]:
+        """Weights in full precision, as flat pieces."""
+        return {n: p for n, p in self._pieces().items() if n in self.names}
+
+    def tensors(self) -> dict[str, Any]:
+        """The engine's state beside them."""
+        return {n: p for n, p in self._pieces().items() if n not in self.names}
+
+    def facts(self) -> dict[str, str]:
+        """What the engine has in effect."""
+        return dict(self.stepper.facts())
+
+    @property
+    def names(self) -> set[str]:
+        """Of the trained parameters."""
+        return {name for name, p in self.parts.parameters() if p.requires_grad}
+
+    def _pieces(self) -> dict[str, Piece]:
+        return {
+            name: Piece(f.local, torch.Size([f.start]), torch.Size([f.count]))
+            for name, f in self.stepper.fragments().items()
+            if f.local.numel()
+        }

@@ -2,16 +2,21 @@
 
 Order: cut into stages (pp), divide matrices (tp), recompute activations, compile, shard (FSDP2) or
 replicate (DDP), fill with starting values. Whatever a layout needs and the architecture does not
-offer is refused by name; nothing runs unsharded by accident."""
+offer is refused by name; nothing runs unsharded by accident.
+
+And which attention kernels a device has: the one that keeps packed documents apart, held against
+one call a document before training, and those that take fewer key-value heads than heads."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,13 +24,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from rekindle.engines.base import Stepper
+from rekindle.engines.deepspeed import Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, float8, kernels, modules, quantised, tensor, weights
+from rekindle.train import attention, dropout, modules, quantised, tensor, weights
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
 
@@ -61,7 +67,7 @@ class Parts:
     origins: Mapping[str, Origin]
     scaling: float | None = None
     attention: attention.Kernel = "sdpa"
-    stepper: Stepper | None = None
+    stepper: Zero | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -108,22 +114,22 @@ def prepared(
 
 def build(
     task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, scaling: float | None = None, kind: type[Part] = Part,
+    mesh: Mesh, scaling: float | None = None, scores: bool = False,
 ) -> Parts:  # fmt: skip
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
-    cut up and must not be used any more. `kind` is what is made of the network's output."""
+    cut up and must not be used any more. `scores` is for `Part`."""
     layout = mesh.layout
     network.train()
     if train.precision == "fp8":
-        float8.convert(network, mesh.device)
+        quantised.convert(network, mesh.device)
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
     kernel: attention.Kernel = "sdpa"
     used = kernel
     if modules.known(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
-        kernel = kernels.kernel_for(network, mesh.device, computed)
-        used = kernels.while_training(network, kernel)
+        kernel = kernel_for(network, mesh.device, computed)
+        used = while_training(network, kernel)
     stages = []
     for index in stages_of(layout, mesh.place("pp")):
         piece = cut(network, index, layout) if layout.pp > 1 else network
@@ -133,12 +139,12 @@ def build(
         if hasattr(piece, "config") and modules.known(piece) is not None:
             peers = attention.Peers(
                 mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
-                kernels.takes_groups(mesh.device),
+                takes_groups(mesh.device),
             )  # fmt: skip
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
-        part = kind(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
+        part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence, scores)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
         weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))
@@ -211,8 +217,7 @@ def _selective() -> Any:
 
 
 def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
-    """Shard `part` in place where the layout has more than replicas; DDP comes later, with
-    values (see `replicate`)."""
+    """Shard `part` in place where the layout has more than replicas; DDP comes later (`settle`)."""
     layout = mesh.layout
     if layout.dp * layout.shard * layout.cp == 1 or layout.only_replicates:
         return part
@@ -257,3 +262,93 @@ def _sum(state, bucket):  # type: ignore[no-untyped-def]
     """Gradients add up: each rank's loss is its share of the mean over the global batch."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
+
+
+log = logging.getLogger(__name__)
+
+KERNEL_TOLERANCE = 0.05  # of a kernel in half precision, relative to the largest value
+# what transformers' configs call the dropout of attention
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+
+
+def takes_groups(device: torch.device) -> bool:
+    """Whether some fast kernel of the device takes fewer key-value heads than heads: flash
+    attention does, which needs NVIDIA's compute capability 8.0."""
+    if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> attention.Kernel:
+    """What keeps documents apart on this device: the varlen kernel where it takes the network's
+    heads in this type. Raises UnsupportedError where it does but disagrees with one call a
+    document.
+
+    To be asked before training: with inference tensors there are no gradients to compare."""
+    if device.type != "cuda" or dtype not in attention.HALVES:
+        return "sdpa"
+    config = network.config.to_dict()  # type: ignore[union-attr, operator]
+    heads = next((int(config[n]) for n in ("num_attention_heads", "n_head", "n_heads")
+                  if config.get(n)), 1)  # fmt: skip
+    groups = int(config.get("num_key_value_heads") or heads)
+    width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
+    size = int(config.get("head_dim") or width // heads)
+    windows = (None, 8) if config.get("sliding_window") else (None,)
+    try:
+        gap = kernel_difference(device, dtype, heads // groups * 2, 2, size, windows)
+    except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
+        reason = str(error).partition("\n")[0]
+        log.warning("attention: one call a document, because of the varlen kernel: %s", reason)
+        return "sdpa"
+    if not gap < KERNEL_TOLERANCE:
+        raise UnsupportedError(
+            f"the varlen attention of torch {torch.__version__} differs by {gap:.2g} from one call "
+            f"a document on {torch.cuda.get_device_name(device)}",
+            where="train",
+            fix="use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs",
+        )
+    return "varlen"
+
+
+def while_training(network: nn.Module, kernel: attention.Kernel) -> attention.Kernel:
+    """What keeps documents apart in training steps: `kernel`, but the varlen one has no dropout.
+
+    Logs which it is, and what to set for the varlen kernel."""
+    rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
+    if kernel == "varlen" and rate is not None:
+        log.warning(
+            "attention: one call a document (of texts with a class: a group) in training steps, "
+            "because the varlen kernel has no dropout; set `%s: 0` in the model's config for one "
+            "kernel over all documents", rate,
+        )  # fmt: skip
+        return "sdpa"
+    if kernel == "varlen":
+        log.info("attention: one varlen kernel for all documents of a micro-batch")
+    return kernel
+
+
+def kernel_difference(
+    device: torch.device, dtype: torch.dtype, heads: int, groups: int, size: int,
+    windows: tuple[int | None, ...],
+) -> float:  # fmt: skip
+    """How far the varlen kernel is from one call a document, forwards and backwards, relative to
+    the largest value. Raises what the kernel raises where it cannot be used."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
+    documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
+    documents = documents.with_each(lambda t: t.to(device))
+    kernels: tuple[attention.Kernel, ...] = ("varlen", "sdpa")
+    worst = 0.0
+    for window in windows:
+        found = []
+        for kernel in kernels:
+            call = attention.Call(True, None, 0.0, window, attention.Peers(kernel=kernel))
+            with torch.enable_grad():
+                q, k, v = (x.to(device, dtype).requires_grad_() for x in made)
+                out = attention.apart(q, k, v, documents, call)
+                slopes = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+            found.append([out.detach(), *slopes])
+        for ours, theirs in zip(*found, strict=True):
+            gap = float((ours - theirs).abs().max() / theirs.abs().max())
+            worst = gap if not gap <= worst else worst  # a gap that is not a number counts
+    return worst

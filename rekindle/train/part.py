@@ -43,11 +43,14 @@ class Goal:
 
 class Part(nn.Module):
     """One stage of the network, with the loss behind the last one. `joins_texts`: texts with a
-    class share a sequence, each with positions and a summary of its own."""
+    class share a sequence, each with positions and a summary of its own. One that `scores` gives,
+    on the last stage, float [F, 2], the loss in nats and the most probable token of each target, or
+    the logits [B, C], and no loss."""
 
     def __init__(
         self, task: Task, network: nn.Module, goal: Goal, first: bool = True, last: bool = True,
         tp_group: dist.ProcessGroup | None = None, sequence_parallel: bool = False,
+        scores: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.network = network
@@ -63,7 +66,7 @@ class Part(nn.Module):
         # how many texts are joined in the sequence, and documents, with those that fill it
         self.texts: int | None = None
         self.documents = 0
-        self.objective = objective_of(task)
+        self.objective, self.scores = objective_of(task), scores
         self.joins_texts = self.objective.prepared(self)
         if _drops(network):
             for name, block in modules.blocks(network):
@@ -84,14 +87,11 @@ class Part(nn.Module):
         if carried is not None:
             first = "pixels" if carried.is_floating_point() else "input_ids"
             batch[first if self.first else "inputs_embeds"] = carried
-        result = self.made(batch, micro)
+        make = self.objective.score if self.scores else self.objective.loss
+        result = make(self, batch, micro)
         if self.last:
             self.results.append(result.detach())
         return result
-
-    def made(self, batch: Tensors, micro: Micro) -> torch.Tensor:
-        """What is made of a micro-batch: the objective's loss."""
-        return self.objective.loss(self, batch, micro)
 
     def states(self, network: nn.Module, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[B, T, H] behind the last block."""

@@ -17,17 +17,24 @@ rekindle's own code and of the libraries that compute. Under `<artifact_root>/sc
 What the ranks of one scoring are asked to do is a JSON file, too, that each of them reads. In the
 end those examples decide that neither contender was trained on and both can score.
 
+A few examples with what the candidate made of them, small enough to be kept with the evidence, are
+the smoke test: a server of the model has to answer them alike before it is ready. Rows are taken in
+order, where the answer is clear: its probability is above the next one's by more than rounding can
+change.
+
 Nothing here imports torch."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
+import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +43,10 @@ from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
 from rekindle.errors import CheckpointError, DataError
-from rekindle.records import Sample, canonical_json
+from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import TrainSpec
+from rekindle.train import pieces
 from rekindle.train.job import Stored
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
 from rekindle.train.storage import storage_of
@@ -141,15 +149,6 @@ def _name(number: int) -> str:
     return f"piece-{number:05}.parquet"
 
 
-def as_piece(rows: pa.Table, encoded: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """The piece of the examples `rows`, of which a model's own encoding is `encoded` and `columns`
-    what its objective keeps of their scores."""
-    scored_N = np.ones(len(rows), bool)
-    if "input_ids" in encoded.column_names:
-        scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
-    return pa.table({"hash": rows.column("hash"), "scored": pa.array(scored_N), **columns})
-
-
 @dataclasses.dataclass(frozen=True)
 class Turn:
     """One contender: its model's `folder` with the `digest` of all its files, and where its scores
@@ -221,20 +220,17 @@ def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:
     """The beginnings of a few texts that decide, for the candidate to go on with, how these really
     go on, and a name for them."""
     rows = np.flatnonzero(judged_rows(job))[:SAMPLES]
-    documents = list(_documents(job, rows))
+    documents: list[str] = []
+    start = 0
+    for batch in open_examples(Path(job.examples), TEST, "document"):
+        if not len(rows) or start > rows[-1]:
+            break
+        inside = rows[(rows >= start) & (rows < start + len(batch))] - start
+        documents += [batch.column("document")[int(i)].as_py() for i in inside]
+        start += len(batch)
     name = hashlib.sha256(json.dumps(documents).encode()).hexdigest()[:16]
     turns = [[(role, content) for role, content in json.loads(d)] for d in documents]
     return name, [_opening(each) for each in turns]
-
-
-def _documents(job: ScoreJob, rows: np.ndarray) -> Iterator[str]:
-    start = 0
-    for batch in open_examples(Path(job.examples), TEST, "document"):
-        inside = rows[(rows >= start) & (rows < start + len(batch))] - start
-        yield from (batch.column("document")[int(i)].as_py() for i in inside)
-        start += len(batch)
-        if not len(rows) or start > rows[-1]:
-            return
 
 
 def _opening(turns: list[tuple[str, str]]) -> Opening:
@@ -246,3 +242,80 @@ def _opening(turns: list[tuple[str, str]]) -> Opening:
         return [(role, " ".join(words[:cut]))], " ".join(words[cut:])[:SAMPLE_CHARACTERS]
     last = max(i for i, (role, _) in enumerate(turns) if role in ("assistant", "completion"))
     return turns[:last], turns[last][1][:SAMPLE_CHARACTERS]
+
+
+MOST_ROWS, MOST_CHARACTERS = 8, 256 << 10
+_EXACT, HALF = 0.002, 0.05  # of a probability; TF32 of GPUs counts as fp32
+_SURE_CHARACTERS = 8  # of a text that was written in half precision: later ones may differ
+
+
+def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> Smoke | None:
+    """The rows of the first piece that are fit among those that `keep_N` says decide; None if there
+    are none. Of a language model the beginnings that it went on with, see `openings_of`."""
+    tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
+    model = open_model(Path(job.candidate.folder), job.code)
+    tokens = 0
+    rows: Iterator[SmokeRow]
+    if model.task.objective == "tokens":
+        openings, tokens = pieces.openings_of(job)[1] if samples else [], SAMPLE_TOKENS
+        sure = None if tolerance == _EXACT else _SURE_CHARACTERS
+        rows = (
+            SmokeRow(id=str(i), content=json.dumps(turns), answer={"text": sample.generated[:sure]})
+            for i, ((turns, _), sample) in enumerate(zip(openings, samples, strict=True))
+            if turns and turns[-1][0] != "assistant" and turns[-1][1].strip() and sample.generated
+        )
+    else:
+        rows = _classified(job, model, keep_N, 2 * tolerance)
+    chosen: list[SmokeRow] = []
+    room = MOST_CHARACTERS
+    for row in rows:
+        if len(row.content) <= room:
+            chosen.append(row)
+            room -= len(row.content)
+        if len(chosen) == MOST_ROWS:
+            break
+    return Smoke(tolerance=tolerance, tokens=tokens, rows=tuple(chosen)) if chosen else None
+
+
+def _classified(
+    job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float
+) -> Iterator[SmokeRow]:
+    examples = open_examples(Path(job.examples), TEST)
+    shape = model.settings.get("image_shape")
+    if not len(examples) or (model.task.modality == "image" and shape is None):
+        return
+    rows, scored = pieces.read_piece(examples, 0), next(job.candidate.pieces.read(1, "logits"))
+    for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
+        logits = np.asarray(scored.column(0)[row].values, np.float64)
+        answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
+        if answer is not None:
+            content = rows.column(model.task.modality)[row]
+            yield SmokeRow(id=rows.column("id")[row].as_py(), content=_text(content, shape),
+                           answer=answer)  # fmt: skip
+
+
+def _answer(logits_WC: np.ndarray, model: ModelFolder, margin: float) -> dict[str, Any] | None:
+    """Of one class, or of each word; None where it is not clear, or cut off, or not a number."""
+    odds_WC = np.exp(logits_WC - logits_WC.max(1, keepdims=True))
+    odds_WC /= odds_WC.sum(1, keepdims=True)
+    ordered_WC = np.sort(odds_WC)
+    if not (ordered_WC[:, -1] - ordered_WC[:, -2] > margin).all():
+        return None
+    labels = [model.labels[i] for i in odds_WC.argmax(1)]
+    tops = odds_WC.max(1).tolist()
+    if model.task.objective == "tags":
+        return {"tags": labels, "probabilities": tops}
+    return {"label": labels[0], "probability": tops[0]}
+
+
+def _text(content: pa.Scalar, shape: Any) -> str:
+    """Texts and JSON as they are, pixels as base64 of a PNG."""
+    value = content.as_py()
+    if isinstance(value, str):
+        return value
+    from PIL import Image
+
+    pixels = np.frombuffer(value, np.uint8).reshape(shape)
+    file = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

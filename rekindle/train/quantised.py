@@ -1,15 +1,24 @@
-"""The frozen base of adapters in 4 bits: QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
+"""Linear layers of blocks in fewer bits: the frozen base of adapters in 4, products in 8.
+
+4 bits are QLoRA's (Dettmers et al. 2023, arXiv 2305.14314).
 
 Linear layers of blocks keep their weight as nf4, in blocks of 64 that share a scale in fp32, as
 bitsandbytes makes it; scales are not quantised once more. A layer quantises its weight when it is
 filled, so no rank has more than one matrix in full, and brings it back for each product and each
 gradient of its input. Nothing of it is saved: a checkpoint holds adapters, and the same weights
 have the same codes. Export merges adapters into what the codes stand for, which is what was
-trained."""
+trained.
+
+Products in 8 bits are torchao's: what goes in, weights and gradients get a scale each and are e4m3
+or e5m2 for a product (Micikevicius et al. 2022, arXiv 2209.05433); sums, weights, moments and
+everything else stay as with bf16. A GPU does it from compute capability 8.9 on (L4, H100). A CPU
+emulates it, which is slow and shows the same numbers. The names of weights stay, so checkpoints and
+exported models are ordinary."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +26,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rekindle.errors import StepError
+from rekindle.errors import StepError, UnsupportedError
 from rekindle.plan.quantised import BLOCK
 from rekindle.train import modules
 
 if TYPE_CHECKING:
     from rekindle.train.parallel import Parts
-
-_WHERE = "model.lora.base"
 
 
 class FourBit(nn.Module):
@@ -52,7 +59,7 @@ class FourBit(nn.Module):
         except (NotImplementedError, RuntimeError) as error:
             what = f"bitsandbytes cannot quantise on {device}: {error}"
             fix = "use a GPU that it supports, or remove `base: 4bit`"
-            raise StepError(what, where=_WHERE, fix=fix) from error
+            raise StepError(what, where="model.lora.base", fix=fix) from error
         self.packed.copy_(codes[0])
         self.scales.copy_(codes[1])
 
@@ -106,9 +113,15 @@ def held(parts: Parts) -> list[torch.Tensor]:
 
 
 def facts(parts: Parts) -> dict[str, str]:
-    """What is in effect, in words for the record; nothing without 4 bits."""
-    count = len(held(parts)) // 2
-    return {"base": f"nf4, {count} matrices, bitsandbytes {version()}"} if count else {}
+    """What is in effect, in words for the record; nothing without 4 or 8 bits."""
+    found, four = {}, len(held(parts)) // 2
+    if four:
+        found["base"] = f"nf4, {four} matrices, bitsandbytes {version()}"
+    if eight := sum(count(stage.part.network) for stage in parts.stages):
+        how = "" if parts.mesh.device.type == "cuda" else ", emulated"
+        torchao = importlib.metadata.version("torchao")
+        found["fp8"] = f"{eight} matrices, torchao {torchao}{how}"
+    return found
 
 
 def version() -> str:
@@ -118,4 +131,50 @@ def version() -> str:
     except ImportError as error:
         what = f"a base in 4 bits needs bitsandbytes, which is not installed: {error}"
         fix = "pip install 'rekindle[qlora]', in the image of the step where it has one"
-        raise StepError(what, where=_WHERE, fix=fix) from None
+        raise StepError(what, where="model.lora.base", fix=fix) from None
+
+
+_MULTIPLE = 16  # of both sides of a matrix, or the GPU has no product for it
+
+
+def convert(network: nn.Module, device: torch.device) -> None:
+    """Have the linear layers of a network's blocks multiply in 8 bits. StepError without torchao,
+    UnsupportedError where no matrix or no GPU will do."""
+    try:
+        torchao: Any = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        what = f"fp8 needs torchao, which is not installed: {error}"
+        fix = "pip install 'rekindle[fp8]', in the image of the step where it has one"
+        raise StepError(what, where="train.precision", fix=fix) from None
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        what = f"{torch.cuda.get_device_name(device)} does not multiply in fp8"
+        fix = "use GPUs that do (NVIDIA's L4, L40S, H100 and later), or bf16"
+        raise UnsupportedError(what, where="train.precision", fix=fix)
+    emulated = device.type != "cuda"
+    config = torchao.Float8LinearConfig(emulate=emulated, pad_inner_dim=True)
+    kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+    found = [name.removesuffix(".weight") for name in modules.matrices(network)]
+    for name in sorted(found):
+        layer = network.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        if layer.in_features % _MULTIPLE == 0 == layer.out_features % _MULTIPLE:
+            made = kind.from_float(layer, config)
+            if emulated:  # torchao asks for CUDA's autocast alone
+                made.register_forward_pre_hook(_narrowed)
+            modules.replace(network, name, made)
+    if not count(network):
+        raise UnsupportedError(
+            "no matrix of a transformer's block has sides that 16 divides, and fp8 multiplies no "
+            "others", where="train.precision", fix="bf16",
+        )  # fmt: skip
+
+
+def count(network: nn.Module) -> int:
+    """Matrices that are multiplied in 8 bits."""
+    return sum(type(module).__name__ == "Float8Linear" for module in network.modules())
+
+
+def _narrowed(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    if torch.is_autocast_enabled("cpu"):
+        return (given[0].to(torch.get_autocast_dtype("cpu")),)
+    return given

@@ -2,7 +2,14 @@
 
 Rank 0 leaves `status.json`; a rank that fails leaves the cause (vitals.py); all leave through
 os._exit, because gloo's threads now and then abort the interpreter's own shutdown
-(pytorch#190489)."""
+(pytorch#190489).
+
+And which arithmetic it computes in: precision, TF32, deterministic algorithms. `auto` becomes bf16
+where all GPUs have it, and fp32 elsewhere. A training that resumes keeps the precision of its
+checkpoint, whatever `auto` would be on the new machines: one run never mixes two. What
+`train.deterministic` needs here: `torch.use_deterministic_algorithms` and cuDNN's flags
+(docs.pytorch.org/docs/stable/notes/randomness.html). What CUDA and NCCL read when they start, the
+launcher puts into the environment (launch/torchrun.py)."""
 
 from __future__ import annotations
 
@@ -13,16 +20,20 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from rekindle.errors import UnsupportedError
 from rekindle.launch import meeting
 from rekindle.launch.process import die_with_parent, leave, name_process, on_signal
 from rekindle.records import write_atomically
+from rekindle.spec.model import TrainSpec
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
+from rekindle.train.parallel import Parts
 from rekindle.train.pieces import ScoreJob
 from rekindle.train.vitals import Vitals
 
@@ -80,3 +91,64 @@ def connect() -> torch.device:
 def say(status: Path, ending: dict[str, object]) -> None:
     """Tell the supervisor how the work ended; rank 0 does."""
     write_atomically(status / "status.json", json.dumps(ending))
+
+
+def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:
+    """`train` with the precision that all ranks compute in; `began` is that of the checkpoint to
+    resume from. Raises UnsupportedError for bf16 on GPUs without it. All ranks have to call it."""
+    # a CPU computes in it, if slowly; GPUs only where they have units for it
+    has = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    flag = torch.tensor(int(has))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    available = bool(flag)
+    precision: Any = train.precision
+    if precision == "auto":
+        precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
+    if {"bf16", "fp8"} & {precision, train.weights} and not available:
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
+        raise UnsupportedError(
+            f"{gpu}, or another GPU of this job, does not have bf16"
+            + (", and this training began in it" if train.precision == "auto" else ""),
+            where="train.weights" if precision != "bf16" else "train.precision",
+            fix="use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
+            "train.precision to fp32 or fp16 and train.weights to fp32: it trains from step 0",
+        )
+    return train.model_copy(update={"precision": precision})
+
+
+def arrange(train: TrainSpec, device: torch.device) -> None:
+    """Set torch's switches, which hold for the whole process, before anything is computed."""
+    if train.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # it would fill all new memory, for readers of memory that was never written
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if train.deterministic else "high")
+        torch.backends.cudnn.allow_tf32 = not train.deterministic
+
+
+def keep_positions(parts: Parts) -> None:
+    """Multiply positions with frequencies in full fp32: TF32 holds whole numbers up to 2,048 only,
+    so that rotary embeddings would be wrong beyond (huggingface/transformers#48428)."""
+    for stage in parts.stages:
+        for network in (stage.part.network, *stage.part.teachers):
+            for module in network.modules():
+                if type(module).__name__.endswith("RotaryEmbedding"):
+                    _in_full(module)
+
+
+def _in_full(module: nn.Module) -> None:
+    before: list[str] = []
+
+    def enter(*_: Any) -> None:
+        before.append(torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+
+    def leave(*_: Any) -> None:
+        torch.set_float32_matmul_precision(before.pop())
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)

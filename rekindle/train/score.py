@@ -23,15 +23,14 @@ from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.secret import shared_secret
+from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Objective, Sample, Scores
 from rekindle.spec.model import TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
-from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count
-from rekindle.train.smoke_rows import smoke_of
+from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count, smoke_of
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
@@ -51,7 +50,11 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
     with contextlib.ExitStack() as locks:
         for root in sorted({turn.kept for turn in job.turns}):
             locks.enter_context(owned(working_of(root), lambda: emit("notice", text=waiting)))
-        if rendezvous.nodes > 1 or not _is_complete(job):
+        if (
+            rendezvous.nodes > 1
+            or not _is_scored(job)
+            or (_objective(job) == "tokens" and _samples(job) is None)
+        ):
             _run(job, rendezvous)
         else:
             emit("notice", text="all was scored before")
@@ -123,11 +126,6 @@ def _is_scored(job: ScoreJob) -> bool:
     return not any(turn.pieces.missing(count) for turn in job.turns)
 
 
-def _is_complete(job: ScoreJob) -> bool:
-    """Whether nothing is left for the ranks to do."""
-    return _is_scored(job) and (_objective(job) != "tokens" or _samples(job) is not None)
-
-
 def _objective(job: ScoreJob) -> Objective:
     return open_model(Path(job.candidate.folder), job.code).task.objective
 
@@ -162,16 +160,23 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     rows = _facts(Path(job.examples)).filter(pa.array(keep_N))
     hashes = rows.column("hash").to_pylist()
     contenders, cuts = {}, []
+    count = piece_count(open_examples(Path(job.examples), TEST))
     for turn in job.turns:
         model = open_model(Path(turn.folder), job.code)
-        scored = _scored(job, turn).filter(pa.array(keep_N))
+        parts = list(turn.pieces.read(count))  # of no examples, no more than their hashes
+        found = pa.concat_tables(parts or [pa.table({"hash": pa.array([], pa.binary(16))})])
+        scored = found.filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
             fix = f"delete {turn.kept} and run the step `score` again"
             raise DataError("the scores are those of other examples", where=turn.kept, fix=fix)
         nats = None
         if "target_ids" in scored.column_names:
             cuts.append(scored.column("cut").combine_chunks())
-            nats = _entropy(scored.column("target_ids").combine_chunks().flatten())
+            # what the best guess needs for a target that knows only how frequent each is
+            targets = scored.column("target_ids").combine_chunks().flatten()
+            counts_V = np.bincount(np.asarray(targets, np.int64))
+            shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
+            nats = float(-(shares * np.log(shares)).sum())
         if len(scored.column_names) > 1:
             rows = rows.append_column(turn.who, _struct(scored))
         contenders[turn.who] = Contender(
@@ -208,18 +213,3 @@ def _struct(table: pa.Table) -> pa.StructArray:
     """What a table holds, as one column; without what only `_hand_over` needs."""
     names = [name for name in table.column_names if name not in _LEFT_OUT]
     return pa.StructArray.from_arrays([table.column(n).combine_chunks() for n in names], names)
-
-
-def _scored(job: ScoreJob, turn: Turn) -> pa.Table:
-    """All that a contender scored; of no examples, no more than their hashes."""
-    count = piece_count(open_examples(Path(job.examples), TEST))
-    if not count:
-        return pa.table({"hash": pa.array([], pa.binary(16))})
-    return pa.concat_tables(turn.pieces.read(count))
-
-
-def _entropy(targets: pa.Array) -> float:
-    """Nats that the best guess needs a target that knows only how frequent each is."""
-    counts_V = np.bincount(np.asarray(targets, np.int64))
-    shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
-    return float(-(shares * np.log(shares)).sum())

@@ -3,44 +3,53 @@ on gloo.
 
 The contenders follow one another, so that no device ever holds two; the candidate comes last, and a
 language model then writes its samples. Rank 0 decides which pieces are missing, and commits a piece
-when all ranks have done their share of it."""
+when all ranks have done their share of it.
+
+A model is scored in the layout of its training. A `Part` that scores returns what each target
+scores instead of one sum, so that the same stages, shards and groups of ranks serve. A model that
+the layout cannot hold (a champion of another architecture) is sharded over all ranks instead. Every
+text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
+right, which a causal model never looks at. Micro-batch i belongs to data rank i mod `layout.data`.
+
+Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
+classes."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 
 from rekindle.data.examples import open_examples
-from rekindle.errors import StepError, UnsupportedError
+from rekindle.data.manifest import row_tokens
+from rekindle.errors import DataError, RequestError, StepError, UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.layout import resolve
+from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.tasks.base import TokenTask
-from rekindle.train import pieces
+from rekindle.train import modules, pieces, weights
 from rekindle.train.loop import StopFlag
-from rekindle.train.mesh import of_all, of_first
-from rekindle.train.modelfolder import open_model
-from rekindle.train.numerics import arrange, decided, keep_positions
-from rekindle.train.pieces import (
-    SAMPLE_CHARACTERS,
-    SAMPLE_TOKENS,
-    TEST,
-    Opening,
-    ScoreJob,
-    Turn,
-    piece_count,
-)
-from rekindle.train.rank import connect, live, say
-from rekindle.train.scorer import Loaded, Writer, encode
+from rekindle.train.mesh import Mesh, of_all, of_first
+from rekindle.train.micro import Feed, Ints, Micro
+from rekindle.train.modelfolder import ModelFolder, open_model
+from rekindle.train.objectives import objective_of
+from rekindle.train.parallel import Parts, autocast, build, prepared
+from rekindle.train.part import Goal
+from rekindle.train.pieces import ScoreJob, Turn
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
 from rekindle.train.vitals import Vitals
+from rekindle.train.weights import Source
 
 OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
 BEAT_SECONDS = 1.0
@@ -53,10 +62,16 @@ def main() -> None:
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
-    _compare_nodes(job.train)
+    # each node decides `auto` by its GPUs
+    everyone: list[tuple[str, str]] = of_all((job.train.precision, job.train.weights))
+    if len(set(everyone)) > 1:
+        found = " and ".join(sorted({precision for precision, _ in everyone}))
+        what = f"the nodes that score differ: they would compute in {found}"
+        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
+        raise UnsupportedError(what, where="train.precision", fix=fix)
     arrange(decided(job.train, device, began=None), device)
     work = Work(job, device, stop, vitals.beat)
-    complete = all(work.score(turn) for turn in job.turns)
+    complete = all(work.work_on(turn) for turn in job.turns)
     if rank == 0:
         say(Path(job.status), {"status": "done" if complete else "preempted"})
 
@@ -69,11 +84,11 @@ class Work:
         beat: Callable[[int, Phase], None],
     ) -> None:  # fmt: skip
         self.job, self.device, self.stop, self.beat = job, device, stop, beat
-        self.examples = open_examples(Path(job.examples), TEST)
-        self.count = piece_count(self.examples)
+        self.examples = open_examples(Path(job.examples), pieces.TEST)
+        self.count = pieces.piece_count(self.examples)
         self.leads = dist.get_rank() == 0
 
-    def score(self, turn: Turn) -> bool:
+    def work_on(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
         missing = of_first(turn.pieces.missing(self.count) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
@@ -85,7 +100,11 @@ class Work:
         if self.device.type == "cuda":
             keep_positions(loaded.parts)
         if self.leads:
-            emit("notice", text=self._beginning(turn, loaded, len(missing)))
+            layout, left = loaded.mesh.layout, f"{len(missing)} of {self.count} pieces are left"
+            where = "" if layout.only_replicates else f", {layout}"
+            where += "" if len(missing) == self.count else f", {left}"
+            how = f"on {dist.get_world_size()} ranks in {loaded.train.precision}"
+            emit("notice", text=f"scoring the {turn.who} {how}{where}")
         for number in missing:
             if not self._score_piece(turn, loaded, number):
                 return False
@@ -95,13 +114,6 @@ class Work:
             del loaded
             free(self.device)
         return True
-
-    def _beginning(self, turn: Turn, loaded: Loaded, missing: int) -> str:
-        layout, precision = loaded.mesh.layout, loaded.train.precision
-        where = "" if missing == self.count else f", {missing} of {self.count} pieces are left"
-        named = "" if layout.only_replicates else f", {layout}"
-        ranks = dist.get_world_size()
-        return f"scoring the {turn.who} on {ranks} ranks in {precision}{named}{where}"
 
     def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
         rows = pieces.read_piece(self.examples, number)
@@ -120,7 +132,11 @@ class Work:
         if self.leads:
             settings = loaded.opened.settings
             columns = loaded.objective.columns(encoded, sums.numpy(), settings)
-            turn.pieces.put(number, pieces.as_piece(rows, encoded, columns))
+            scored_N = np.ones(len(rows), bool)
+            if "input_ids" in encoded.column_names:
+                scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
+            facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
+            turn.pieces.put(number, pa.table({**facts, **columns}))
         return True
 
     def _is_over(self) -> bool:
@@ -129,7 +145,7 @@ class Work:
         dist.all_reduce(raised)
         return bool(raised > 0)
 
-    def _unwritten(self, turn: Turn) -> tuple[str, list[Opening]] | None:
+    def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
         found = pieces.openings_of(self.job) if self.leads else None
         if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
@@ -147,7 +163,9 @@ class Work:
         prompts = [turns for turns, _ in openings]
 
         def write(network: Any) -> list[str]:
-            return task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
+            return task.generate(
+                network, prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
+            )
 
         if opened.own_task:
             texts = self._waited_for(lambda: write(opened.network()))
@@ -156,7 +174,7 @@ class Work:
         if self.leads:
             samples = [
                 Sample(  # a dialogue may begin with its answer
-                    prompt=p[-1][1][-SAMPLE_CHARACTERS:] if p else "", generated=text,
+                    prompt=p[-1][1][-pieces.SAMPLE_CHARACTERS:] if p else "", generated=text,
                     expected=expected,
                 )
                 for (p, expected), text in zip(openings, texts, strict=True)
@@ -178,21 +196,213 @@ class Work:
         return done.result() if done is not None else []
 
 
-def _compare_nodes(train: TrainSpec) -> None:
-    """Raise UnsupportedError unless all nodes compute alike: each decides `auto` by its GPUs."""
-    everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
-    if len(set(everyone)) > 1:
-        found = " and ".join(sorted({precision for precision, _ in everyone}))
-        what = f"the nodes that score differ: they would compute in {found}"
-        fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
-        raise UnsupportedError(what, where="train.precision", fix=fix)
-
-
 def free(device: torch.device) -> None:
     """Give back what no name holds any more; shards and their hooks refer to each other."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+ROWS_AT_ONCE = 64
+TOKENS_AT_ONCE = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A micro-batch on the host, and the place that each result of the model is added to (see
+    `Objective.places`). One that does not count keeps the ranks in step."""
+
+    micro: Micro
+    places: torch.Tensor
+    counts: bool
+
+
+class Loaded:
+    """A model on the ranks; all of them have to call each method alike."""
+
+    def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
+        self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
+        self.objective = objective_of(opened.task)
+        exact = torch.float64 if train.precision == "fp64" else torch.float32
+        self.feed = Feed(self.mesh.device, exact)
+        self.pipeline = None
+        if self.mesh.layout.pp > 1:
+            from rekindle.train.pipeline import Pipeline
+
+            self.pipeline = Pipeline(parts)
+        for stage in parts.stages:
+            stage.part.eval()
+
+    @classmethod
+    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Loaded:
+        """The model in the layout that `train` asks for, or sharded over all ranks."""
+        try:
+            return cls(opened, train, _parts(opened, train, device))
+        except (RequestError, UnsupportedError) as refusal:
+            world = dist.get_world_size()
+            if train.layout == "auto" or train.layout == LayoutSpec(shard=world):
+                raise
+            text = f"scored with its weights sharded over {world} ranks: {refusal.problems[0].what}"
+            if dist.get_rank() == 0:
+                emit("notice", text=text)
+            train = train.model_copy(update={"layout": LayoutSpec(shard=world)})
+            return cls(opened, train, _parts(opened, train, device))
+
+    @torch.no_grad()
+    def score(self, encoded: pa.Table, on_turn: Callable[[int], bool]) -> torch.Tensor | None:
+        """float64 [places, `Objective.width`], what the objective adds up; the same on all
+        ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
+        micro-batch with the number of rows done; where it says so the work ends with None."""
+        width, places = self.objective.width(self.opened.labels), self.objective.places(encoded)
+        sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)
+        done = 0
+        for batch, rows in self._batches(encoded, places):
+            if on_turn(done):
+                return None
+            result = self._forward(batch)
+            if self._speaks(batch):
+                values = self.objective.sums(result.cpu().double(), batch.micro)
+                sums.index_add_(0, batch.places, values)
+            done += rows
+        dist.all_reduce(sums)
+        return sums
+
+    @torch.no_grad()
+    def next_token(self, ids: list[int]) -> int:
+        """The most probable token behind `ids`; the same on all ranks."""
+        table = pa.table({
+            "input_ids": pa.array([ids], pa.list_(pa.int32())),
+            "supervised": pa.array([[0] * len(ids)], pa.list_(pa.uint8())),
+        })  # fmt: skip
+        leads = self.mesh.data_rank == 0
+        row = np.zeros(1, np.int64)
+        batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)
+        token_11 = torch.zeros(1, 1, dtype=torch.float64)
+        result = self._forward(batch)
+        if self._speaks(batch):
+            token_11[: len(result)] += result[:, 1:].cpu()
+        dist.all_reduce(token_11)
+        return int(token_11)
+
+    def _speaks(self, batch: Batch) -> bool:
+        """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
+        they divide the targets; only the last stage has any."""
+        place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
+        divided = self.objective.divided_by_cp
+        return batch.counts and last and not place("tp") and (divided or not place("cp"))
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """What the last stage makes of a micro-batch; nothing on ranks without it."""
+        (micro,) = self.feed([batch.micro])
+        for stage in self.parts.stages:
+            stage.part.results.clear()
+        with autocast(self.train.precision, self.mesh.device):
+            if self.pipeline is not None:
+                self.pipeline.forward([micro])
+            else:
+                self.parts.stages[0].part(micro=micro)
+        found = [result for stage in self.parts.stages for result in stage.part.results]
+        return found[0] if found else torch.zeros(0, 2)
+
+    def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
+        """This rank's micro-batches, as many as every data rank has, and how many rows all data
+        ranks together have in this turn."""
+        rows_N = np.arange(len(encoded))
+        if "input_ids" in encoded.column_names:
+            rows_N = rows_N[np.asarray(encoded.column("input_ids").is_valid(), bool)]
+        lengths_N = row_tokens(encoded.take(pa.array(rows_N)))
+        by_length_N = np.argsort(lengths_N, kind="stable")
+        rows_N, lengths_N = rows_N[by_length_N], lengths_N[by_length_N]
+        # without gradients, four times as many as in training surely fit
+        rows = min(ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
+        cuts = list(_cuts(lengths_N, self.objective.rows_at_once(rows)))
+        data = self.mesh.layout.data
+        for turn in range(0, len(cuts), data):
+            now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
+            start, stop = cuts[mine] if mine < len(cuts) else (0, 1)
+            batch = self._batch(encoded, places, rows_N[start:stop], mine < len(cuts))
+            yield batch, sum(stop - start for start, stop in now)
+
+    def _batch(
+        self, encoded: pa.Table, places: Ints, rows: np.ndarray, counts: bool, **asked: int
+    ) -> Batch:
+        """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
+        micro, owners = self.objective.alone(
+            self.opened.task, encoded.take(pa.array(rows)), self.opened.settings, self.mesh.layout,
+            self.mesh.place("cp"), **asked,
+        )  # fmt: skip
+        theirs = np.concatenate([np.arange(places[row], places[row + 1]) for row in rows])
+        return Batch(micro, torch.from_numpy(theirs)[owners], counts)
+
+
+def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
+    """The examples as the model's own tokenizer cuts them."""
+    batches = rows.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+    return pa.table(opened.task.encode(batch, opened.settings, opened.path))
+
+
+class Writer:
+    """What a task's `generate` takes for a network: the most probable token again and again, in
+    any layout. Every rank has to call it."""
+
+    def __init__(self, loaded: Loaded, on_token: Callable[[], None]) -> None:
+        self.loaded, self.on_token = loaded, on_token
+        self.config: Any = loaded.parts.network.config
+
+    def generate(
+        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int, **_: Any
+    ) -> torch.Tensor:
+        """[1, T]: the tokens given and those behind them, up to the end of the text."""
+        ids = input_ids[0].tolist()
+        while len(ids) < input_ids.shape[1] + max_new_tokens:
+            self.on_token()
+            # where scores are not numbers, no token is the most probable one
+            ids.append(min(self.loaded.next_token(ids), self.config.vocab_size - 1))
+            if ids[-1] == eos_token_id:
+                break
+        return torch.tensor([ids])
+
+
+def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
+    """Where micro-batches start and end, of rows in the order of `lengths_N`: `rows` each, or as
+    many as fit into `TOKENS_AT_ONCE` once padded."""
+    start = 0
+    while start < len(lengths_N):
+        stop = start + 1
+        while stop < len(lengths_N) and (
+            (stop + 1 - start) * lengths_N[stop] <= TOKENS_AT_ONCE
+            if rows is None
+            else stop - start < rows
+        ):
+            stop += 1
+        yield start, stop
+        start = stop
+
+
+def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts:
+    """The trained weights in place, each rank its share of them."""
+    task, folder = opened.task, opened.path
+    as_source = ModelSpec(source=str(folder))
+    source = None
+    if not opened.own_task and task.weights(as_source) is not None:
+        with weights.deferred() as recorder:
+            network = task.build(as_source, opened.labels, opened.settings, folder)
+        source = Source(network, recorder, 0, folder)
+    else:
+        network = opened.network()
+    layout = resolve(train, dist.get_world_size(), modules.shape_of(network))
+    mesh = Mesh.of(layout, device)
+    origins = modules.unfused(network)
+    prepared(network, source, origins, train)
+    parts = build(task, network, origins, train, Goal(), mesh, scores=True)
+    if source is not None:
+        weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+        if source.fresh:
+            what = f"the model lacks {', '.join(source.fresh[:5])}"
+            fix = "train it again: its folder is not complete"
+            raise DataError(what, where=str(folder), fix=fix)
+    return parts
 
 
 if __name__ == "__main__":

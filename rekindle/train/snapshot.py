@@ -17,7 +17,7 @@ import torch
 
 from rekindle import formats
 from rekindle.errors import CheckpointError
-from rekindle.launch import memory
+from rekindle.launch import process
 from rekindle.train.dcp import THREADS, Piece
 from rekindle.train.mesh import of_all
 
@@ -88,7 +88,7 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
     """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
 
     All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
-    found = of_all((memory.identity(), snapshot_bytes(pieces), memory.available_bytes()))
+    found = of_all((process.memory_identity(), snapshot_bytes(pieces), process.available_bytes()))
     for place in sorted({place for place, _, _ in found}):
         ranks = [(size, left) for other, size, left in found if other == place]
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)

@@ -77,17 +77,15 @@ class Folder:
 
     def read(self, path: str) -> bytes | None:
         """A small file's content, or None where there is no such file."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return (self.path / path).read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def size(self, path: str) -> int | None:
         """Bytes of a file, or None where there is no such file."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return (self.path / path).stat().st_size
-        except FileNotFoundError:
-            return None
+        return None
 
     @contextlib.contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
@@ -114,8 +112,15 @@ class Folder:
         draft = f"{path}.draft"
         self.write(draft, lambda file: file.write(content))
         (self.path / draft).replace(target)
-        for folder in (target.parent, self.path):
-            _sync_folder(folder)
+        for folder in (target.parent, self.path):  # make the names in them durable
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # some network file systems have no such thing
+                    raise
+            finally:
+                os.close(handle)
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises CheckpointError where it is known that so much does not fit."""
@@ -149,12 +154,9 @@ class ObjectStore:
         self.prefix = str(path).rstrip("/")
 
     def folders(self) -> list[str]:
-        def find() -> list[str]:
-            entries = self.fs.ls(self.prefix, detail=True)
-            found = [e["name"] for e in entries if e["type"] == "directory"]
-            return [name.rstrip("/").rpartition("/")[2] for name in found]
-
-        return self._unless_missing(find) or []
+        entries = self._unless_missing(lambda: self.fs.ls(self.prefix, detail=True)) or []
+        found = [e["name"] for e in entries if e["type"] == "directory"]
+        return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     def read(self, path: str) -> bytes | None:
         return self._unless_missing(lambda: bytes(self.fs.cat_file(self._path(path))))
@@ -205,20 +207,19 @@ class ObjectStore:
         self._patiently(delete)
 
     def abandoned(self, folder: str) -> bool:
-        def youngest() -> dt.datetime:
-            times = [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
-            return max(times, default=dt.datetime.min.replace(tzinfo=dt.UTC))
-
-        return self._patiently(youngest) < dt.datetime.now(dt.UTC) - DEAD_AFTER
+        times = self._patiently(
+            lambda: [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
+        )
+        dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
+        return all(time < dead for time in times)
 
     def _path(self, path: str) -> str:
         return f"{self.prefix}/{path}"
 
     def _unless_missing(self, request: Callable[[], T]) -> T | None:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self._patiently(request)
-        except FileNotFoundError:
-            return None
+        return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """Do it, with retries if need be; what a retry cannot solve is raised at once."""
@@ -266,15 +267,3 @@ Storage: TypeAlias = Folder | ObjectStore
 def _exists(root: str, path: str) -> CheckpointError:
     what = f"{root}/{path} was written by another attempt"
     return CheckpointError(what, where=root, fix="stop the other attempt at the same work")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such thing
-            raise
-    finally:
-        os.close(handle)

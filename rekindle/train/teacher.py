@@ -1,5 +1,6 @@
-"""The network that a student learns from: frozen, in the precision of the forward pass, and divided
-among the ranks where it is large.
+"""What a training minimises: the loss with its class weights and its teacher, the network that a
+student learns from: frozen, in the precision of the forward pass, and divided among the ranks where
+it is large.
 
 In fp32 an 8B teacher took 32 GB of every GPU. In half precision it takes 16, and its blocks, all
 but the embeddings and the head of it, are sharded with FSDP2 over all ranks: a student with a
@@ -8,9 +9,12 @@ backbone, because the loss calls backbone and head apart."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,13 +23,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rekindle.data.manifest import Shards
+from rekindle.errors import UnsupportedError
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
-from rekindle.train import attention, kernels, modelfolder, modules, weights
+from rekindle.train import attention, modelfolder, modules, parallel, weights
+from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import HALVES
+from rekindle.train.part import Goal
 
 
 def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
@@ -48,15 +55,14 @@ def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     """The network with our attention, frozen."""
     if modules.known(network) is not None:
         computed = HALVES.get(train.precision, torch.float32)
-        kernel = kernels.kernel_for(network, mesh.device, computed)
-        groups = kernels.takes_groups(mesh.device)
+        kernel = parallel.kernel_for(network, mesh.device, computed)
+        groups = parallel.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 
 
 def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
-    """Built without values, divided, and then filled: no rank ever holds the whole, not even on its
-    host."""
+    """Built without values, divided, then filled: no rank holds the whole, not even on its host."""
     manifest = shards.manifest
     with weights.deferred() as recorder:
         spec = ModelSpec(source=str(folder))
@@ -84,3 +90,43 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
     weights.transform(
         network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
     )
+
+
+def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
+    """What the job minimises; its teacher is loaded. UnsupportedError for a layout that splits
+    examples."""
+    teacher, layout = job.model.teacher, mesh.layout
+    counts = class_weights(job, shards, mesh.device)
+    plain = Goal(job.train.label_smoothing, class_weights=counts)
+    if teacher is None:
+        return plain
+    if layout.tp * layout.pp * layout.cp > 1:
+        what = f"a teacher needs whole examples and scores, which no rank of {layout} has"
+        raise UnsupportedError(what, where="model.teacher", fix="use dp and shard")
+    folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
+    if (folder / modelfolder.DESCRIPTION).exists():
+        modelfolder.check_start(folder, shards, "model.teacher.source", job.code)
+    network = load_teacher(folder, job, task, shards, mesh)
+    return dataclasses.replace(
+        plain, teacher=network, temperature=teacher.temperature, teacher_weight=teacher.weight
+    )
+
+
+def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tensor | None:
+    """[C], on the device; a class without examples counts 1."""
+    wanted = job.train.class_weights
+    labels = shards.manifest.labels
+    if wanted is None or not labels:
+        return None
+    if isinstance(wanted, dict):
+        weights = np.array([wanted.get(label, 1.0) for label in labels])
+    else:
+        counts = np.bincount(labels_of(shards), minlength=len(labels))
+        weights = np.where(counts, counts.sum() / (counts > 0).sum() / np.maximum(counts, 1), 1.0)
+    return torch.from_numpy(weights).to(device)
+
+
+def labels_of(shards: Shards) -> np.ndarray:
+    """Classes of all training examples, or of all their words."""
+    column = shards.table(TRAIN).column("label").combine_chunks()
+    return np.asarray(column.flatten() if pa.types.is_list(column.type) else column)

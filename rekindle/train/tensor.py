@@ -142,17 +142,14 @@ def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
         names += (*known.sequence, *(f"{row}.lora_B.default" for row in known.row))
     found = {f"{block}.{name}" for block, _ in modules.blocks(network) for name in names}
     if sequence:
-        body = _path(network, modules.backbone(network))
+        backbone = modules.backbone(network)
+        body = next(name for name, module in network.named_modules() if module is backbone)
         found |= {f"{body}.{name}" for name in known.last}
     return frozenset(n for n, _ in network.named_parameters() if n.rpartition(".")[0] in found)
 
 
 def _known(network: nn.Module) -> Modules:
     return modules.required(network, "tensor-parallel")
-
-
-def _path(network: nn.Module, module: nn.Module) -> str:
-    return str(next(name for name, found in network.named_modules() if found is module))
 
 
 def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> None:

@@ -1,11 +1,17 @@
-"""How fast a run goes, how much of the machine it uses, how far it has come.
+"""How fast a run goes, how much of the machine it uses, how far it has come, and what its steps are
+bound by: `train.profile` of them recorded with torch.profiler on rank 0.
 
 Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen (their gradients are not
 computed), N being the weights in matrix products (no embedding table); plus attention, 12 L d s^2 a
 document of s tokens, halved where it is causal (L layers, d heads times head size). Recomputed
 activations do not count, nor does what a text classifier leaves out: behind its attention the last
 block computes only the first token of each text. MFU is that over the time and the peak of all
-devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak."""
+devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak.
+
+The profile decides the shares of a step: `communication` (collectives, and waiting in them), `data`
+(waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest:
+Python and launching. The largest names the verdict. On a GPU, communication that computation hides
+is not counted twice: shares are of busy time, and what is left of the clock is the host's."""
 
 from __future__ import annotations
 
@@ -13,15 +19,20 @@ import dataclasses
 import resource
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from rekindle.catalog.gpus import peak_flops
 from rekindle.launch.events import emit
-from rekindle.records import HistoryRow
-from rekindle.spec.layout import Shape
+from rekindle.records import HistoryRow, OperatorShare, Profile
+from rekindle.spec.layout import Layout, Shape
+from rekindle.spec.layout_support import Cell, tested
 from rekindle.spec.model import TrainSpec
 from rekindle.train import modules
 from rekindle.train.batches import Work
@@ -88,10 +99,16 @@ class Clock:
         seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
+        # most memory that this rank has used so far: of the GPU, or resident
+        if self.device.type == "cuda":
+            memory_bytes = int(torch.cuda.max_memory_allocated(self.device))
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            memory_bytes = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
             "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
-            "memory_bytes": _peak_bytes(self.device),
+            "memory_bytes": memory_bytes,
         }  # fmt: skip
         if self.cost is not None:
             row["tokens_per_second"] = round(work.tokens / self.smooth, 1)
@@ -118,9 +135,147 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _peak_bytes(device: torch.device) -> int:
-    """Most memory that this rank has used so far: of the GPU, or resident."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+Span = tuple[float, float]
+
+SKIPPED = 3  # the first steps allocate and tune
+SHOWN = 8
+FILE = "profile.json"
+_COLLECTIVES = (
+    "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
+    "broadcast", "record_param_comms", "barrier", "wait_tensor",
+)  # fmt: skip
+
+
+class Profiler:
+    """Records `steps` steps, after a few to warm up; does nothing where that is 0. `tips`: what to
+    change, by what the steps turn out to be bound by (see `tips`)."""
+
+    def __init__(
+        self, steps: int, device: torch.device, target: Path, tips: Mapping[str, str]
+    ) -> None:
+        self.left = SKIPPED + steps if steps else -1
+        self.steps, self.device, self.target, self.tips = steps, device, target, tips
+        self.recorder: Any = None
+        self.began = self.waited = 0.0
+
+    def step(self, waited: float) -> None:
+        """To be called at the end of each step; `waited`: seconds waited for data since the
+        start."""
+        if self.left < 0:
+            return
+        if self.left == 0:
+            self._finish(waited)
+        elif self.left == self.steps:
+            cuda = [ProfilerActivity.CUDA] * (self.device.type == "cuda")
+            self.recorder = profile(activities=[ProfilerActivity.CPU, *cuda])
+            self.recorder.start()
+            self.began, self.waited = time.perf_counter(), waited
+        self.left -= 1
+
+    def _finish(self, waited: float) -> None:
+        if cuda := self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - self.began
+        self.recorder.stop()
+        clock = "self_device_time_total" if cuda else "self_cpu_time_total"  # microseconds
+        found = self.recorder.key_averages()
+        events = [(event.key, event.count, float(getattr(event, clock)) / 1e6) for event in found]
+        exposed = 0.0 if cuda else _exposed_on_cpu(self.recorder.events())
+        waited -= self.waited
+        verdict(events, self.steps, seconds, waited, exposed, self.tips).write(self.target)
+        self.recorder = None
+
+
+def _exposed_on_cpu(events: Iterable[Any]) -> float:
+    """Seconds that training waited for gloo, whose threads the profiler counts for no operator."""
+    collectives, operators = [], []
+    for event in events:
+        span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
+        if not event.is_async:
+            operators.append(span)
+        elif is_collective(event.name):
+            collectives.append(span)
+    return exposed_seconds(collectives, operators)
+
+
+def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> float:
+    """How long a collective was under way and no operator ran, from (start, end) in seconds."""
+    marks = [(start, 1, 0) for start, _ in collectives] + [(end, -1, 0) for _, end in collectives]
+    marks += [(start, 0, 1) for start, _ in operators] + [(end, 0, -1) for _, end in operators]
+    exposed, before, flying, running = 0.0, 0.0, 0, 0
+    for now, flies, runs in sorted(marks):
+        if flying and not running:
+            exposed += now - before
+        before, flying, running = now, flying + flies, running + runs
+    return exposed
+
+
+def verdict(
+    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
+    exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
+) -> Profile:  # fmt: skip
+    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
+    `exposed`: seconds of waiting for collectives that belong to no operator.
+
+    A collective of 0.6 s and a product of 0.3 s in 1 s are communication 0.6, compute 0.3, host
+    0.1."""
+    together = exposed + sum(took for name, _, took in events if is_collective(name))
+    compute = sum(took for name, _, took in events if not is_collective(name))
+    busy = max(together + compute + waited, 1e-12)
+    scale = min(1.0, seconds / busy)  # threads and streams overlap
+    busy_with = {"compute": compute, "communication": together, "data": waited}
+    shares = {name: spent * scale / seconds for name, spent in busy_with.items()}
+    shares["host"] = max(0.0, 1.0 - sum(shares.values()))
+    bound = max(shares, key=lambda name: shares[name])
+    top = sorted(events, key=lambda event: -event[2])[:SHOWN]
+    return Profile(
+        steps=steps, seconds=seconds, bound=bound,
+        shares={name: round(share, 4) for name, share in shares.items()},
+        advice=tips.get(bound, ""),
+        operators=tuple(
+            OperatorShare(name=name, calls=calls, share=round(took / seconds, 4))
+            for name, calls, took in top
+            if took > 0
+        ),
+    )  # fmt: skip
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operator is communication, by its name."""
+    lower = name.lower()
+    return any(word in lower for word in _COLLECTIVES)
+
+
+def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
+    """What to change about steps that are bound by something: nothing that is so already, and
+    nothing that would be refused. `cell`: the run's, None for a network of the user's own."""
+
+    def allowed(**change: Any) -> bool:
+        return cell is None or dataclasses.replace(cell, **change) in tested()
+
+    def those(*choices: tuple[bool, str]) -> str:
+        return "; or ".join(text for holds, text in choices if holds)
+
+    compiled = not train.compile and allowed(compile=True), "train.compile: true"
+    exact = train.precision in ("fp32", "fp64") and allowed(precision="bf16")
+    again, small = train.activation_checkpointing, layout.micro_batch_size * layout.data
+    compute = those(
+        compiled, (exact, "train.precision: bf16"),
+        (again != "none", "train.activation_checkpointing: none, where memory allows"),
+        (cell is not None and cell.kind != "image", "a smaller data.max_length"),
+    )  # fmt: skip
+    together = those(
+        (True, "a larger train.global_batch_size, so that gradients are added up less often"),
+        (layout.tp > 1, "a smaller layout.tp, or one that stays inside a node"),
+        (layout.shard > 1, "layout.dp in place of some of layout.shard"),
+        (layout.pp > 1, "more micro-batches (a smaller train.micro_batch_size)"),
+    )
+    host = those((small < train.global_batch_size, "a larger train.micro_batch_size"), compiled)
+    return {
+        "compute": f"Arithmetic is the limit, as it should be. Faster: {compute or 'more ranks'}.",
+        "communication": f"Ranks wait for each other. Try {together}.",
+        "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
+        "cores.",
+        "host": "Many small operators keep Python busy. "
+        f"Try {host or 'a larger train.global_batch_size'}.",
+    }

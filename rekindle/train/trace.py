@@ -30,13 +30,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import modules, quantised, teacher, weights
+from rekindle.train import fakes, modules, quantised, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
-from rekindle.train.documents import Documents
-from rekindle.train.fakes import as_on_gpu, engine_without_values
-from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Micro
+from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
 from rekindle.train.parallel import DTYPES, autocast, build, settle
 from rekindle.train.part import Goal
@@ -93,8 +90,8 @@ def traced(trace: Trace) -> Traced:
     rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
-    engine = engine_without_values(run.live, run.shapes, fake=True)
-    meant = as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
+    engine = fakes.engine_without_values(run.live, run.shapes, fake=True)
+    meant = fakes.as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
     try:
         with engine, FakeTensorMode(allow_non_fake_inputs=True), meant:
             return run.result()
@@ -104,7 +101,7 @@ def traced(trace: Trace) -> Traced:
 
 class _Run:
     def __init__(self, trace: Trace) -> None:
-        self.trace, self.live = trace, Live()
+        self.trace, self.live = trace, fakes.Live()
         self.task = load_task(trace.task)
         self.tokens = self.task.objective == "tokens"
         self.pipeline: Any = None
@@ -115,21 +112,30 @@ class _Run:
     def result(self) -> Traced:
         live, parts = self.live, self._parts()
         self.joined = parts.stages[0].part.joins_texts
-        self._divide_backward(parts)
+        # the end of a backward pass, from a stage's first block on, is a phase of its own: it grows
+        # with the number of blocks by other tensors than the beginning, and the larger of two
+        # straight lines is not one
+        for stage in parts.stages:
+            named = modules.blocks(stage.part.network)
+            blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
+            for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
+                block.register_forward_hook(functools.partial(self._backward_from, phase))
         with live.counting():
             taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
             codes = quantised.held(parts)
             for tensor in [*(local_of(p) for _, p in parts.parameters()), *codes, *taught]:
                 live.note(tensor)
-            live.call(PARAMETERS, codes)
-            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
-            live.call(TEACHER, taught)
+            live.call(fakes.PARAMETERS, codes)
+            live.call(fakes.PARAMETERS, (local_of(p) for _, p in parts.parameters()))
+            live.call(fakes.TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
-            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
+            live.call(fakes.PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             buckets = self._buckets(parts)
-            live.call(GRADIENTS, buckets.values())
+            live.call(fakes.GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(MOMENTS, (t for s in optimizer.update.state.values() for t in s.values()))
+            live.call(
+                fakes.MOMENTS, (t for s in optimizer.update.state.values() for t in s.values())
+            )
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0
@@ -139,12 +145,9 @@ class _Run:
                 static = live.bytes
                 self._step(parts, optimizer)
             del buckets
-        return self._traced(static)
-
-    def _traced(self, static: int) -> Traced:
-        live, terms = self.live, collections.Counter[str]()
+        terms = collections.Counter[str]()
         for held in live.worst:
-            terms[held.kind or TEMPORARIES] += held.was
+            terms[held.kind or fakes.TEMPORARIES] += held.was
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
             live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
@@ -168,20 +171,16 @@ class _Run:
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        goal = Goal()
+        if trace.teacher is not None:
+            with unset_fake_temporarily(), weights.deferred():
+                taught = _network(trace.teacher, trace.classes, self.tokens)
+            modules.unfused(taught)
+            count = sum(p.numel() for p in taught.parameters())
+            teacher.arrange(taught, train, mesh, teacher.divides(count, train, mesh))
+            goal = Goal(0.0, teacher.ready(taught, train, mesh), 2.0, 0.5)
         train = train.model_copy(update={"compile": False})
-        return build(self.task, network, origins, train, self._goal(), mesh, lora)
-
-    def _goal(self) -> Goal:
-        trace, mesh = self.trace, self.mesh
-        if trace.teacher is None:
-            return Goal()
-        with unset_fake_temporarily(), weights.deferred():
-            network = _network(trace.teacher, trace.classes, self.tokens)
-        modules.unfused(network)
-        parameters = sum(p.numel() for p in network.parameters())
-        divided = teacher.divides(parameters, trace.train, mesh)
-        teacher.arrange(network, trace.train, mesh, divided)
-        return Goal(0.0, teacher.ready(network, trace.train, mesh), 2.0, 0.5)
+        return build(self.task, network, origins, train, goal, mesh, lora)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
         """DDP holds room for all gradients as long as it lives, and puts each there when it is
@@ -217,22 +216,12 @@ class _Run:
                         result[0, 0].backward()
                     del result
         grads = (p.grad for _, p in parts.parameters() if p.grad is not None)
-        live.call(GRADIENTS, map(local_of, grads))
+        live.call(fakes.GRADIENTS, map(local_of, grads))
         live.phase = "optimizer"
         squares = optimizer.collect()
         optimizer.step(1e-3, squares, squares)
         optimizer.clear()
         live.phase = "backward"
-
-    def _divide_backward(self, parts: Any) -> None:
-        """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
-        grows with the number of blocks by other tensors than the beginning, and the larger of two
-        straight lines is not one."""
-        for stage in parts.stages:
-            named = modules.blocks(stage.part.network)
-            blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
-            for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
-                block.register_forward_hook(functools.partial(self._backward_from, phase))
 
     def _backward_from(self, phase: str, module: nn.Module, args: Any, output: Any) -> None:
         """The backward pass of a block begins a phase."""

@@ -130,20 +130,16 @@ class AdamW8bit:
         kind = torch.promote_types(matrices[0].dtype, torch.float32)
         device = matrices[0].device
         self.codes = {name: Codes(name == "exp_avg", kind, device) for name in MOMENTS}
-        own = {m: {"step": _counter(m), **self._zero(m)} for m in matrices}
+        own: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        for m in matrices:  # codes and scales of moments that are all zero
+            count, size = scale_blocks(m.shape[1])
+            own[m] = {"step": _counter(m)}
+            for name, codes in self.codes.items():
+                shape = (len(m), count * size)
+                made = torch.full(shape, codes.zero, dtype=torch.uint8, device=m.device)
+                own[m][f"{name}_codes"] = made
+                own[m][f"{name}_scales"] = m.new_zeros((len(m), count))
         self.state = {**self.others.state, **own}
-
-    def _zero(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Codes and scales of moments that are all zero."""
-        rows, columns = matrix.shape
-        count, size = scale_blocks(columns)
-        made: dict[str, torch.Tensor] = {}
-        for name, codes in self.codes.items():
-            made[f"{name}_codes"] = torch.full(
-                (rows, count * size), codes.zero, dtype=torch.uint8, device=matrix.device
-            )
-            made[f"{name}_scales"] = matrix.new_zeros((rows, count))
-        return made
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
         """AdamW's step of the others, then of each matrix, piece by piece."""

@@ -83,7 +83,17 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
                 "free some space or lower train.checkpoint.keep; the same command resumes",
             )  # fmt: skip
         if is_out_of_memory(cause):
-            return _exhausted(cause, held or {})
+            # the term that ran out, what else this rank holds, and the setting that helps
+            term, held = term_of(cause), held or {}
+            torch: Any = sys.modules.get("torch")
+            on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+            rest = (int(torch.cuda.memory_allocated()) if on_gpu else 0) - sum(held.values())
+            sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
+            sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
+            known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
+            asked = f" for {term}" if term else ""
+            what = f"out of memory{asked} ({type(cause).__name__}): {cause}"
+            return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 
 
@@ -127,12 +137,14 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     (file, frozenset(functions.split()), term)
     for file, functions, term in (
         ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
-        ("cross_entropy.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
-        ("linear_loss.py", "judge_targets judged", "scoring"), ("tokens.py", "score", "scoring"),
-        ("classes.py", "score", "scoring"), ("tags.py", "score", "scoring"),
-        ("linear_loss.py", "", "logits"), ("tokens.py", "", "logits"),
-        ("cross_entropy.py", "", "logits"), ("classes.py", "", "logits"), ("tags.py", "", "logits"),
-        ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
+        ("classes.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
+        ("tokens.py", "score judge_targets judged", "scoring"), ("classes.py", "score", "scoring"),
+        ("tokens.py", "", "logits"), ("classes.py", "", "logits"), ("base.py", "exact", "logits"),
+        ("teacher.py", "load_teacher ready _sharded arrange", "teacher"),
+        (
+            "score_rank.py",
+            "of score next_token _forward _batches _batch encode generate _parts", "scoring",
+        ),
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
         ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
@@ -142,6 +154,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     )
 )  # fmt: skip
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
+_OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
 _HERE = Path(__file__).parent
 
 
@@ -156,32 +169,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def _exhausted(error: BaseException, held: Mapping[str, int]) -> Problem:
-    """The term that ran out of memory, what else this rank holds, and the setting that helps."""
-    term = term_of(error)
-    what = f"out of memory{f' for {term}' if term else ''} ({type(error).__name__}): {error}"
-    sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
-    rest = _allocated() - sum(held.values())
-    sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
-    known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
-    return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
-
-
 def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = [code for code in codes if Path(code.co_filename).is_relative_to(_HERE)]
+    ours = [code for code in ours if not code.co_qualname.startswith(_OTHERS)]
     teaching = [code for code in ours if code.co_name in _TEACHING]
     for code in reversed(teaching or ours):
         for name, functions, term in _PLACES:
             if Path(code.co_filename).name == name and (not functions or code.co_name in functions):
                 return term
     return ""
-
-
-def _allocated() -> int:
-    """Bytes of tensors on this rank's GPU; 0 without one."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return 0
-    return int(torch.cuda.memory_allocated())

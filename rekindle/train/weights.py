@@ -69,10 +69,6 @@ class _Note:
         values = (*self.args, *self.kwargs.values())
         return not any(isinstance(v, torch.Tensor) and v.is_meta for v in values)
 
-    def play(self, whole: torch.Tensor) -> None:
-        view = whole.as_strided(self.size, self.stride, self.offset)
-        self.func(view, *self.args, **self.kwargs)
-
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
@@ -171,8 +167,7 @@ class Source:
             return self._last[1]
         storage, shape, stride, dtype = self.storages[name]
         notes = self.recorder.notes.get(storage, [])
-        bad = next((note for note in notes if not note.replayable), None)
-        if bad is not None:
+        for bad in (note for note in notes if not note.replayable):
             what = f"cannot build the starting value of {name} one tensor at a time ({bad.func})"
             fix = "start from a checkpoint with this weight"
             raise DataError(what, where="model.source", fix=fix)
@@ -185,7 +180,8 @@ class Source:
             words = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()[:8]
             torch.manual_seed(int.from_bytes(words, "big") >> 1)
             for note in notes:
-                note.play(whole)
+                view = whole.as_strided(note.size, note.stride, note.offset)
+                note.func(view, *note.args, **note.kwargs)
         self._last = (name, whole)
         return whole
 
@@ -195,8 +191,18 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = _files(folder)
         self._open: dict[str, Any] = {}
+        self.files: dict[str, str] = {}  # which file holds which tensor
+        if (folder / INDEX).is_file():
+            self.files |= json.loads((folder / INDEX).read_text())["weight_map"]
+            return
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                self.files |= dict.fromkeys(file.keys(), path.name)
+        if not self.files:
+            what = f"there are no safetensors weights in {folder}"
+            fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
+            raise DataError(what, where="model.source", fix=fix)
 
     def find(self, name: str, prefix: str, shape: tuple[int, ...]) -> str | None:
         """The stored name of a parameter, with or without the backbone's, if the shape fits."""
@@ -215,22 +221,6 @@ class Checkpoint:
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
         return self._open[file].get_slice(name)
-
-
-def _files(folder: Path) -> dict[str, str]:
-    """Which file holds which tensor; raises DataError where there are no safetensors."""
-    index = folder / INDEX
-    if index.is_file():
-        return dict(json.loads(index.read_text())["weight_map"])
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path.name)
-    if not found:
-        what = f"there are no safetensors weights in {folder}"
-        fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
-        raise DataError(what, where="model.source", fix=fix)
-    return found
 
 
 def intervals(tensor: torch.Tensor) -> list[Interval]:

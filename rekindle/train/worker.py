@@ -24,33 +24,22 @@ from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import (
-    checkpoint,
-    compat,
-    export,
-    float8,
-    modelfolder,
-    modules,
-    numerics,
-    quantised,
-    weights,
-)
+from rekindle.train import checkpoint, compat, export, modelfolder, modules, quantised, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.compare import compared, probe_packing
 from rekindle.train.dcp import pieces_of
-from rekindle.train.goal import goal_of, labels_of
 from rekindle.train.history import History, Ledger, forget, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
+from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
-from rekindle.train.profile import FILE as PROFILE
-from rekindle.train.profile import Profiler, tips
-from rekindle.train.rank import connect, live, say
-from rekindle.train.stepped import taken
-from rekindle.train.throughput import Clock, Cost, device_name
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
+from rekindle.train.teacher import goal_of, labels_of
+from rekindle.train.throughput import FILE as PROFILE
+from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
@@ -69,13 +58,13 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     shards = open_shards(job.shards)
     found = checkpoint.agreed(job.checkpoints, job.run_key)
     began = found.state.get("precision") if found is not None else None
-    job = dataclasses.replace(job, train=numerics.decided(job.train, device, began))
-    numerics.arrange(job.train, device)
+    job = dataclasses.replace(job, train=decided(job.train, device, began))
+    arrange(job.train, device)
     start = Start.of(job, task, shards, device)
     cost = Cost.of(start.network, frozen=job.model.lora is not None)
     parts = start.parts(fresh=found is None)
     if device.type == "cuda":
-        numerics.keep_positions(parts)
+        keep_positions(parts)
     plan = Plan.of(job.train, order_of(job, task, shards, parts))
     trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
     vitals.held = _held(trainer)
@@ -149,9 +138,8 @@ def _begin(
             log.warning("%s", damage)
             emit("notice", text=damage)
     steps, layout = trainer.plan.steps, trainer.mesh.layout
-    where = f"{steps} steps from the start"
-    if first:
-        where = f"resumed from the checkpoint of step {first} of {steps}"
+    where = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
+    where = where or f"{steps} steps from the start"
     named = "" if layout.only_replicates else f", {layout}"
     by = f", by {job.train.engine}" if trainer.parts.stepper else ""
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}{by}")
@@ -229,20 +217,17 @@ class Start:
         mesh = Mesh.of(layout, device)
         start = cls(job, task, shards, mesh, network, source, modules.unfused(network))
         if cell is not None and composed and job.train.untested == "check":
-            start.compare(cell)
+            # of the layout tests know each two parts only
+            gaps = compared(cell, job, task, shards, start.network, mesh)
+            if dist.get_rank() == 0:
+                within = " and ".join(
+                    f"within {gap.largest:.1g} in {gap.precision} "
+                    f"(up to {gap.allowed:g} is rounding)"
+                    for gap in gaps
+                )
+                agree = f"two steps of a small network agree with one rank's {within}"
+                emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
         return start
-
-    def compare(self, cell: Cell) -> None:
-        """Raise StepError where the layout, of which tests know each two parts only, does not
-        compute what one rank does."""
-        gaps = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
-        if dist.get_rank() == 0:
-            within = " and ".join(
-                f"within {gap.largest:.1g} in {gap.precision} (up to {gap.allowed:g} is rounding)"
-                for gap in gaps
-            )
-            agree = f"two steps of a small network agree with one rank's {within}"
-            emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
 
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
@@ -295,7 +280,6 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect={
             **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
-            **float8.facts(trainer.parts),
         },
         epochs=trainer.plan.epoch(last), precision=job.train.precision,
         deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,

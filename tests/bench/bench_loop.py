@@ -58,12 +58,11 @@ def measure(folder: Path, count: int) -> None:
 
     from rekindle.spec.model import CheckpointSpec
     from rekindle.tasks import load_task
-    from rekindle.train import numerics, part
+    from rekindle.train import part, rank
     from rekindle.train.checkpoint import Checkpointer
     from rekindle.train.history import History
     from rekindle.train.loop import Plan, StopFlag, Trainer
-    from rekindle.train.profile import Profiler
-    from rekindle.train.throughput import Clock
+    from rekindle.train.throughput import Clock, Profiler
     from rekindle.train.worker import Start, order_of
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
@@ -71,7 +70,7 @@ def measure(folder: Path, count: int) -> None:
 
     def trainer_of(given: work.Work) -> Trainer:
         job = given.job(0, given.folder / "ours")
-        job = dataclasses.replace(job, train=numerics.decided(job.train, cpu, None))
+        job = dataclasses.replace(job, train=rank.decided(job.train, cpu, None))
         task, shards = load_task(given.task), given.opened()
         parts = Start.of(job, task, shards, cpu).parts(fresh=True)
         plan = Plan(10**6, order_of(job, task, shards, parts))

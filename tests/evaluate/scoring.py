@@ -34,7 +34,7 @@ def scored(state, candidate, examples, champion=None, version="", **train):
     job = job_of(candidate, champion, version, digest, examples, spec, str(state), ANY_CODE)
     with one_rank():
         work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
-        assert all(work.score(turn) for turn in job.turns)
+        assert all(work.work_on(turn) for turn in job.turns)
     output = Path(state) / "scores-out" / job.candidate.kept.rpartition("/")[2]
     hand_over(job, output)
     return output

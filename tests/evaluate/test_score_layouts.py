@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rekindle.spec.model import DataSpec, ModelSpec
-from rekindle.train import scorer
+from rekindle.train import score_rank
 from tests.data import tagged
 from tests.data.corpora import rows as reviews
 from tests.data.corpora import write_jsonl
@@ -108,7 +108,7 @@ def test_two_ranks_score_as_one_process_does(name, models, ranks, monkeypatch):
     folder, log = ranks
     model, layout = CASES[name]
     for limit, value in SMALL.items():
-        monkeypatch.setattr(scorer, limit, value)
+        monkeypatch.setattr(score_rank, limit, value)
     with one_rank():
         expected, alone = case(**words(models, model, "auto"))
     found = np.load(folder / f"{name}.npy")

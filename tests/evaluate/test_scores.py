@@ -27,8 +27,9 @@ from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_target
 from rekindle.spec.model import EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import linear_loss, scorer
+from rekindle.train import score_rank
 from rekindle.train.modelfolder import digest_of, open_model
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference
@@ -107,7 +108,7 @@ def test_scores_are_those_of_transformers_one_text_at_a_time(form, tmp_path, mon
     rows = reference.held_out(tmp_path / "examples")
     expected = reference.token_sums(folder, rows)
     for i, (tokens_at_once, logits_at_once) in enumerate(((1 << 14, 1 << 24), (200, 3_000))):
-        monkeypatch.setattr(scorer, "TOKENS_AT_ONCE", tokens_at_once)
+        monkeypatch.setattr(score_rank, "TOKENS_AT_ONCE", tokens_at_once)
         monkeypatch.setattr(
             linear_loss,
             "rows_at_once",

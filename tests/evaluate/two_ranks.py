@@ -13,12 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from rekindle.data.examples import open_examples
 from rekindle.spec.model import TrainSpec
-from rekindle.train import scorer
+from rekindle.train import score_rank
 from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import read_piece
 from rekindle.train.score import settings_of
-from rekindle.train.score_rank import free
-from rekindle.train.scorer import Loaded, Writer, encode
+from rekindle.train.score_rank import Loaded, Writer, encode, free
 
 SMALL = {"TOKENS_AT_ONCE": 400, "ROWS_AT_ONCE": 16}  # several micro-batches
 CPU = torch.device("cpu")
@@ -50,7 +49,7 @@ def case(model, examples, layout, train):
 
 def main():
     for limit, value in SMALL.items():
-        setattr(scorer, limit, value)
+        setattr(score_rank, limit, value)
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     dist.init_process_group("gloo")
     for name, words in cases.items():

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from rekindle.errors import UnsupportedError
 from rekindle.train import attention
 from rekindle.train.attention import Call, Peers
-from rekindle.train.documents import Documents
-from rekindle.train.kernels import kernel_for
+from rekindle.train.micro import Documents
+from rekindle.train.parallel import kernel_for
 from tests.gpu import kernels
 from tests.gpu.arithmetic import gap
 from tests.gpu.here import GIB, Here, Row, alone, size
@@ -80,7 +80,7 @@ def _compared(here: Here, kind: str, name: str, dtype: torch.dtype) -> Row:
         [[1] * (length // 2) + [2] * (length // 4) + [3] * (length // 4), [1] * length]
     )
     documents = Documents.of(numbers)
-    documents = documents.with_tensors(t.to(here.device) for t in documents.tensors())
+    documents = documents.with_each(lambda t: t.to(here.device))
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(2, n, length, size, generator=draw) for n in (heads, groups, groups)]
     made = [x.to(here.device, dtype) for x in made]  # both get what half precision left of it
@@ -169,7 +169,7 @@ def _long(here: Here, cp_rank: int, lengths: tuple[int, ...]) -> _Long:
     parts = [tokens // sum(lengths) * n for n in lengths]
     numbers = np.concatenate([np.full(n, i + 1) for i, n in enumerate(parts)])[None]
     documents = Documents.of(numbers, 4, cp_rank)
-    documents = documents.with_tensors(t.to(here.device) for t in documents.tensors())
+    documents = documents.with_each(lambda t: t.to(here.device))
     dtype = torch.bfloat16
     draw = torch.Generator(here.device).manual_seed(0)
     whole = tuple(

@@ -11,7 +11,7 @@ import torch
 
 from rekindle.plan import trace
 from rekindle.plan.memory import memory, needed
-from rekindle.train import linear_loss
+from rekindle.train.objectives import tokens as linear_loss
 from tests.gpu.here import GIB, Here, Row, TooSmall, alone, size
 from tests.gpu.training import Case, step, trainer_of
 from tests.plan.retrace import GPT2, SMALL, finalist_of, llama

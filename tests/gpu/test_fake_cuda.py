@@ -23,20 +23,11 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import (
-    attention,
-    compat,
-    kernels,
-    linear_loss,
-    modules,
-    parallel,
-    part,
-    quantised,
-    weights,
-)
+from rekindle.train import attention, compat, modules, parallel, part, quantised, weights
 from rekindle.train.batches import Batches
-from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.gpu.here import Here
@@ -134,7 +125,7 @@ def traced(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(compat, "varlen_attn", recorded)
-    monkeypatch.setattr(kernels, "kernel_for", kernel_for)
+    monkeypatch.setattr(parallel, "kernel_for", kernel_for)
     monkeypatch.setattr(part, "seed", lambda key, device: None)
     torch._C._set_cudnn_enabled(False)  # which algorithm a convolution takes would ask its library
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
@@ -188,11 +179,8 @@ def parts_of(case, mode):
         )  # fmt: skip
         host = Mesh(Layout(micro_batch_size=case.micro), CPU)
         work = Batches(task, shards, "train", order, host, 0, part.joins_texts).make(0)
-    moved = [m.with_tensors(mode.from_tensor(t).to(CUDA) for t in m.tensors()) for m in work.micro]
-    exact = [
-        m.with_tensors(t.float() if t.is_floating_point() else t for t in m.tensors())
-        for m in moved
-    ]
+    moved = [m.with_each(lambda t: mode.from_tensor(t).to(CUDA)) for m in work.micro]
+    exact = [m.with_each(lambda t: t.float() if t.is_floating_point() else t) for m in moved]
     return parts, train, exact
 
 
@@ -323,9 +311,7 @@ def test_a_long_sequence_of_many_ranks_makes_no_whole_mask(kernel, monkeypatch):
 
     with traced(monkeypatch) as (mode, varlen), Attention() as seen, Largest(8192) as largest:
         documents = Documents.of(np.ones((1, 32_768), np.int64), 4, 3)
-        documents = documents.with_tensors(
-            mode.from_tensor(t).to(CUDA) for t in documents.tensors()
-        )
+        documents = documents.with_each(lambda t: mode.from_tensor(t).to(CUDA))
         query, keys = (torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
                        torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA))  # fmt: skip
         call = attention.Call(True, None, 0.0, None, attention.Peers(kernel=kernel))

@@ -16,6 +16,12 @@ from tests.gpu.training import IMAGE, TEXT, UNSAVED, Case, model, plain, step, t
 RESNET = {"architecture": "resnet18"}
 
 
+def tensors_of(micro):
+    found = []
+    micro.with_each(lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
 def cases(here: Here) -> dict[str, Case]:
     """A task and an option each."""
     length = 64 if here.tiny else 512
@@ -78,7 +84,7 @@ def _reads(trainer: Trainer, run: Callable[[], Any]) -> tuple[str, Any]:
 
     moved: Any = trainer.feed
     trainer.feed = lambda micro: [  # type: ignore[assignment, misc]
-        m.with_tensors(t.clone() for t in m.tensors()) for m in moved(micro)
+        m.with_each(lambda t: t.clone()) for m in moved(micro)
     ]
     try:
         with Reads() as reads:
@@ -107,7 +113,7 @@ def check_feed(here: Here) -> Iterator[Row]:
             step(trainer, number)
         works = [trainer.batches.make(number) for number in (2, 3)]
         pinned = (
-            {t.is_pinned() for work in works for micro in work.micro for t in micro.tensors()}
+            {t.is_pinned() for work in works for micro in work.micro for t in tensors_of(micro)}
             if here.cuda
             else set()
         )

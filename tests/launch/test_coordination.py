@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rekindle.launch.coordination import Disconnected, Line, Member, judge
-from rekindle.launch.root_cause import Cause
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.worker_group import Report
 from tests.support.launch_coordination import SECRET, Nodes
 from tests.support.launch_coordination import nodes as nodes

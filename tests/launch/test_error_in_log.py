@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rekindle.launch.error_in_log import error_in_log
+from rekindle.launch.events import error_in_log
 
 
 def log_of(code: str, *more: str) -> str:

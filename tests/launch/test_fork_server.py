@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.launch.fork_server import fork_server_for
 from rekindle.launch.process import is_running
-from rekindle.launch.step_server import fork_server_for
 from tests.support.launch_shim import task
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.launch import memory
+from rekindle.launch import process
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal: {64 * GIB // 1024} kB\nMemAvailable: {40 * GIB // 1024} kB\n"
@@ -37,9 +37,9 @@ def test_the_least_that_any_of_them_leaves_is_available(case, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(f"{content}\n")
-    assert memory.available_bytes(tmp_path) == left * GIB
+    assert process.available_bytes(tmp_path) == left * GIB
 
 
 def test_this_machine_has_some_left_and_one_name():
-    assert memory.available_bytes() > 0
-    assert memory.identity() == memory.identity() != ""
+    assert process.available_bytes() > 0
+    assert process.memory_identity() == process.memory_identity() != ""

@@ -13,8 +13,14 @@ import pytest
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch import heartbeats
 from rekindle.launch.fault import Fault
-from rekindle.launch.heartbeats import Heartbeat, HeartbeatFile
-from rekindle.launch.root_cause import Stack, causes_of, first, hung
+from rekindle.launch.heartbeats import (
+    Heartbeat,
+    HeartbeatFile,
+    Stack,
+    causes_of,
+    first_cause,
+    hung_causes,
+)
 from rekindle.train.vitals import explain, is_peer_lost
 
 
@@ -76,7 +82,7 @@ CASES = {
     ("found", "exits", "ours", "oom", "expected"), CASES.values(), ids=list(CASES)
 )
 def test_the_first_cause_is(found, exits, ours, oom, expected):
-    assert first(causes_of(found, exits, ours, oom)).what == expected
+    assert first_cause(causes_of(found, exits, ours, oom)).what == expected
 
 
 DUMP = """\
@@ -109,14 +115,16 @@ def test_the_main_thread_tells_who_waits(text, waits):
 def test_of_hung_ranks_the_one_that_does_not_wait_is_the_first_even_if_its_last_beat_is_newer():
     stacks = {0: stack(COLLECTIVE), 1: stack(READ), 2: stack(BACKWARD)}
     found = [heartbeat(0, age=30), heartbeat(1, age=29), heartbeat(2, age=31)]
-    cause = first(hung(found, stacks, "fix"))
+    cause = first_cause(hung_causes(found, stacks, "fix"))
     assert cause.what == "rank 1 hangs in step 7: no heartbeat for 29 s"
     assert cause.where == "/data/shard.py:90 in read < main"
 
 
 def test_where_all_wait_the_one_furthest_behind_is_named():
     stacks = {0: stack(COLLECTIVE), 1: stack(COLLECTIVE)}
-    (cause,) = hung([heartbeat(0, step=8, age=40), heartbeat(1, step=7, age=20)], stacks, "fix")
+    (cause,) = hung_causes(
+        [heartbeat(0, step=8, age=40), heartbeat(1, step=7, age=20)], stacks, "fix"
+    )
     assert (cause.rank, cause.kind) == (1, "waits")
 
 

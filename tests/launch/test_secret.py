@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import PreemptedError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.secret import shared_secret
+from rekindle.launch.staging import shared_secret
 from rekindle.train.job import folder_of, root_of
 
 

@@ -19,9 +19,9 @@ from pydantic import TypeAdapter
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.train.live import Live
+from rekindle.train.fakes import Live
+from rekindle.train.optimizer import taken
 from rekindle.train.parallel import autocast
-from rekindle.train.stepped import taken
 from rekindle.train.trace import Trace, _Run
 from rekindle.train.weights import local_of
 

@@ -8,7 +8,7 @@ import struct
 import time
 
 from rekindle.launch.coordination import Disconnected, Line
-from rekindle.launch.seal import NONCE_BYTES, Seal
+from rekindle.launch.tunnel import NONCE_BYTES, Seal
 
 
 def frame(content, mac=b"\0" * 32):

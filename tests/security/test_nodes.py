@@ -10,10 +10,10 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.launch import tunnel
 from rekindle.launch.coordination import Coordinator, Line, Member
+from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.root_cause import Cause
-from rekindle.launch.seal import NotAuthenticError, Seal
 from rekindle.launch.torchrun import torchrun
+from rekindle.launch.tunnel import NotAuthenticError, Seal
 from rekindle.launch.worker_group import Report
 from rekindle.spec.model import TrainSpec
 from tests.ports import free_port
@@ -73,7 +73,7 @@ def test_a_slow_stranger_is_cut_off_and_many_make_room_for_a_real_node(nodes, mo
     crowd = [socket.create_connection(where) for _ in range(3 * tunnel.MOST_UNPROVEN)]
     assert [start.restart for start in nodes.meet()] == [0, 0, 0], "real nodes came through"
     assert len(nodes.coordinator.unproven) <= tunnel.MOST_UNPROVEN
-    monkeypatch.setattr("rekindle.launch.coordination.PROOF_SECONDS", 0.2)
+    monkeypatch.setattr("rekindle.launch.tunnel.PROOF_SECONDS", 0.2)
     drop = socket.create_connection(where, timeout=10)
     crowd.append(drop)
     drop.recv(32)

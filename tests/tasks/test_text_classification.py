@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig
 
 from rekindle.errors import RequestError
 from rekindle.spec.model import DataSpec, ModelSpec
-from rekindle.tasks.text_classification import TextClassification
+from rekindle.tasks.encoder import TextClassification
 
 TASK = TextClassification()
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 16}

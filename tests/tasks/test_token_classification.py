@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from rekindle.errors import UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks.causal_lm import train_bpe
-from rekindle.tasks.token_classification import TokenClassification, _keeping_words_apart
+from rekindle.tasks.encoder import TokenClassification, _keeping_words_apart
 
 TASK = TokenClassification()
 TEXTS = [

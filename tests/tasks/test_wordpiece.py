@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from rekindle.tasks.wordpiece import WordCache, is_separable, train_wordpiece
+from rekindle.tasks.encoder import WordCache, is_separable, train_wordpiece
 
 TEXTS = [
     f"Review {i}: the Größe is {i % 7}.{i % 3} cm, naïve 好的 über-{chr(97 + i % 26)}x!"
@@ -20,7 +20,7 @@ TEXTS = [
 ]
 TRAIN = """
 import json, sys
-from rekindle.tasks.wordpiece import train_wordpiece
+from rekindle.tasks.encoder import train_wordpiece
 texts = json.loads(sys.stdin.read())
 print(train_wordpiece(lambda: [texts[:50], texts[50:]], vocab_size=300, min_frequency=2).to_str())
 """

@@ -41,11 +41,11 @@ from rekindle.train import (
     weights,
 )
 from rekindle.train.compare import probe_packing
-from rekindle.train.documents import Documents
 from rekindle.train.export import export
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
 

@@ -18,7 +18,7 @@ from rekindle.plan.plan import make
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import ModelSpec, Spec, TrainSpec
-from rekindle.train import float8, score
+from rekindle.train import quantised, score
 from tests.support.plan import ROOT
 from tests.support.train_resume import LM_STEPS, LM_TRAIN, Gang, written
 
@@ -93,13 +93,13 @@ def test_sides_that_sixteen_does_not_divide_stay_and_none_at_all_is_an_error():
         return AutoModelForCausalLM.from_config(config)
 
     mixed = network(hidden_size=32, intermediate_size=40)
-    float8.convert(mixed, torch.device("cpu"))
-    assert float8.count(mixed) == 4, "those of attention"
+    quantised.convert(mixed, torch.device("cpu"))
+    assert quantised.count(mixed) == 4, "those of attention"
     assert type(mixed.lm_head) is nn.Linear
     with pytest.raises(
         UnsupportedError, match="no matrix of a transformer's block has sides that 16 divides"
     ):
-        float8.convert(network(hidden_size=24, intermediate_size=40), torch.device("cpu"))
+        quantised.convert(network(hidden_size=24, intermediate_size=40), torch.device("cpu"))
 
 
 def test_without_torchao_the_extra_is_named_before_and_in_the_step(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_without_torchao_the_extra_is_named_before_and_in_the_step(tmp_path, mon
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(StepError, match="fp8 needs torchao") as refused:
-        float8.convert(nn.Linear(16, 16), torch.device("cpu"))
+        quantised.convert(nn.Linear(16, 16), torch.device("cpu"))
     assert "rekindle[fp8]" in refused.value.problems[0].fix
     monkeypatch.delitem(sys.modules, "torchao")
     problems = [p.what for p in looks(spec, tmp_path)["engine"]]

@@ -68,10 +68,10 @@ DOWNLOAD = """
 import json
 from rekindle.spec import heartbeat
 from rekindle.spec.model import ModelSpec
-from rekindle.tasks.pretrained import weights_folder
+from rekindle.tasks import load_task
 heard = []
 heartbeat.connect(lambda: heard.append(1))
-folder = weights_folder(ModelSpec(source="acme/model"))
+folder = load_task("causal_lm").weights(ModelSpec(source="acme/model"))
 print(json.dumps([len(heard), (folder / "model.safetensors").stat().st_size]))
 """
 

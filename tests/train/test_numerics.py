@@ -12,7 +12,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import image_classification, load_task
-from rekindle.train import numerics, weights
+from rekindle.train import rank, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.optimizer import Optimizer, peak_rate
 from rekindle.train.parallel import Parts, Stage
@@ -62,7 +62,7 @@ def test_auto_is_what_the_device_has_unless_the_training_began_otherwise(
     monkeypatch, device, has_bf16, asked, began, precision
 ):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
-    assert numerics.decided(TrainSpec(precision=asked), device, began).precision == precision
+    assert rank.decided(TrainSpec(precision=asked), device, began).precision == precision
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_bf16_on_a_gpu_without_it_is_refused_by_name(monkeypatch, fields, began,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with pytest.raises(UnsupportedError, match="Tesla V100") as caught:
-        numerics.decided(TrainSpec.model_validate(fields), GPU, began)
+        rank.decided(TrainSpec.model_validate(fields), GPU, began)
     assert caught.value.problems[0].where == where
     assert "fp16" in caught.value.problems[0].fix
 
@@ -90,7 +90,7 @@ def test_gpus_multiply_in_tf32_unless_the_bits_have_to_come_again(
     switches, device, deterministic, products
 ):
     torch.set_float32_matmul_precision("medium")  # what a CPU has stays
-    numerics.arrange(TrainSpec(deterministic=deterministic), device)
+    rank.arrange(TrainSpec(deterministic=deterministic), device)
     assert torch.get_float32_matmul_precision() == products
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
@@ -126,7 +126,7 @@ def test_positions_keep_all_their_bits_while_all_else_is_in_tf32(switches):
 
     Watching.__name__ = "LlamaRotaryEmbedding"
     network.model.rotary_emb.__class__ = Watching
-    numerics.keep_positions(parts_of(network))
+    rank.keep_positions(parts_of(network))
     network.lm_head.register_forward_pre_hook(
         lambda *_: seen.update(head=torch.get_float32_matmul_precision())
     )

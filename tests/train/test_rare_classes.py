@@ -15,9 +15,9 @@ from rekindle.errors import RequestError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train.finetune import finetune
-from rekindle.train.goal import class_weights
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
+from rekindle.train.teacher import class_weights
 from tests.support.train_resume import DISTILBERT, Gang, sharded
 
 TASK = "text_classification"

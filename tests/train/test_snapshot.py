@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.errors import CheckpointError
-from rekindle.launch import memory
+from rekindle.launch import process
 from rekindle.spec.model import CheckpointSpec
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.dcp import pieces_of
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_the_host_cannot_hold_is_refused_before_the_first_save
     try:
         saver = Checkpointer(tmp_path, CheckpointSpec(), "key")
         saver.check_memory({"model": {"w": torch.empty(1000, 1000)}})
-        left = memory.available_bytes()
+        left = process.available_bytes()
         large = {"model": {"w": torch.empty(left, dtype=torch.float32, device="meta")}}
         assert snapshot_bytes(pieces_of(large)) == pytest.approx(4 * left, abs=64)
         with pytest.raises(CheckpointError) as refused:

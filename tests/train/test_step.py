@@ -23,12 +23,13 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import linear_loss, parallel, part, weights
+from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
-from rekindle.train.documents import Documents
-from rekindle.train.live import Live
+from rekindle.train.fakes import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Documents
+from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks
@@ -58,9 +59,7 @@ def test_a_step_reads_once_and_agrees_once(world, given):
         trainer.spec = trainer.optimizer.spec = trainer.spec.model_copy(update={"clip_norm": 1.0})
         stop, moved = StopFlag(60), trainer.feed
         # what comes from the loader is a copy on a GPU: reading it there is a read, too
-        trainer.feed = lambda micro: [
-            m.with_tensors(t.clone() for t in m.tensors()) for m in moved(micro)
-        ]
+        trainer.feed = lambda micro: [m.with_each(lambda t: t.clone()) for m in moved(micro)]
         made = [trainer.batches.make(step) for step in range(3)]
         before = trainer._launch(0, made[0], stop, UNSAVED)
         with Reads() as reads, Collectives() as collectives:

@@ -15,9 +15,8 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, dropout, modules, parallel
 from rekindle.train.batches import Batches
-from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Feed
+from rekindle.train.micro import Documents, Feed
 from rekindle.train.optimizer import Optimizer, learning_rate
 from rekindle.train.parallel import Parts, Stage
 from rekindle.train.part import Goal, Part

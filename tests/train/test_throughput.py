@@ -19,8 +19,7 @@ from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train import modules
 from rekindle.train.batches import Work
 from rekindle.train.history import read_history
-from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
-from rekindle.train.throughput import Clock, Cost
+from rekindle.train.throughput import Clock, Cost, exposed_seconds, is_collective, tips, verdict
 from tests.support.train_resume import CNN, Gang
 
 
@@ -123,7 +122,7 @@ LATE = """
 import sys, time, torch, torch.distributed as dist
 from pathlib import Path
 from rekindle.train.parallel import _sum
-from rekindle.train.profile import SKIPPED, Profiler
+from rekindle.train.throughput import SKIPPED, Profiler
 
 TIPS = {"communication": "wait less", "host": "sleep less"}
 dist.init_process_group("gloo")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rekindle.errors import StepError
-from rekindle.launch.error_in_log import error_in_log
+from rekindle.launch.events import error_in_log
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.settings import NODE
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of

@@ -22,7 +22,7 @@ from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
-from rekindle.launch.step_server import fork_server_for
+from rekindle.launch.fork_server import fork_server_for
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import OwnCode, each

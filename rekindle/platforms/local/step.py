@@ -16,7 +16,7 @@ from typing import Any, Literal
 from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
 from rekindle.ir.placeholders import filled, references
-from rekindle.launch.error_in_log import error_in_log
+from rekindle.launch.events import error_in_log
 from rekindle.launch.fork_server import ForkServer
 from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked

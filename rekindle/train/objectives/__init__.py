@@ -1,4 +1,4 @@
-"""Objectives, one file each: what is minimised, and what examples score."""
+"""Objectives: what is minimised, and what examples score."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
-from rekindle.train.objectives.classes import Classes
-from rekindle.train.objectives.tags import Tags
+from rekindle.train.objectives.classes import Classes, Tags
 from rekindle.train.objectives.tokens import Tokens
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rekindle.train.documents import Documents, Ints
-from rekindle.train.micro import Chosen, Micro, Tensors
+from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
@@ -131,3 +130,8 @@ def of_targets(values_BTH: torch.Tensor, targets_N: torch.Tensor) -> torch.Tenso
 def row(*values: torch.Tensor) -> torch.Tensor:
     """[1, N], and no view: FSDP warns of those."""
     return torch.stack([value[None] for value in values], dim=1)
+
+
+def exact(logits: torch.Tensor) -> torch.Tensor:
+    """In single precision at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,7 +1,9 @@
-"""One class for each example: images, or texts. Texts share a sequence where the network's family
-says how each gets a summary of its own.
+"""Cross-entropy of classes, with label smoothing and a teacher: one class for each example, images
+or texts, or a tag for each word, predicted at the word's first token.
 
-Shapes: B rows, T tokens of this rank, H hidden, C classes."""
+Texts with a class share a sequence where the network's family says how each gets a summary of its
+own, texts with tags where attention can keep them apart. Shapes: B rows, T tokens of this rank, F
+tokens of all texts joined, N targets (words with a place), W words, H hidden, C classes."""
 
 from __future__ import annotations
 
@@ -15,13 +17,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from rekindle.families import Modules
-from rekindle.tasks.text_classification import TextClassification
+from rekindle.tasks.encoder import TextClassification
 from rekindle.train import modules
-from rekindle.train.documents import Documents
-from rekindle.train.linear_loss import exact
-from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Objective, Texts, by_length, joined
-from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
+from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
+from rekindle.train.objectives import base
+from rekindle.train.objectives.base import (
+    Columns,
+    Objective,
+    Texts,
+    by_length,
+    exact,
+    joined,
+    of_targets,
+    row,
+)
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
@@ -166,3 +175,115 @@ def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
 
     block.get_submodule(known.attention).register_forward_pre_hook(seen, with_kwargs=True)
     block.get_submodule(known.behind).register_forward_pre_hook(narrowed)
+
+
+def logits_of(part: Part, batch: Tensors) -> torch.Tensor:
+    """What the task's network scores, on the last stage."""
+    if part.first or hasattr(part.network, "config"):
+        return part.task.logits(part.network, batch)
+    return part.network(batch["inputs_embeds"])  # type: ignore[no-any-return]
+
+
+def taught(part: Part, batch: Tensors) -> torch.Tensor | None:
+    """The teacher's logits of classes, before the student's forward pass, whose activations are
+    not there yet."""
+    if not (part.teachers and part.training):
+        return None
+    with torch.no_grad():
+        return part.task.logits(part.teachers[0], batch)
+
+
+def loss_of(
+    part: Part, logits_NC: torch.Tensor, theirs_NC: torch.Tensor | None, labels_N: torch.Tensor,
+    weights_N: torch.Tensor, count: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """[1, 3]: a share of the mean loss over `count` targets, right predictions, targets."""
+    counts_C = part.goal.class_weights if part.training else None
+    losses_N = F.cross_entropy(
+        logits_NC, labels_N, reduction="none",
+        weight=None if counts_C is None else counts_C.to(logits_NC.dtype),
+        label_smoothing=part.goal.label_smoothing if part.training else 0.0,
+    )  # fmt: skip
+    weights_N = weights_N.to(logits_NC.dtype)
+    loss = (losses_N * weights_N).sum() / count
+    if theirs_NC is not None:
+        warmth, share = part.goal.temperature, part.goal.teacher_weight
+        divergence_N = F.kl_div(
+            F.log_softmax(logits_NC / warmth, -1),
+            F.log_softmax(theirs_NC.to(logits_NC.dtype) / warmth, -1),
+            reduction="none", log_target=True,
+        ).sum(-1)  # fmt: skip
+        loss = (1 - share) * loss + share * warmth**2 * ((divergence_N * weights_N).sum() / count)
+    right = ((logits_NC.argmax(-1) == labels_N) * weights_N).sum()
+    return row(loss, right.to(loss.dtype), weights_N.sum())
+
+
+class Tags(Objective):
+    """Cross-entropy of the tags."""
+
+    def prepared(self, part: Part) -> bool:
+        return all(modules.known(one) is not None for one in (part.network, *part.teachers))
+
+    def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
+        table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
+        real_W = np.repeat(rows >= 0, _lengths(table, "places"))
+        if batches.joined:
+            inputs, starts_B, documents = joined(table)
+        else:
+            inputs, documents = batches.task.collate(table, batches.settings), None
+            starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
+        words_N, targets_N = _targets(table, starts_B, real_W)
+        labels_W = table.column("label").combine_chunks().flatten().to_numpy()
+        return Micro(
+            inputs=inputs, labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
+            targets=torch.from_numpy(targets_N), documents=documents, key=key, count=count,
+        )  # fmt: skip
+
+    def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+        assert micro.targets is not None
+        if micro.documents is not None:
+            batch["documents"] = micro.documents  # type: ignore[assignment]
+        theirs_BTC = taught(part, batch)
+        theirs_NC = None if theirs_BTC is None else of_targets(theirs_BTC, micro.targets)
+        logits_NC = exact(of_targets(logits_of(part, batch), micro.targets))
+        weights_N = torch.ones_like(micro.labels)
+        return loss_of(part, logits_NC, theirs_NC, micro.labels, weights_N, micro.count[0])
+
+    def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+        """[N, C]: the logits."""
+        assert micro.targets is not None
+        return exact(of_targets(logits_of(part, batch), micro.targets))
+
+    def alone(
+        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
+    ) -> tuple[Micro, torch.Tensor]:
+        inputs = task.collate(table, settings)
+        starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
+        words_N, targets_N = _targets(table, starts_B)
+        targets, words = torch.from_numpy(targets_N), torch.from_numpy(words_N)
+        return Micro(inputs, labels=words, count=torch.ones(1), key=0, targets=targets), words
+
+    def places(self, encoded: pa.Table) -> Ints:
+        return np.append(np.int64(0), np.cumsum(_lengths(encoded, "places")))
+
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
+        """Each token is a word."""
+        tags = [random.integers(0, classes, len(text)).tolist() for text in texts]
+        places = [list(range(len(text))) for text in texts]
+        kind = pa.list_(pa.int32())
+        return {"label": pa.array(tags, kind), "places": pa.array(places, kind)}
+
+
+def _targets(
+    table: pa.Table, starts_B: Ints, real_W: np.ndarray | bool = True
+) -> tuple[Ints, Ints]:
+    """Which words of all texts have a place, and where it is among the flattened tokens."""
+    places_W = table.column("places").combine_chunks().flatten().to_numpy().astype(np.int64)
+    words_N = np.flatnonzero((places_W >= 0) & real_W)
+    start_W = np.repeat(starts_B, _lengths(table, "places"))
+    return words_N, (start_W + places_W)[words_N]
+
+
+def _lengths(table: pa.Table, column: str) -> Ints:
+    lengths = table.column(column).combine_chunks().value_lengths()
+    return np.asarray(lengths, np.int64)
