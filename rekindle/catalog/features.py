@@ -2,8 +2,6 @@
 
 The one contract for admission, documentation and tests; `make generate` writes docs/features.md."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a GPU has, and what it can do at most; the rows are in gpus.yaml."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -2,8 +2,6 @@
 
 The rows are in machines.yaml, in families. What could not be confirmed is None; plans say so."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -2,8 +2,6 @@
 presets of hazards, settings of networks, Azure's time zones. The rows of each are in a YAML file
 beside this module, with source and date."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

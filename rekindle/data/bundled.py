@@ -5,8 +5,6 @@
 `sepal length (cm) 5.1; sepal width (cm) 3.5; ...` with the name of its class. `diabetes` has no
 classes and is refused, like the sets that scikit-learn downloads."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterator

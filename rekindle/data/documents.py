@@ -5,8 +5,6 @@ What a language model reads has one form whatever its source: JSON, a list of [r
 plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have their
 own roles. What a tagger reads are lists of words, and a tag for each word."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

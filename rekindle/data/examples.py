@@ -6,8 +6,6 @@ content, counted row by row, so that the bytes of a file depend on the examples 
 blocks they were read in. A batch is what a worker encodes at once and what is in memory at once.
 Files are lz4-compressed; `summary.json` is written last."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping

@@ -8,8 +8,6 @@ With a window over a time column only the records in it are hashed, so new data 
 retrains nothing. Settings that cannot change the weights (where the source lies, how often a
 checkpoint is made) are left out."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

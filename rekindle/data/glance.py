@@ -2,8 +2,6 @@
 small one: what a config gets wrong is said before a run begins. What cannot be told in an instant
 is left to `ingest`."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import glob

@@ -1,8 +1,6 @@
 """Hashes of records, however their values come in batches: `fingerprint` asks what lies in a
 window, and `ingest` holds what it reads against that."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ Nothing is downloaded as a whole. `split=train+test` picks splits, default all o
 class is -1, the hub's mark for a hidden label, are left out. A fingerprint is the commit that the
 revision points to now. HF_ENDPOINT and HF_TOKEN mean what they mean to `huggingface_hub`."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator

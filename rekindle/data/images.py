@@ -6,8 +6,6 @@ of them instead. A grey image among coloured ones becomes coloured; a coloured o
 is refused. Alpha and palettes become RGB, and EXIF rotation is applied. Numbers must be whole and
 lie in 0..255."""
 
-from __future__ import annotations
-
 import io
 import math
 from typing import Any

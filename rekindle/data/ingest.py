@@ -5,8 +5,6 @@ bytes. Anything unfit makes it raise a single DataError with all that was found,
 summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
 until the cuts are known."""
 
-from __future__ import annotations
-
 import collections
 import logging
 import tempfile

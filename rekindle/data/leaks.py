@@ -4,8 +4,6 @@ Hashes are read back from the examples just written. Few enough fit into memory 
 dealt into buckets on disk by their first bits, so that memory stays bounded by `BUCKET_ROWS`
 however many rows there are."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ be there, of the size and SHA-256 it states, and hold the rows it states. Files 
 so that all ranks of a machine share one copy. Row numbers count through the shards of a split in
 the manifest's order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Raw rows of any source as examples; what is unfit is noted and left out."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -6,8 +6,6 @@ parsed by pyarrow when it is regular (one object a line, each column of one type
 line by line, which gives the same values and knows which line is at fault. What cannot be parsed is
 noted and skipped."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

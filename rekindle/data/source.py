@@ -1,8 +1,6 @@
 """The one way into a source of any kind: `open_source` gives its raw batches and its
 fingerprint."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import lzma

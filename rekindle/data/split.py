@@ -5,8 +5,6 @@ record has a say, so a record stays where it is when others come and go, and equ
 split. By `time`: oldest to train, newest to test; the cuts are exact order statistics, found in
 memory that does not grow, and records of one time stay together."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator

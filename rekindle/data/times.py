@@ -1,7 +1,5 @@
 """Times of records as microseconds since 1970, and which of them lie in a window."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 

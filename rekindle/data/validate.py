@@ -4,8 +4,6 @@ A row with a fault is counted, up to `SHOWN` of a kind are remembered with their
 (`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
 Problem for each kind. Memory does not grow with faults."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -5,8 +5,6 @@ A pure function of the files that the step `score` left (records.Scores says wha
 model is loaded here. Models with different tokenizers are compared in bits per byte of text, which
 does not depend on how the text is cut. Shapes: N examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ the lower bound of a paired bootstrap (Efron & Tibshirani 1993, percentile inter
 scored on the same resampled rows) above it, and must not lose more than `max_slice_drop` on any
 slice of at least `min_slice_size` rows. Whatever is missing or not a number refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ int class indices.
 Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
 of the top probability), of all examples and of resamples, for the paired bootstrap."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

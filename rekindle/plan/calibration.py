@@ -5,8 +5,6 @@ rows of tests/plan/rows, where one row of a stack and GPU corrected and the othe
 on the whole step did better than one on computing alone: what a software hides of its communication
 differs as much as its kernels do. The order of layouts stays as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

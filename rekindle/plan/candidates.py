@@ -3,8 +3,6 @@ recompute: all that may be weighed, with the reason of what may not.
 
 What is legal, spec/layout.py and spec/layout_support.py say."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

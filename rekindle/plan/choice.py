@@ -4,8 +4,6 @@ limits, under a budget alone the fastest.
 Decides `Choice`. Not every fleet is searched: those that could not keep the limits, or not be
 cheaper, even if the products took all the time are left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

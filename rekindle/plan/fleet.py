@@ -6,8 +6,6 @@ are weighed. What the catalog does not know stays unknown. The machine that this
 for its ranks, as the driver names them, or a share of its CPU, measured in a moment, because no
 catalog has rows of CPUs."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -3,8 +3,6 @@ of a stage. Decides in which order a rank works (1F1B and interleaved: Narayanan
 2104.04473; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362), and at which of its passes there
 may be most."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

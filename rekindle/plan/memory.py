@@ -4,8 +4,6 @@ device needs for that.
 What the allocator keeps on top of tensors, and CUDA and NCCL for themselves, are named terms from
 memory.yaml."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -4,8 +4,6 @@ attention, at the loss, at a block of the backward pass, at its end, in the opti
 Each is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against
 traces of the engine itself (rekindle/train/trace.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 

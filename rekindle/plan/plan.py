@@ -4,8 +4,6 @@
 cheapest that keep the limits; of layouts, what search.py says. What interruptions cost it, risk.py
 says; what neither the config nor the catalog knows is assumed (assumptions.yaml)."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import math

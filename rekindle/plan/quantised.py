@@ -4,8 +4,6 @@ A matrix is never multiplied in 4 bits: it is brought back to the type of the pr
 which moves more bytes than a product with bf16 weights, so a step is not faster than one with a
 base in full. Counted from operations; no GPU has measured it."""
 
-from __future__ import annotations
-
 from rekindle.plan.work import Work
 
 BLOCK = 64  # numbers that share a scale

@@ -1,8 +1,6 @@
 """What a config asks to be trained, as the planner sees it: the model's shape, the length of its
 sequences, what it leaves open. Reads no more than a config.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

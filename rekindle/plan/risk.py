@@ -24,8 +24,6 @@ Sources: J. W. Young, A first order approximation to the optimum checkpoint inte
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
 FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal

@@ -4,8 +4,6 @@ fast as the best within the model's own error goes to the simplest.
 Decides what fits, and in which order options stand. Every layout that is not taken has one
 reason."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

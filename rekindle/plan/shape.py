@@ -6,8 +6,6 @@ are exact: a test builds each architecture of transformers on the meta device an
 Everything else (FLOPs, shares of tensor parallel ranks, adapters) is derived from the same list of
 matrices."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal

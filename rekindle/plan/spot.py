@@ -5,8 +5,6 @@ Prices come in as arguments, for all machines together, because they are the cat
 machines is not paid: where a platform keeps the rest of a cluster while it waits for one machine,
 give that as part of `restart_seconds`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@ norm make while they run, beyond what is kept for the backward pass.
 
 Derived from what rekindle's engine runs, as in tensors.py; `Temporaries` owns them."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from rekindle.plan.shape import Matrix

@@ -6,8 +6,6 @@ replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here
 or a count of tensors, and none is fitted. `Rank` owns them; memory.py says which are there at
 once."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from rekindle.plan import quantised, updates

@@ -1,7 +1,5 @@
 """A plan as a record, which the command line, notebooks and cards show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@ Two shallow depths are traced and extrapolated: every block of a stage adds the 
 whose bytes are known is traced first; where that fails, where torch is not there, or where it takes
 too long, the closed form answers and says why."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable

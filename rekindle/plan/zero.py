@@ -5,8 +5,6 @@ States and buffers are those of DeepSpeed 0.19.8, and tests hold them against wh
 CPUs; blocks and loss are rekindle's, over weights stored as they are computed with. What offload
 leaves on a GPU has not been measured on one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

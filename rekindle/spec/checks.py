@@ -1,8 +1,6 @@
 """Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
 I/O; what is secret in the environment is asked for, to keep it out."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ names days of the month and of the week starts on either, and a step over all da
 `@daily` and its like, `written` has a line in numbers, ranges and lists only. Authority:
 crontab(5)."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import re

@@ -6,8 +6,6 @@ kind: it trains after two steps of a small network have been compared with one r
 (train/compare.py), or as `train.untested` says. Every other one is refused. `docs/layouts.md` shows
 all three. A GPU adds no cell here until a test has run there."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -6,8 +6,6 @@ last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model
 folder of the file that names them. Images that `rekindle.lock` beside the config knows are named by
 digest."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

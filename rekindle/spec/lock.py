@@ -3,8 +3,6 @@
 `rekindle images push` writes it, loading a config reads it, and it belongs into version control as
 the config does. An image is its digest, and with it the hash of the user's own code in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

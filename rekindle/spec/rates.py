@@ -17,8 +17,6 @@ below 2^-8 |w|. AdamW moves a weight by about `lr` a step, and most weights of a
 about 0.02 (`initializer_range` of transformers): below 2^-8 x 0.02 = 7.8e-5 most updates vanish.
 The moments, which are stored in bf16 too, lose in the same way, so that no rate makes it exact."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle.errors import Problem, RequestError

@@ -5,8 +5,6 @@ Authority: YAML 1.2 core schema for scalars (so `on` is a string and `1e-4` a nu
 1.1), on PyYAML's parser. Refused: tags, duplicate keys, more than one document, merge keys, aliases
 that grow the document past `MAX_NODES`, nesting past `MAX_DEPTH`, text past `MAX_BYTES`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@ metrics, the same on resampled rows, and what it must at least beat.
 
 Shapes: N examples, C classes or tags, R resamples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
