@@ -89,17 +89,12 @@ def distribute(
     inputs = frozenset(task.component_spec.inputs or {})
     if problems := wanted.problems(inputs, where):
         raise RequestError(problems)
-    task.platform_config[PLATFORM] = as_settings(wanted)
-    return task
-
-
-def as_settings(wanted: Distribution) -> dict[str, Any]:
-    """What the second document holds: only what differs from the defaults."""
-    return {
+    task.platform_config[PLATFORM] = {
         field.name: value
         for field in dataclasses.fields(wanted)
         if (value := getattr(wanted, field.name)) != field.default
     }
+    return task
 
 
 def from_settings(raw: Mapping[str, Any], where: str) -> Distribution:

@@ -49,7 +49,12 @@ def _check_all(spec: Mapping[str, Any]) -> None:
         for side in ("inputDefinitions", "outputDefinitions"):
             _check_ports(component.fields(side))
         for _, task in _each(component.fields("dag"), "tasks"):
-            _check_task(task)
+            reference = task.fields("componentRef")
+            if not reference.take("name", str, ""):
+                raise malformed(None, "the name of a component", reference.at("name"))
+            task.fields("cachingOptions")
+            task.fields("retryPolicy")
+            _check_ports(task.fields("inputs"))
     for _, executor in _each(top.fields("deploymentSpec"), "executors"):
         container = executor.fields("container")
         container.take("image", str, "")
@@ -62,15 +67,6 @@ def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
         if around.data[key][name] is None:
             raise malformed(None, "a mapping", one.where)
         yield name, one
-
-
-def _check_task(task: Fields) -> None:
-    reference = task.fields("componentRef")
-    if not reference.take("name", str, ""):
-        raise malformed(None, "the name of a component", reference.at("name"))
-    task.fields("cachingOptions")
-    task.fields("retryPolicy")
-    _check_ports(task.fields("inputs"))
 
 
 def _check_ports(ports: Fields) -> None:
@@ -184,18 +180,16 @@ def with_secrets(
             wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
             wanted = _made(wishes, label).setdefault("secretAsEnv", [])
-            wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
+            for env, (name, key) in sorted(secrets.items()):  # as kfp-kubernetes writes them
+                parameter = {"runtimeValue": {"constant": name}}
+                named = {"secretName": name, "secretNameParameter": parameter}
+                keys = [{"envVar": env, "secretKey": key}]
+                wanted.append({"keyToEnv": keys, "optional": False, **named})
     if not wishes:
         del kubernetes["deploymentSpec"]
     if not kubernetes:
         del documents[0]["platforms"]["kubernetes"]
     return [document for document in documents if document["platforms"]]
-
-
-def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
-    """As kfp-kubernetes writes it."""
-    named = {"secretName": name, "secretNameParameter": {"runtimeValue": {"constant": name}}}
-    return {"keyToEnv": [{"envVar": env, "secretKey": key}], "optional": False, **named}
 
 
 def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from rekindle.ir.read.bindings import check_dag, check_references, read_bindings
 from rekindle.ir.read.containers import read_executor
 from rekindle.ir.read.documents import documents
 from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
-from rekindle.ir.read.job import unwrap
-from rekindle.ir.read.settings import Wishes, read_platforms
+from rekindle.ir.read.settings import Wishes, read_platforms, unwrap
 from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ir.ParameterType)
