@@ -78,7 +78,12 @@ def _among(
     Under a budget alone the fastest, until none can be faster than one within it. Else the
     cheapest: of each kind as many as keep the limits, since more of them cost more, and no kind
     that would cost more at its peak than one that keeps them does."""
-    least = _least_bytes(asked)
+    # weights, gradients and moments of all ranks together; of adapters, the weights alone; none of
+    # what the host holds
+    least = asked.shape.parameters * (2 if asked.train.weights == "bf16" else 4)
+    least *= 1 if asked.lora else 4
+    if asked.zero is not None:
+        least = 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
     known = [f for f in _comparable(offered, asked) if least <= f.gpu.memory_bytes * f.cluster.gpus]
     able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps, speeds)]
     if not able:  # the fastest of each kind, to show by how much they miss it
@@ -141,15 +146,6 @@ def _least_usd(asked: Asked, fleet: Fleet) -> float:
     return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
 
 
-def _least_bytes(asked: Asked) -> int:
-    """Weights, gradients and moments of all ranks together; of adapters, the weights alone; none
-    of what the host holds."""
-    if asked.zero is not None:
-        return 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
-    stored = 2 if asked.train.weights == "bf16" else 4
-    return asked.shape.parameters * stored * (1 if asked.lora else 4)
-
-
 def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
     """Of machines with the same GPUs the cheapest; those without a price cannot be compared."""
     best: dict[tuple[Any, ...], Fleet] = {}
@@ -173,10 +169,9 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
         late = max(0.0, hours[2] - limits.deadline_hours)
     if usd is not None and limits.budget_usd is not None:
         over = max(0.0, usd - limits.budget_usd)
-    per_step = choice.usd_per_step or math.inf
     if _only_budget(spec):
         return over, choice.option.step.seconds
-    return late + over, per_step
+    return late + over, choice.usd_per_step or math.inf
 
 
 def _divisible(asked: Asked) -> str:
@@ -191,7 +186,6 @@ def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
         fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
         return RequestError(f"no layout trains on {fleet}{said}", where="train.layout", fix=fix)
     more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
-    more += _divisible(asked)
-    other = "" if asked.zero else "; ".join(instead(asked, fleet.cluster))
-    what = f"no layout fits on {fleet}{said}"
-    return RequestError(what, where="resources", fix=f"{more}; {other}" if other else more)
+    others = () if asked.zero else instead(asked, fleet.cluster)
+    fix = "; ".join([more + _divisible(asked), *others])
+    return RequestError(f"no layout fits on {fleet}{said}", where="resources", fix=fix)

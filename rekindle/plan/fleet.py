@@ -99,12 +99,14 @@ def fleets(
     config names no GPUs, or none that the catalog has."""
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
-        return (_here(ranks),)
+        found, count, inside = here(ranks)
+        own = dataclasses.replace(machines()[THIS_CPU], gpu=found.name, gpus=count, inside=inside)
+        return (Fleet(HERE, own, found, 1, ranks, "", None),)
     names = list(_names(resources, platform))
     if not names:
         fix = "name a machine: resources.machine, or `auto`"
         raise RequestError("no machine of the catalog has these GPUs", where="resources", fix=fix)
-    found = [
+    known = [
         Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
               book.find(name, place))
         for name in names
@@ -112,14 +114,7 @@ def fleets(
         if has.gpu is not None
         for nodes in _counts(resources, has)
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
-
-
-def _here(ranks: int) -> Fleet:
-    """Its GPUs, of which each rank has one, or its CPU, which they share."""
-    gpu, count, inside = here(ranks)
-    machine = dataclasses.replace(machines()[THIS_CPU], gpu=gpu.name, gpus=count, inside=inside)
-    return Fleet(HERE, machine, gpu, 1, ranks, "", None)
+    return tuple(sorted(known, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
 
 
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
@@ -136,7 +131,14 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
             raise RequestError(what, where="resources.machine", fix=fix)
         yield resources.machine
         return
-    known = [name for name in _offered(platform) if _suits(machine(name), resources)]
+    wanted, fewest = resources.accelerator.upper(), max(1, resources.gpus_per_node)
+    known = [
+        name
+        for name in _offered(platform)
+        if (has := machine(name)).gpu is not None
+        and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
+        and has.gpus >= fewest
+    ]
     if resources.machine == AUTO:
         yield from known
         return
@@ -150,12 +152,6 @@ def _offered(platform: str) -> Sequence[str]:
         return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
     clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
     return [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
-
-
-def _suits(has: Machine, resources: ResourcesSpec) -> bool:
-    wanted = resources.accelerator.upper()
-    named = has.gpu is not None and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
-    return named and has.gpus >= max(1, resources.gpus_per_node)
 
 
 def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:

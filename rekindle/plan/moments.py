@@ -121,7 +121,10 @@ class Moments(Temporaries):
         yield {**terms, "temporaries": self.loss(at.stage) + more}
         if not self.shape.causal:  # beside the one piece that a block's weights came in
             copies += self.gathered * (self.block + self.adapters) if self.grouped else 0
-            yield {**terms, self.copies: copies, "temporaries": self.block_forward + more}
+            # what the embedding and the block before gave, of which half precision keeps copies
+            before = 2 * self.stream * self.part * self.hidden if self.half else 0
+            temporaries = self.norms_forward + before + more
+            yield {**terms, self.copies: copies, "temporaries": temporaries}
         if self.grouped:  # the same of the ends, before there are activations
             most = 2 * self.gathered * (self.root + (self.embedding or self.block))
             yield {**terms, self.copies: most, "activations": self.inputs_held}

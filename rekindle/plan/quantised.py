@@ -17,11 +17,6 @@ def block_bytes(work: Work) -> int:
     return sum(-(-n // 2) + SCALE_BYTES * -(-n // BLOCK) for n in counts)
 
 
-def largest_bytes(work: Work) -> int:
-    """Of the largest matrix while it is multiplied with."""
-    return work.compute_bytes * max(m.inputs * m.outputs for m in work.shape.matrices)
-
-
 def seconds(work: Work, bandwidth: float) -> float:
     """To bring back the matrices of a block for a micro-batch: in the forward and the backward
     pass, and once more where the forward pass is computed again."""

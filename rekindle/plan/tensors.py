@@ -55,7 +55,26 @@ class Rank:
         self.keys = shape.kv_heads * shape.head_dim // tp
         self.inner, self.hidden = shape.ffn // tp, shape.d_model
         self.group = layout.shard * layout.cp
+        self.head = shape.vocab // tp
+        self.written = work.attention == "written"  # attention, operation by operation
+        self.pairs = self.tokens * work.sequence * shape.heads // tp  # of tokens, of all heads here
+        self.joined = not shape.causal and shape.vocab > 0  # texts share a sequence, images do not
         self._cut()
+        # a norm's input in fp32, and the normalised, which only a norm's own weights need
+        self.entering = max(4, self.stream) * self.part * self.hidden
+        self.scaled = 0 if self.adapters else self.stream
+        # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
+        # rank's share of them. Of the others each micro-batch has its own.
+        self.remembered = tp == 1 and not self.adapters
+        # keys that a rank's queries see: of a divided sequence, those before the end of each of its
+        # two chunks
+        cp = layout.cp
+        self.seen = self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
+        # bytes of a gradient: FSDP keeps what it reduced in fp32 beside narrower ones
+        narrow = self.sharded and self.stored < self.exact
+        self.each_gradient = self.exact + self.stored if narrow else self.stored
+        # while a block's gradients are reduced: whole, in fp32
+        self.reduced = self.exact * self.trained_block if self.sharded else 0
 
     def _cut(self) -> None:
         """What this rank has: blocks of each of its stages, elements of a block and of the ends."""
@@ -84,8 +103,9 @@ class Rank:
         self.embedding = first if apart else 0
         self.root = self.ends - self.embedding
         self.trained_embedding = 0 if self.adapters else self.embedding
-        # trained elements of each stage
+        # trained elements of each stage, and of all of them, whole
         self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
+        self.trained = sum(self.each)
 
     # What is there between two steps
 
@@ -97,11 +117,6 @@ class Rank:
             codes = self.count * quantised.block_bytes(self.work)
             return self.stored * (self.count * block + self.ends) + codes
         return self.stored * (self.count * block + self.ends) // self.group
-
-    @cached_property
-    def trained(self) -> int:
-        """Elements of the trained weights on this rank, whole."""
-        return sum(self.each)
 
     def static(self) -> dict[str, int]:
         return {
@@ -157,21 +172,11 @@ class Rank:
         return kept + self.scores
 
     @cached_property
-    def entering(self) -> int:
-        """A norm's input in fp32."""
-        return max(4, self.stream) * self.part * self.hidden
-
-    @cached_property
     def normed(self) -> int:
         """What a norm keeps: its input and the normalised, and the scale, or mean and scale."""
         if self.rms:
             return self.entering + (self.scaled * self.hidden + 4) * self.part
         return self.entering + 8 * self.part
-
-    @cached_property
-    def scaled(self) -> int:
-        """The normalised, which only a norm's own weights need."""
-        return 0 if self.adapters else self.stream
 
     def inputs(self, matrices: int) -> int:
         """Of matrices that share an input: autocast casts it for each of them."""
@@ -179,23 +184,6 @@ class Rank:
         if self.casts:
             return matrices * 2 * size
         return (self.compute if self.rms else max(4, self.stream)) * size
-
-    @cached_property
-    def seen(self) -> int:
-        """Keys of a micro-batch that a rank's queries see: of a divided sequence, those before the
-        end of each of its two chunks."""
-        cp = self.layout.cp
-        return self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
-
-    @cached_property
-    def written(self) -> bool:
-        """Whether attention is written out."""
-        return self.work.attention == "written"
-
-    @cached_property
-    def pairs(self) -> int:
-        """Pairs of tokens, of all heads here."""
-        return self.tokens * self.work.sequence * self.shape.heads // self.layout.tp
 
     @cached_property
     def scores(self) -> int:
@@ -214,11 +202,6 @@ class Rank:
         if self.shape.dropout:  # a byte an element
             kept += self.tokens * self.hidden * self.shape.dropouts
         return kept + self.activation * self.tokens * self.inner
-
-    @cached_property
-    def joined(self) -> bool:
-        """Whether texts with a class share one sequence; images do not."""
-        return not self.shape.causal and self.shape.vocab > 0
 
     @cached_property
     def narrowed(self) -> int:
@@ -273,10 +256,6 @@ class Rank:
 
     # What the ends keep
 
-    @cached_property
-    def head(self) -> int:
-        return self.shape.vocab // self.layout.tp
-
     def loss_kept(self, stage: int) -> int:
         """Gradients of hidden states and of a trained head, from the loss to its backward pass."""
         if self.stages[stage] != self.final or not self.shape.causal:
@@ -324,7 +303,9 @@ class Rank:
             # forward: the buffer of the last block's gathering; backward: a block and the next one
             return root + self.gathered * block, root + 2 * self.gathered * block
         if self.work.quantised:
-            return 2 * (quantised.largest_bytes(self.work),)
+            # the largest matrix while it is multiplied with
+            most = max(m.inputs * m.outputs for m in self.shape.matrices)
+            return 2 * (self.work.compute_bytes * most,)
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms
@@ -340,12 +321,6 @@ class Rank:
             copies -= 2 * begun * sum(m.inputs * m.outputs for m in entry) // self.layout.tp
         return copies, copies
 
-    @property
-    def remembered(self) -> bool:
-        """Whether autocast keeps its copies for the whole step: of trained weights, but not of a
-        tp rank's share of them. Of the others each micro-batch has its own."""
-        return self.layout.tp == 1 and not self.adapters
-
     def gradients(self, there: tuple[bool, ...], ending: bool = False) -> int:
         """Of the stages that have some already; `ending`: of the last micro-batch, too."""
         trained = sum(own for own, has in zip(self.each, there, strict=True) if has)
@@ -357,12 +332,6 @@ class Rank:
         if self.sharded and not ending:
             return self.exact * trained // self.group
         return self.each_gradient * trained // self.group
-
-    @property
-    def each_gradient(self) -> int:
-        """Bytes an element: FSDP keeps what it reduced in fp32 beside narrower gradients."""
-        narrow = self.sharded and self.stored < self.exact
-        return self.exact + self.stored if narrow else self.stored
 
     def waiting(self, blocks: int) -> int:
         """Narrow gradients of weights, until a backward pass has gone through everything: autograd
@@ -378,8 +347,3 @@ class Rank:
         if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
             return 0
         return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)
-
-    @cached_property
-    def reduced(self) -> int:
-        """While a block's gradients are reduced: whole, in fp32."""
-        return self.exact * self.trained_block if self.sharded else 0

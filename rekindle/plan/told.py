@@ -9,7 +9,7 @@ from rekindle.plan.advice import advice
 from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
 from rekindle.plan.plan import Plan
-from rekindle.plan.spot import Outlook, Spot
+from rekindle.plan.spot import Spot
 from rekindle.spec.layout import AXES
 
 NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
@@ -71,6 +71,14 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
 
 def _spot(spot: Spot) -> outputs.PlannedSpot:
     ends = (spot.together, spot.independent)
+    # on-demand machines for the deadline; nothing where there is none, or where it is lost
+    rescue: dict[str, Any] = {}
+    known = [(end.fallback, end.fallback_usd) for end in ends]
+    safe = [(one, usd) for one, usd in known if one and one.feasible and usd is not None]
+    if len(safe) == len(ends):
+        chances, dollars = zip(*((one.chance, usd) for one, usd in safe), strict=True)
+        rescue = {"slack_hours": safe[0][0].slack_hours, "fallback": chances}
+        rescue["fallback_usd"] = dollars
     return outputs.PlannedSpot(
         viable=spot.viable, hazard_per_node_hour=spot.hazard.per_node_hour,
         hazard=spot.hazard.chosen, every=spot.every,
@@ -79,17 +87,6 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
-        **_rescue(ends),
+        **rescue,
         reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
     )  # fmt: skip
-
-
-def _rescue(ends: tuple[Outlook, Outlook]) -> dict[str, Any]:
-    """On-demand machines for the deadline; nothing where there is none, or where it is lost."""
-    found = [(end.fallback, end.fallback_usd) for end in ends]
-    known = [(one, usd) for one, usd in found if one and one.feasible and usd is not None]
-    if len(known) < len(ends):
-        return {}
-    chances, dollars = zip(*((one.chance, usd) for one, usd in known), strict=True)
-    slack = known[0][0].slack_hours
-    return {"slack_hours": slack, "fallback": chances, "fallback_usd": dollars}
