@@ -130,7 +130,11 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
         return _decoded(raw, values.cast(pa.binary()), column, findings)
     scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
     if scalar or pa.types.is_null(values.type):
-        return Texts.all_fine(_scalar_texts(values))
+        if pa.types.is_timestamp(values.type):
+            times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
+            plain = pc.cast(times, pa.timestamp("us"))
+            return Texts.all_fine(pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S"))
+        return Texts.all_fine(values.cast(pa.string()))
     if kind == "scalar" and pa.types.is_floating(values.type):
         return _texts_of_objects(raw, values.to_pylist(), column, kind, findings)
     present = np.asarray(values.is_valid(), bool)
@@ -158,13 +162,6 @@ _TEXT_TYPES = (
     pa.types.is_large_binary,
 )  # fmt: skip
 _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
-
-
-def _scalar_texts(values: pa.Array) -> pa.StringArray:
-    if pa.types.is_timestamp(values.type):
-        times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
-        return pc.strftime(pc.cast(times, pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
-    return values.cast(pa.string())
 
 
 def _texts_of_objects(

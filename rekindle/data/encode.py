@@ -39,19 +39,16 @@ def encode_batch(
     names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     if "label" in columns:
-        columns["label"] = _indices(batch.column("label"), labels)
+        rows, kind = columns["label"].to_pylist(), pa.int32()
+        if pa.types.is_list(columns["label"].type):
+            indices = [[labels[label] for label in row] for row in rows]
+            columns["label"] = pa.array(indices, pa.list_(kind))
+        else:
+            columns["label"] = pa.array([labels[label] for label in rows], kind)
     encoded = task.encode(batch, settings, assets)
     if clash := sorted(set(encoded) & set(columns)):
         raise ValueError(f"encode returned a column `{clash[0]}`, which the shard already has")
     return pa.record_batch({**columns, **encoded})
-
-
-def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
-    """Class indices in place of labels, and of lists of them."""
-    if not pa.types.is_list(column.type):
-        return pa.array([labels[label] for label in column.to_pylist()], pa.int32())
-    rows = [[labels[label] for label in row] for row in column.to_pylist()]
-    return pa.array(rows, pa.list_(pa.int32()))
 
 
 def encoded(

@@ -310,17 +310,16 @@ def is_visible(name: str) -> bool:
 def _format_of(files: list[SourceFile], data: DataSpec) -> str:
     if data.format != "auto":
         return data.format
-    formats = {file.name: _suffix_format(file.name) for file in files}
-    found = sorted({kind or "unknown" for kind in formats.values()})
+    formats = {}
+    for file in files:
+        path = PurePosixPath(file.name.lower())
+        suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+        known = (kind for kind, suffixes in _FORMATS.items() if suffix in suffixes)
+        formats[file.name] = next(known, "unknown")
+    found = sorted(set(formats.values()))
     if len(found) == 1 and found[0] != "unknown":
         return found[0]
-    odd = next(name for name, kind in formats.items() if (kind or "unknown") == found[-1])
+    odd = next(name for name, kind in formats.items() if kind == found[-1])
     what = "a mixture of " + ", ".join(found) if len(found) > 1 else "of no known format"
     fix = "set data.format, or narrow the pattern to one of csv, jsonl, parquet, images"
     raise DataError(f"the files are {what}", where=odd, fix=fix)
-
-
-def _suffix_format(name: str) -> str | None:
-    path = PurePosixPath(name.lower())
-    suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
-    return next((kind for kind, suffixes in _FORMATS.items() if suffix in suffixes), None)

@@ -8,7 +8,6 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from rekindle.data.files import delimiter_of, is_visible
@@ -48,7 +47,12 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
             delimiter = delimiter_of(path.name, head)
             rows = csv.reader(lines, delimiter=delimiter)
-            names = next(filter(None, rows), []) if kind == "csv" else _of_json(lines)
+            if kind == "csv":
+                names = next(filter(None, rows), [])
+            else:
+                probed = [line for line in lines if line.strip()][:_PROBED_LINES]
+                objects = [row for row in map(json.loads, probed) if isinstance(row, dict)]
+                names = list(dict.fromkeys(name for row in objects for name in row))
     return (path.name, names) if names else None
 
 
@@ -75,12 +79,3 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         if not findings:  # else not all rows were read
             return sorted(filter(None, found))
     return []
-
-
-def _of_json(lines: Iterable[str]) -> list[str]:
-    names: dict[str, None] = {}
-    for line in [line for line in lines if line.strip()][:_PROBED_LINES]:
-        row = json.loads(line)
-        if isinstance(row, dict):
-            names |= dict.fromkeys(row)
-    return list(names)

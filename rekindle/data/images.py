@@ -35,7 +35,11 @@ class ImageColumn:
     def pixels(self, value: Any, place: str, findings: Findings) -> bytes | None:
         """The pixels of an image as bytes, or None where it was refused and noted."""
         try:
-            image = self._resized(to_pixels(value, self._size))
+            image = to_pixels(value, self._size)
+            if self._size is not None and image.shape[:2] != self._size:
+                height, width = self._size
+                picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+                image = _array(picture.resize((width, height), Image.Resampling.BILINEAR))
         except PixelError as error:
             findings.add("pixel", place, str(error))
             return None
@@ -55,20 +59,15 @@ class ImageColumn:
             return None
         return image.tobytes()
 
-    def _resized(self, image: Pixels) -> Pixels:
-        if self._size is None or image.shape[:2] == self._size:
-            return image
-        height, width = self._size
-        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-        return _array(picture.resize((width, height), Image.Resampling.BILINEAR))
-
 
 def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     """An image, [height, width, channels]; raises PixelError for numbers that are none, OSError or
     ValueError for bytes."""
     if isinstance(value, pa.Scalar):
-        nested = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
-        value = _numbers(value) if nested else value.as_py()
+        numbers = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
+        # a list of numbers without a Python object each, a list of lists with them
+        flat = numbers and not pa.types.is_nested(value.values.type)
+        value = value.values.to_numpy(zero_copy_only=False) if flat else value.as_py()
     if isinstance(value, dict):
         value = value.get("bytes")
     if isinstance(value, bytes):
@@ -76,12 +75,6 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     if value is None:
         raise ValueError("none")
     return _from_numbers(value, size)
-
-
-def _numbers(value: pa.Scalar) -> Any:
-    """A list of numbers without a Python object each, a list of lists with them."""
-    flat, nested = value.values, pa.types.is_nested(value.values.type)
-    return value.as_py() if nested else flat.to_numpy(zero_copy_only=False)
 
 
 def _decode(data: bytes) -> Pixels:

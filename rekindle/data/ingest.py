@@ -23,13 +23,11 @@ from rekindle.data.examples import (
     ExamplesWriter,
     schema_of,
 )
-from rekindle.data.hashes import RecordsHash
-from rekindle.data.leaks import find_leaks
 from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
-from rekindle.data.split import hash_splits, split_names, time_cuts, time_splits
-from rekindle.data.times import Span, Times, inside, read_times
+from rekindle.data.split import find_leaks, hash_splits, split_names, time_cuts, time_splits
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError, RequestError

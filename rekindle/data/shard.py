@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,8 +45,11 @@ def shard(
     if task.modality != summary.modality:
         what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"
         raise DataError(what, where=str(examples), fix="run the step `ingest` again for this task")
-    _clear(out)
-    assets = out / ASSETS
+    assets = out / ASSETS  # nothing is left of an earlier attempt; the manifest goes first
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(assets, ignore_errors=True)
+    for file in out.glob("*.arrow"):
+        file.unlink()
     assets.mkdir(parents=True)
     fitted = task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
@@ -55,7 +58,7 @@ def shard(
     files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
     rows = encoded(files, task_name, summary.labels, settings, assets, workers)
-    with contextlib.closing(rows) as batches, writer:
+    with contextlib.closing(rows) as batches, contextlib.closing(writer):
         for split, batch in batches:
             writer.write(split, batch)
     manifest = ShardManifest(
@@ -69,14 +72,6 @@ def shard(
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
     return manifest
-
-
-def _clear(out: Path) -> None:
-    """Leave nothing of an earlier attempt; the manifest goes first."""
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(out / ASSETS, ignore_errors=True)
-    for file in out.glob("*.arrow"):
-        file.unlink()
 
 
 def _workers(examples: Path) -> int:
@@ -129,13 +124,8 @@ class _ShardWriter:
             file.append(part)
             batch = batch.slice(len(part))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._complete()
-
-    def _complete(self) -> None:
+    def close(self) -> None:
+        """Complete the file that is open."""
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
@@ -143,7 +133,7 @@ class _ShardWriter:
     def _file(self, split: str, schema: pa.Schema) -> _OpenShard:
         """A file of the split that has room for a row."""
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
-            self._complete()
+            self.close()
         if self._open is None:
             path = self._folder / f"{split}-{len(self.files):05}.arrow"
             self._open = _OpenShard(path, split, schema)
