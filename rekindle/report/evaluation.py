@@ -3,7 +3,6 @@ calibration, slices."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from markupsafe import Markup
 
@@ -97,6 +96,12 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     """Metrics and their plots, if the run was evaluated."""
     if not evidence:
         return None
+    ours, theirs = evidence.metrics, evidence.champion_metrics
+    names = dict.fromkeys([*ours, *theirs])
+    bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
+    bins = [each for each in bins if each[2] > 0]
+    count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
+    calibration = f"Reliability diagram: accuracy over confidence, {count}."
     wrong = mistakes(evidence.labels, evidence.confusion)
     hits = sum(row[i] for i, row in enumerate(evidence.confusion) if i < len(row))
     total = sum(sum(row) for row in evidence.confusion)
@@ -106,10 +111,10 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
         evidence=evidence, classes=_classes(evidence),
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
+        metrics=tuple(_compare(name, name, ours.get(name), theirs.get(name)) for name in names),
         confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
-        calibration=_calibration(evidence.calibration),
+        calibration=plots.reliability(bins, label=calibration),
         samples=tuple(records.Sample(**sample) for sample in samples),
     )  # fmt: skip
 
@@ -124,11 +129,6 @@ def slices(run: records.RunRecord, found: Findings) -> tuple[SliceTable, ...]:
     wanted = verdicts.gate_metric(run, found)
     parts = {column: [part for part in every if part.column == column] for column in columns}
     return tuple(_slice_table(*each, wanted, smallest) for each in parts.items())
-
-
-def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:
-    names = dict.fromkeys([*candidate, *champion])
-    return tuple(_compare(name, name, candidate.get(name), champion.get(name)) for name in names)
 
 
 def _classes(evidence: records.Evidence) -> ClassTable | None:
@@ -150,9 +150,15 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
 def _interval(
     run: records.RunRecord, evidence: records.Evidence, comparison: records.Comparison
 ) -> tuple[Markup, str]:
-    better = _direction(evidence, comparison)
+    better, metric = 1, comparison.metric
+    if texts.lower_is_better(metric):
+        # A gate may have turned a lower-is-better metric round already: then the estimate and the
+        # plain difference of the two metrics have opposite signs.
+        sides = (evidence.metrics, evidence.champion_metrics)
+        ours, theirs = (side.get(metric, math.nan) for side in sides)
+        better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    name = texts.metric_name(comparison.metric)
+    name = texts.metric_name(metric)
     text = (
         f"The change in {name} is {formats.signed(comparison.estimate)},"
         f" with {100 * comparison.confidence:g}% confidence between"
@@ -165,23 +171,6 @@ def _interval(
         threshold=None if needed is None else better * needed, better=better, label=text,
     )  # fmt: skip
     return drawn, text
-
-
-def _direction(evidence: records.Evidence, comparison: records.Comparison) -> int:
-    """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
-    already: then the estimate and the plain difference of the two metrics have opposite signs."""
-    if not texts.lower_is_better(comparison.metric):
-        return 1
-    name = comparison.metric
-    plain = evidence.metrics.get(name, math.nan) - evidence.champion_metrics.get(name, math.nan)
-    return 1 if plain * comparison.estimate < 0 else -1
-
-
-def _calibration(bins: tuple[records.CalibrationBin, ...]) -> Markup:
-    filled = [(part.confidence, part.accuracy, part.rows) for part in bins if part.rows > 0]
-    count = f"{sum(rows for _, _, rows in filled)} predictions, {len(filled)} bins"
-    label = f"Reliability diagram: accuracy over confidence, {count}."
-    return plots.reliability(filled, label=label)
 
 
 def _slice_table(

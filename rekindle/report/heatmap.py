@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from rekindle import formats
 from rekindle.report import texts
-from rekindle.report.svg import join, plot, tag, title
+from rekindle.report.drawing import join, plot, tag, title
 
 _NUMBERS = 26
 _SHRINKS = 12

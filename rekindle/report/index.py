@@ -89,10 +89,10 @@ def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.run.name, []).append(row)
-    return tuple(_job(name, tuple(group)) for name, group in by_name.items())
+    return tuple(Job(name, tuple(group), _course(group)) for name, group in by_name.items())
 
 
-def _job(name: str, rows: tuple[Row, ...]) -> Job:
+def _course(rows: Sequence[Row]) -> Markup:
     metric = next((row.run.metric[0] for row in rows if row.run.metric), "")
     named = [row.run for row in rows if row.run.metric and row.run.metric[0] == metric]
     measured = named[:_SPARK_RUNS][::-1]
@@ -100,4 +100,4 @@ def _job(name: str, rows: tuple[Row, ...]) -> Job:
     promoted = [i for i, run in enumerate(measured) if run.promoted]
     last = ", ".join(map(formats.metric, values[-8:]))
     label = f"{texts.metric_name(metric)} over {len(values)} runs: {last}"
-    return Job(name, rows, plots.spark(values, label=label, marked=promoted))
+    return plots.spark(values, label=label, marked=promoted)

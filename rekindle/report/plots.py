@@ -13,8 +13,20 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report.axes import Axis, Point, axis, drawable, thin, tick_text
-from rekindle.report.svg import join, plot, share, stretched, tag, title
+from rekindle.report.drawing import (
+    Axis,
+    Point,
+    axis,
+    drawable,
+    join,
+    plot,
+    share,
+    stretched,
+    tag,
+    thin,
+    tick_text,
+    title,
+)
 
 _MOST_POINTS = 400
 _MOST_BANDS = 60
@@ -45,12 +57,17 @@ def line(
     heights = [y for _, y in points] + ([guide[1]] if guide else [])
     x = axis([x for x, _ in points], ticks=6, tight=True)
     y = axis(heights, ticks=4, zero=zero)
+    level: tuple[Markup, ...] = ()
+    if guide:
+        place = share(100 - y.at(guide[1]))
+        named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
+        level = (_across(place, "guide"), named)
     return plot(
         "line",
         label,
         _grid(y),
         _ruler(x, x_name),
-        _level(guide, y) if guide else "",
+        *level,
         stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
         *(_dots(s, x, y) for s in drawn if s.marks or len(s.points) == 1),
         _bands([s for s in drawn if not s.quiet], x, x_name),
@@ -231,12 +248,6 @@ def _ruler(x: Axis, name: str) -> Markup:
     ]
     named = tag("text", name, css="name", x="100%", y="100%", dy=34, text_anchor="end")
     return join([_across("100%", "base"), *ticks, named])
-
-
-def _level(guide: tuple[str, float], y: Axis) -> Markup:
-    place = share(100 - y.at(guide[1]))
-    named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
-    return _across(place, "guide") + named
 
 
 def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Markup:

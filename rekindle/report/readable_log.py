@@ -69,7 +69,9 @@ class Reader:
         if place in self._skipping:
             self._skipping -= {place} if text == "}" else set()
         elif event := events.parse(text):
-            self._at = max(self._at, _time_of(event))
+            at = event.get("at")
+            if isinstance(at, int | float) and self._at < at < 1e10:
+                self._at = float(at)
             kind: Kind = "progress" if event["event"] == "progress" else "event"
             notice = event["event"] == "notice"
             for sentence in str(event["text"]).split("\n") if notice else [progress_text(event)]:
@@ -139,11 +141,6 @@ def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
             yield from [line] if line.kind != "pause" else []
     for node in sorted(held):
         yield from held[node]
-
-
-def _time_of(event: Mapping[str, Any]) -> float:
-    at = event.get("at")
-    return float(at) if isinstance(at, int | float) and 0 < at < 1e10 else 0.0
 
 
 def _clock(at: float) -> str:

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
 from rekindle.report import plots, texts
-from rekindle.report.axes import Point
 from rekindle.report.collect import Findings
+from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
 
 _SMOOTHED_FROM = 60
@@ -150,10 +150,18 @@ def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Cu
     if not history:
         return []
     rates = points(history, "samples_per_second")
+    right, learning = points(history, "validation_accuracy"), points(history, "lr")
+    end = formats.metric(right[-1][1]) if right else ""
+    validation = [Series("validation", right, "b", marks=len(right) <= 40)]
+    label = f"Validation accuracy at {len(right)} points, {end} at the end."
+    accuracy = plots.line(validation, label=label)
+    high = max((y for _, y in learning if math.isfinite(y)), default=0.0)
+    label = f"Learning rate over {len(learning)} steps, at most {formats.metric(high)}."
+    rate = plots.line([Series("learning rate", learning)], label=label, zero=True)
     return [
         _loss(history),
-        _accuracy(history),
-        _plain("Learning rate", "learning rate", points(history, "lr")),
+        Curve("Validation accuracy", accuracy, (("b", "validation"),)),
+        Curve("Learning rate", rate),
         _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
         _noisy("Throughput, samples per second", "samples/s", rates, None),
     ]
@@ -172,20 +180,6 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
     label = f"Loss over {len(loss)} steps, training from {ends}"
     label += f", validation at the end {formats.metric(held_out[-1][1])}." if held_out else "."
     return Curve("Loss", plots.line(series, label=label, zero=True), tuple(legend), remark)
-
-
-def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
-    found = points(history, "validation_accuracy")
-    end = formats.metric(found[-1][1]) if found else ""
-    series = [Series("validation", found, "b", marks=len(found) <= 40)]
-    label = f"Validation accuracy at {len(found)} points, {end} at the end."
-    return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
-
-
-def _plain(title: str, name: str, points: list[Point]) -> Curve:
-    high = max((y for _, y in points if math.isfinite(y)), default=0.0)
-    label = f"{title} over {len(points)} steps, at most {formats.metric(high)}."
-    return Curve(title, plots.line([Series(name, points)], label=label, zero=True))
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
