@@ -15,7 +15,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.columns import Source
 from rekindle.data.files import content_hash
 from rekindle.data.records import RecordsHash, Span, inside, read_times, to_datetime
 from rekindle.data.roles import wanted_columns
@@ -156,35 +155,28 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         source = open_source(data, modality, window)
         return window, source.fingerprint(), source.extent()
     source = open_source(data, modality)
-    span = _span(source, data)
+    column, findings, span = data.columns.time, Findings(), Span()
+    if column is None:
+        what = "a window needs to know a record's time"
+        raise RequestError(what, where="data.window", fix="set data.columns.time")
+    for raw in source.read({column: "scalar"}, findings):  # what is unfit is for `ingest` to refuse
+        times, known = read_times(raw, column, findings)
+        span.include(times[known])
+    if not span.rows:
+        findings.raise_if_any()
+        raise DataError("the source holds no records", where=data.source, fix="check data.source")
     window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
     columns = wanted_columns(data, modality)
     # of the records in the window, however they are divided into files
     running, findings = RecordsHash(columns), Findings()
-    assert data.columns.time is not None
     for raw in source.read(columns, findings):
-        times, keep = read_times(raw, data.columns.time, findings)
+        times, keep = read_times(raw, column, findings)
         running.update(raw.filter(keep & inside(times, window)))
     if not running.rows:
         what = f"the window {window} selects none of {span.rows:,} records"
         fix = "move data.window.end, or lower data.window.offset"
         raise DataError(what, where=f"they span {span}", fix=fix)
     return window, running.digest(), source.extent()
-
-
-def _span(source: Source, data: DataSpec) -> Span:
-    """The times of all records; rows that cannot be read are left to `ingest` to refuse."""
-    column, findings, span = data.columns.time, Findings(), Span()
-    if column is None:
-        what = "a window needs to know a record's time"
-        raise RequestError(what, where="data.window", fix="set data.columns.time")
-    for raw in source.read({column: "scalar"}, findings):
-        times, known = read_times(raw, column, findings)
-        span.include(times[known])
-    if not span.rows:
-        findings.raise_if_any()
-        raise DataError("the source holds no records", where=data.source, fix="check data.source")
-    return span
 
 
 def content_behind(name: str) -> str:

@@ -70,16 +70,12 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
         value = value.values.to_numpy(zero_copy_only=False) if flat else value.as_py()
     if isinstance(value, dict):
         value = value.get("bytes")
-    if isinstance(value, bytes):
-        return _decode(value)
     if value is None:
         raise ValueError("none")
-    return _from_numbers(value, size)
-
-
-def _decode(data: bytes) -> Pixels:
+    if not isinstance(value, bytes):
+        return _from_numbers(value, size)
     try:
-        found = Image.open(io.BytesIO(data))
+        found = Image.open(io.BytesIO(value))
     except UnidentifiedImageError:
         raise ValueError("no image of a known kind") from None
     with found as opened:
@@ -106,12 +102,8 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     if not whole or numbers.min() < 0 or numbers.max() > 255:
         span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
         raise PixelError(f"numbers {span}, not whole from 0 to 255")
-    return _shaped(numbers.astype(np.uint8), size)
-
-
-def _shaped(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
-    """Give a flat list its height and width: `size`, or a square."""
-    if pixels.ndim == 1:
+    pixels = numbers.astype(np.uint8)
+    if pixels.ndim == 1:  # give a flat list its height and width
         height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
         if pixels.size % (height * width):
             what = f"{pixels.size} numbers make no square image; nest them or set data.image_size"

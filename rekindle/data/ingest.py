@@ -101,7 +101,13 @@ class _Ingestion:
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
         if not sum(rows.values()):
-            self._note_nothing()
+            if self.window is not None and self.span.rows:
+                what = f"the window {self.window} selects none of {self.span.rows:,} records"
+                fix = "move data.window.end, or lower data.window.offset"
+                findings.note(what, where=f"they span {self.span}", fix=fix)
+            elif not findings:
+                what = "the source holds no records"
+                findings.note(what, where=data.source, fix="check data.source")
         else:
             by_content = data.split.by == "hash" and data.columns.key is None
             if not by_content:
@@ -178,12 +184,3 @@ class _Ingestion:
                     for batch in ExamplesFile(path):
                         times = np.asarray(batch.column(_TIME))
                         self._distribute(writer, pa.table(batch), time_splits(times, cuts))
-
-    def _note_nothing(self) -> None:
-        if self.window is not None and self.span.rows:
-            what = f"the window {self.window} selects none of {self.span.rows:,} records"
-            fix = "move data.window.end, or lower data.window.offset"
-            self.findings.note(what, where=f"they span {self.span}", fix=fix)
-        elif not self.findings:
-            where, fix = self.data.source, "check data.source"
-            self.findings.note("the source holds no records", where=where, fix=fix)

@@ -54,12 +54,15 @@ def shard(
     fitted = task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
     settings: dict[str, Any] = {**shape, **fitted}
-    workers = workers or _workers(examples)
+    if not workers:
+        batches = sum(len(open_examples(examples, split)) for split in SPLITS)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        workers = max(1, min(cores or 1, batches // _BATCHES_A_WORKER))
     files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
     rows = encoded(files, task_name, summary.labels, settings, assets, workers)
-    with contextlib.closing(rows) as batches, contextlib.closing(writer):
-        for split, batch in batches:
+    with contextlib.closing(rows), contextlib.closing(writer):
+        for split, batch in rows:
             writer.write(split, batch)
     manifest = ShardManifest(
         task=task_name, source=summary.source, window=summary.window,
@@ -72,12 +75,6 @@ def shard(
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
     return manifest
-
-
-def _workers(examples: Path) -> int:
-    batches = sum(len(open_examples(examples, split)) for split in SPLITS)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, batches // _BATCHES_A_WORKER))
 
 
 def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) -> dict[str, int]:

@@ -28,10 +28,16 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     kind = SCORES[record.objective]
     ours = kind.of(rows, "candidate", record.candidate)
     theirs = kind.of(rows, "champion", record.champion) if record.champion else None
-    metric, slice_metric = _metrics(spec, record)
+    # what the contenders are compared in, and what on slices
+    metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
+    if not record.same_targets:
+        metric = slice_metric = "bits_per_byte"
     slices = _slices(rows, slice_columns, ours, theirs)
-    if refusal := _refusal(record):
-        verdict = refused(*refusal)
+    if record.champion_version and not record.champion and not record.incomparable:
+        detail = f"the champion, version {record.champion_version}, was not scored"
+        verdict = refused("champion_scored", f"{detail}; run the step `score` again")
+    elif record.incomparable:
+        verdict = refused(*record.incomparable)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
@@ -53,22 +59,6 @@ def candidate_scores(scores: Path) -> tuple[Scores, Any]:
     if record.objective == "tokens":
         return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
     return ours, (record.candidate.labels, rows.column("label").to_pylist())
-
-
-def _metrics(spec: EvaluateSpec, record: records.Scores) -> tuple[str, str]:
-    """What the contenders are compared in, and what on slices."""
-    if not record.same_targets:
-        return "bits_per_byte", "bits_per_byte"
-    kind = SCORES[record.objective]
-    return spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
-
-
-def _refusal(record: records.Scores) -> tuple[str, str] | None:
-    """Why the candidate cannot be judged: the name of a check, and a sentence."""
-    if record.champion_version and not record.champion and not record.incomparable:
-        detail = f"the champion, version {record.champion_version}, was not scored"
-        return "champion_scored", f"{detail}; run the step `score` again"
-    return record.incomparable
 
 
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:

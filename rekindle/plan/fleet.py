@@ -131,10 +131,15 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
             raise RequestError(what, where="resources.machine", fix=fix)
         yield resources.machine
         return
+    # machines with GPUs by the platform's own names; of all clouds where none is named
+    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
+    offered = [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
+    if platform == "sagemaker":
+        offered = limits(platform)["gpu_machines"]
     wanted, fewest = resources.accelerator.upper(), max(1, resources.gpus_per_node)
     known = [
         name
-        for name in _offered(platform)
+        for name in offered
         if (has := machine(name)).gpu is not None
         and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
         and has.gpus >= fewest
@@ -144,14 +149,6 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
         return
     fewest = min((machine(name).gpus for name in known), default=0)
     yield from [name for name in known if machine(name).gpus == fewest][:1]
-
-
-def _offered(platform: str) -> Sequence[str]:
-    """Machines with GPUs by the platform's own names; of all clouds where none is named."""
-    if platform == "sagemaker":
-        return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
-    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
-    return [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
 
 
 def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:

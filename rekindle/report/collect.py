@@ -7,7 +7,6 @@ with the file of that kind in it. A run of a user's own pipeline may have none: 
 sentence in `notes`, never an error."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -48,12 +47,18 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
     record.
 
     `history=False` leaves out the training history, the one file that can be long."""
-    files = dict(_locate(run))
+    files = {}
+    for step in run.steps:  # what the artifacts announce
+        for artifact in step.artifacts.values():
+            kind = artifact.metadata.get("record")
+            if isinstance(kind, str) and kind in records.RECORD_KINDS and artifact.uri:
+                path = local_path(artifact.kept or artifact.uri)
+                files[kind] = path / records.RECORD_FILES[kind] if path.is_dir() else path
     notes: list[str] = []
     rows = history_beside(files["training"], notes) if history and "training" in files else ()
     if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
         files["profile"] = beside
-    found: dict[str, Any] = {kind: _read(cls, kind, files, notes) for kind, cls in _SHOWN.items()}
+    found: dict[str, Any] = {name: _read(cls, name, files, notes) for name, cls in _SHOWN.items()}
     plan = _plan(run, notes)
     return Findings(**found, history=rows, plan=plan, notes=tuple(notes), files=files)
 
@@ -61,16 +66,6 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
 def local_path(uri: str) -> Path:
     """The path behind a `file://` URI or a plain path."""
     return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else Path(uri)
-
-
-def _locate(run: records.RunRecord) -> Iterator[tuple[str, Path]]:
-    """(kind, file) of every record that the artifacts announce, in the order of the steps."""
-    for step in run.steps:
-        for artifact in step.artifacts.values():
-            kind = artifact.metadata.get("record")
-            if isinstance(kind, str) and kind in records.RECORD_KINDS and artifact.uri:
-                path = local_path(artifact.kept or artifact.uri)
-                yield kind, path / records.RECORD_FILES[kind] if path.is_dir() else path
 
 
 def _read(

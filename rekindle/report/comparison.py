@@ -151,8 +151,14 @@ def lines(found: Compared) -> list[str]:
     interval = "with 95% interval; marked where it holds no zero"
     title = f"metrics, and changes from the first run ({interval})"
     config, data = _fact_rows(found.settings), _fact_rows(found.data)
+    rows: list[Row] = []
+    for metric in found.metrics:
+        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
+        if any(metric.changes):
+            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
+    metrics = rows or [("no run was evaluated",)]
     text = formats.aligned(about)
-    for name, rows in ((title, _metric_rows(found)), ("config", config), ("data", data)):
+    for name, rows in ((title, metrics), ("config", config), ("data", data)):
         text += ["", name, *formats.aligned(rows)]
     return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
 
@@ -202,15 +208,6 @@ def certainly(change: Comparison | None) -> str:
     if change is None or change.lower <= 0 <= change.upper:
         return ""
     return "better" if change.lower > 0 else "worse"
-
-
-def _metric_rows(found: Compared) -> list[Row]:
-    rows: list[Row] = []
-    for metric in found.metrics:
-        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
-        if any(metric.changes):
-            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
-    return rows or [("no run was evaluated",)]
 
 
 def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:

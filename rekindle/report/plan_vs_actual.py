@@ -139,11 +139,6 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
             "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), formats.binary,
             sure=False, more=f"{formats.binary(chosen.needed_bytes)} with the reserve",
         )  # fmt: skip
-    yield from _spent(plan, run)
-
-
-def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
-    """Hours and dollars, as far as they are planned."""
     step = _trained(run)
     hours = None if step is None or step.cached or step.seconds is None else step.seconds / 3600
     spot = plan.spot if _on_spot(plan, run) else None

@@ -57,11 +57,15 @@ def line(
     heights = [y for _, y in points] + ([guide[1]] if guide else [])
     x = axis([x for x, _ in points], ticks=6, tight=True)
     y = axis(heights, ticks=4, zero=zero)
-    level: tuple[Markup, ...] = ()
+    dots, level = [], list[Markup]()
+    for s in (s for s in drawn if s.marks or len(s.points) == 1):
+        for px, py in filter(drawable, thin(s.points, 80)):
+            said = f"{s.name} {formats.metric(py)}"
+            dots.append(_dot(x.at(px), y.at(py), 3, s.css, said))
     if guide:
         place = share(100 - y.at(guide[1]))
         named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
-        level = (_across(place, "guide"), named)
+        level = [_across(place, "guide"), named]
     return plot(
         "line",
         label,
@@ -69,7 +73,7 @@ def line(
         _ruler(x, x_name),
         *level,
         stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
-        *(_dots(s, x, y) for s in drawn if s.marks or len(s.points) == 1),
+        *dots,
         _bands([s for s in drawn if not s.quiet], x, x_name),
     )
 
@@ -211,12 +215,6 @@ def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
     return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
 
 
-def _dots(series: Series, x: Axis, y: Axis) -> Markup:
-    points = [point for point in thin(series.points, 80) if drawable(point)]
-    said = {py: f"{series.name} {formats.metric(py)}" for _, py in points}
-    return join(_dot(x.at(px), y.at(py), 3, series.css, said[py]) for px, py in points)
-
-
 def _above(ticks: Sequence[tuple[float, str]], edge: float) -> list[Markup]:
     """Texts over their places; within `edge` per cent of an end they stay inside."""
     texts = []
@@ -266,16 +264,14 @@ def _bands(series: Sequence[Series], x: Axis, x_name: str) -> Markup:
     bands = []
     for i in range(count):
         here = places[i * len(places) // count : (i + 1) * len(places) // count]
-        said = ", ".join(filter(None, (_read_out(s, here[0], here[-1]) for s in series)))
+        read_out = []
+        for s in series:
+            end = bisect.bisect_right(s.points, here[-1], key=lambda point: point[0])
+            if end and s.points[end - 1][0] >= here[0]:
+                read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
+        said = ", ".join(read_out)
         left, right = (100 * k / count for k in (i, i + 1))
         spot = title(f"{x_name} {tick_text(here[-1])}: {said}")
         size = {"x": share(left), "width": share(right - left), "height": "100%"}
         bands.append(tag("rect", spot, css="band", **size))
     return join(bands)
-
-
-def _read_out(series: Series, first: float, last: float) -> str:
-    end = bisect.bisect_right(series.points, last, key=lambda point: point[0])
-    if not end or series.points[end - 1][0] < first:
-        return ""
-    return f"{series.name} {formats.metric(series.points[end - 1][1])}"

@@ -61,7 +61,10 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     """The steps of the run whose folder is `folder`."""
     if not run.steps:
         return None
-    starts = [_offset(run, step) for step in run.steps]
+    begin, starts = formats.instant(run.started_at), list[float | None]()  # seconds from there
+    for step in run.steps:
+        start = formats.instant(step.started_at)
+        starts.append(max((start - begin).total_seconds(), 0.0) if begin and start else None)
     pairs = list(zip(starts, run.steps, strict=True))
     ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
@@ -119,12 +122,6 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
     return Step(step, name, parent, word, track, outputs=_outputs(step), log_link=link)
-
-
-def _offset(run: RunRecord, step: StepRecord) -> float | None:
-    """Seconds from the start of the run to that of the step; None if either is unknown."""
-    begin, start = formats.instant(run.started_at), formats.instant(step.started_at)
-    return max((start - begin).total_seconds(), 0.0) if begin and start else None
 
 
 def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:

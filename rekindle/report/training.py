@@ -104,7 +104,12 @@ def _facts(
     if summary.best_step is not None:
         lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
         facts.append(("Weights of the model", lowest))
-    if promise := _promise(summary):
+    if summary.device:  # what the same training gives a second time, killed and resumed or not
+        promise = "the same batches and dropout; sums may differ in their last bits"
+        if summary.device == "cpu":
+            promise = "the same bits, on this kind of CPU"
+        elif summary.deterministic:
+            promise = "the same bits, on the same GPUs and versions"
         facts.append(("Trained again", promise))
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
@@ -112,17 +117,6 @@ def _facts(
     for name, value in summary.validation.items():
         facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
     return tuple(facts)
-
-
-def _promise(summary: TrainingSummary) -> str:
-    """What the same training gives a second time, killed and resumed or not."""
-    if not summary.device:
-        return ""
-    if summary.device == "cpu":
-        return "the same bits, on this kind of CPU"
-    if summary.deterministic:
-        return "the same bits, on the same GPUs and versions"
-    return "the same batches and dropout; sums may differ in their last bits"
 
 
 def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:

@@ -107,8 +107,14 @@ def problems_of(
         what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
         yield Problem(what, "train.layout")
     yield from whole(layout, train.optimizer)
-    if shape is not None:
-        yield from _divisibility(layout, shape)
+    tp, kv_heads = layout.tp, shape.kv_heads if shape else 0
+    if shape and tp > 1 and shape.heads and (shape.heads % tp or kv_heads % tp):
+        also = "" if kv_heads == shape.heads else f" and {kv_heads} key-value heads"
+        what = f"tp {tp} does not divide {shape.heads} heads{also}"
+        yield Problem(what, "train.layout.tp")
+    if shape and layout.pp > 1 and shape.layers and shape.layers < layout.stages:
+        stages = f"{layout.stages} stages ({layout.schedule})"
+        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
     if layout.pp > 1:
         yield from _pipeline(layout, train)
 
@@ -130,17 +136,6 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
         if (degree := getattr(layout, axis)) > 1:
             what = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
             yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
-
-
-def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:
-    if layout.tp > 1 and shape.heads and (shape.heads % layout.tp or shape.kv_heads % layout.tp):
-        heads = f"{shape.heads} heads"
-        if shape.kv_heads != shape.heads:
-            heads += f" and {shape.kv_heads} key-value heads"
-        yield Problem(f"tp {layout.tp} does not divide {heads}", "train.layout.tp")
-    if layout.pp > 1 and shape.layers and shape.layers < layout.stages:
-        stages = f"{layout.stages} stages ({layout.schedule})"
-        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
 
 
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:

@@ -136,9 +136,10 @@ GROUPS = (
 )  # fmt: skip
 
 
-def tested() -> tuple[Cell, ...]:
+@functools.cache
+def tested() -> Mapping[Cell, None]:
     """All cells, each once, simple ones first."""
-    return tuple(dict.fromkeys(cell for group in GROUPS for cell in group.cells()))
+    return dict.fromkeys(cell for group in GROUPS for cell in group.cells())
 
 
 def impossible(cell: Cell) -> str:
@@ -170,7 +171,7 @@ def level(cell: Cell) -> Level:
     tests have each pair of its features. `refused`: neither."""
     if impossible(cell):
         return "refused"
-    if cell in _proven():
+    if cell in tested():
         return "proven"
     return "refused" if _missing(cell) else "composed"
 
@@ -224,11 +225,6 @@ def _missing(cell: Cell) -> list[tuple[str, str]]:
     alone = [(feature, feature) for feature in features]
     pairs = [*alone, *itertools.combinations(features, 2)]
     return [pair for pair in pairs if pair not in _pairs(cell.kind)]
-
-
-@functools.cache
-def _proven() -> frozenset[Cell]:
-    return frozenset(tested())
 
 
 @functools.cache

@@ -144,8 +144,11 @@ def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str])
 def _anchored(field: str, value: str, folder: Path) -> str:
     """An absolute path where `value` means a local file; hub names, URIs and registered names stay
     as they are."""
-    if field == "entrypoint":
-        return _anchored_script(value, folder)
+    if field == "entrypoint":  # the words of a command: a script first, or `-m`, a module
+        script, space, rest = value.strip().partition(" ")
+        if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
+            return value
+        return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
     if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):
         return value
     is_path = {
@@ -158,14 +161,6 @@ def _anchored(field: str, value: str, folder: Path) -> str:
         return value
     path = Path(value).expanduser()
     return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
-
-
-def _anchored_script(words: str, folder: Path) -> str:
-    """The words of a command whose first one is a script (or `-m`, a module)."""
-    script, space, rest = words.strip().partition(" ")
-    if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
-        return words
-    return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:

@@ -59,20 +59,17 @@ def _check_values(level: list[Any]) -> None:
         count += len(level)
         if count > MAX_VALUES or depth > MAX_LEVELS:
             raise _too_much()
-        for value in level:
-            _check_value(value)
+        for value in level:  # refuse what no platform can be sent
+            for text in value if isinstance(value, dict) else [value]:
+                if isinstance(text, str) and not text.isascii() and _HALF.search(text):
+                    what = "holds half a character (a lone surrogate)"
+                    raise yaml.YAMLError(f"{ascii(text)[:60]} {what}")
+            large = isinstance(value, int) and abs(value) > sys.float_info.max
+            if large or (isinstance(value, float) and not math.isfinite(value)):
+                what = "a number is infinite, not a number at all, or too large for one"
+                raise yaml.YAMLError(what)
         groups = (group for group in level if isinstance(group, dict | list))
         level = [e for g in groups for e in (g.values() if isinstance(g, dict) else g)]
-
-
-def _check_value(value: Any) -> None:
-    """Refuse what no platform can be sent: half a character, and a number without an end."""
-    for text in value if isinstance(value, dict) else [value]:
-        if isinstance(text, str) and not text.isascii() and _HALF.search(text):
-            raise yaml.YAMLError(f"{ascii(text)[:60]} holds half a character (a lone surrogate)")
-    large = isinstance(value, int) and abs(value) > sys.float_info.max
-    if large or (isinstance(value, float) and not math.isfinite(value)):
-        raise yaml.YAMLError("a number is infinite, not a number at all, or too large for one")
 
 
 def _check_events(text: str) -> None:

@@ -45,23 +45,20 @@ def read_platforms(
             if platform == PLATFORM:
                 wishes["distribution"] = from_settings(executor.data, executor.where)
             else:
-                wishes |= _wishes(executor)
+                seconds = executor.any("activeDeadlineSeconds")  # protobuf writes an int64 as text
+                if seconds is not None and not str(seconds).removesuffix(".0").isdecimal():
+                    where = executor.at("activeDeadlineSeconds")
+                    raise malformed(seconds, "a number of seconds", where)
+                secrets = [s for one in executor.list_of("secretAsEnv") for s in _secrets(one)]
+                taken = {"activeDeadlineSeconds", "secretAsEnv"}
+                wishes["timeout_seconds"] = float(seconds) if seconds is not None else None
+                wishes["secrets"] = tuple(secrets)
+                wishes["settings"] = tuple(_settings(executor, taken))
         deployment.close()
         whole += _settings(fields.fields("pipelineConfig"), set())
         fields.close()
     top.close()
     return executors, tuple(whole)
-
-
-def _wishes(executor: Fields) -> Wishes:
-    seconds = executor.any("activeDeadlineSeconds")  # protobuf writes an int64 as text
-    if seconds is not None and not str(seconds).removesuffix(".0").isdecimal():
-        raise malformed(seconds, "a number of seconds", executor.at("activeDeadlineSeconds"))
-    return {
-        "timeout_seconds": float(seconds) if seconds is not None else None,
-        "secrets": tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one)),
-        "settings": tuple(_settings(executor, {"activeDeadlineSeconds", "secretAsEnv"})),
-    }
 
 
 def _settings(fields: Fields, taken: set[str]) -> list[Setting]:
