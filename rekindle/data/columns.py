@@ -4,13 +4,11 @@
 and notes what is not admissible. Integers and booleans become their usual text, whole floats
 integers (a column of integers with a gap)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +48,7 @@ class RawBatch:
             return pa.array(self.names, pa.string())
         return pc.binary_join_element_wise(self.file, pa.array(self.lines).cast(pa.string()), ":")
 
-    def filter(self, keep: Mask) -> RawBatch:
+    def filter(self, keep: Mask) -> Self:
         """The rows where `keep` holds."""
         if keep.all():
             return self
@@ -108,7 +106,7 @@ class Texts:
     noted: Mask
 
     @classmethod
-    def all_fine(cls, values: pa.StringArray) -> Texts:
+    def all_fine(cls, values: pa.StringArray) -> Self:
         return cls(values, np.zeros(len(values), bool))
 
     @property

@@ -6,12 +6,11 @@ time with an offset is converted, a partial one (`2026-03`) is the first instant
 Months and years are calendar months, and a day that a shorter month lacks becomes its last one.
 Pure arithmetic: who lists files or reads columns is elsewhere."""
 
-from __future__ import annotations
-
 import calendar
 import dataclasses
 import datetime as dt
 import re
+from typing import Self
 
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import WindowSpec
@@ -35,11 +34,11 @@ class Duration:
     seconds: int
     unit: str
 
-    def __mul__(self, times: int) -> Duration:
-        return Duration(self.months * times, self.seconds * times, self.unit)
+    def __mul__(self, times: int) -> Self:
+        return type(self)(self.months * times, self.seconds * times, self.unit)
 
-    def __add__(self, other: Duration) -> Duration:
-        return Duration(self.months + other.months, self.seconds + other.seconds, self.unit)
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.months + other.months, self.seconds + other.seconds, self.unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +167,7 @@ class Partitions:
     default_format: str
 
     @classmethod
-    def of(cls, path: str, spec: WindowSpec) -> Partitions:
+    def of(cls, path: str, spec: WindowSpec) -> Self:
         """The partitions of `path`; raises RequestError for a format that does not order time."""
         default = _PARTITION_FORMAT[step(spec).unit]
         for match in _PLACEHOLDER.finditer(path):

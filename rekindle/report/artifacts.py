@@ -12,7 +12,6 @@ from rekindle import formats
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.report import plots, texts
 from rekindle.report.collect import local_path
-from rekindle.report.heatmap import heatmap
 
 _MOST_BYTES = 2_000_000
 _LONGEST_VALUE = 200
@@ -70,7 +69,7 @@ def _plots(metadata: Mapping[str, Any]) -> tuple[tuple[str, str, Markup], ...]:
         names = [spec["displayName"] for spec in matrix["annotationSpecs"]]
         rows = [[int(count) for count in row["row"]] for row in matrix["rows"]]
         said = f"Confusion matrix of {len(names)} classes"
-        drawn.append((said, "scroll", heatmap(names, rows, label=said)))
+        drawn.append((said, "scroll", plots.heatmap(names, rows, label=said)))
     if curve := metadata.get("confidenceMetrics"):
         points = sorted((float(p["falsePositiveRate"]), float(p["recall"])) for p in curve)
         area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))

@@ -103,7 +103,7 @@ def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ..
 def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
     """How much better the model of a run is than the first one, by metric; a note says why some
     metrics, or all, cannot be compared."""
-    from rekindle.evaluate.gate import compare
+    from rekindle.evaluate.evaluate import compare
     from rekindle.spec.model import GateSpec
 
     (record, found), before = pair, base[0].run_id

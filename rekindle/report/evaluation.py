@@ -9,7 +9,6 @@ from markupsafe import Markup
 from rekindle import formats, records
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
-from rekindle.report.heatmap import heatmap, mistakes
 
 _SLICES_SHOWN = 12
 _NOTHING = Markup("")
@@ -102,7 +101,7 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     bins = [each for each in bins if each[2] > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
     calibration = f"Reliability diagram: accuracy over confidence, {count}."
-    wrong = mistakes(evidence.labels, evidence.confusion)
+    wrong = plots.mistakes(evidence.labels, evidence.confusion)
     hits = sum(row[i] for i, row in enumerate(evidence.confusion) if i < len(row))
     total = sum(sum(row) for row in evidence.confusion)
     n = len(evidence.confusion)
@@ -112,7 +111,7 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     return Quality(
         evidence=evidence, classes=_classes(evidence),
         metrics=tuple(_compare(name, name, ours.get(name), theirs.get(name)) for name in names),
-        confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
+        confusion=plots.heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=plots.reliability(bins, label=calibration),
         samples=tuple(records.Sample(**sample) for sample in samples),

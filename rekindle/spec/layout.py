@@ -4,13 +4,11 @@ No torch: a config is checked on a laptop. Ranks are numbered with `tp` fastest,
 `dp`, and `pp` slowest, so that the chattiest axis stays inside a node. dp x shard ranks divide the
 batch; tp and cp ranks see the same examples; pp ranks hold different blocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rekindle.errors import Problem, RequestError
 from rekindle.families import config_of
@@ -76,7 +74,7 @@ class Shape:
     kv_heads: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
+    def of(cls, config: Mapping[str, Any]) -> Self:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
         known = config_of(config)
         heads = int(known.get("num_attention_heads", 0))

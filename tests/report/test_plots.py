@@ -14,8 +14,7 @@ from rekindle.records import Comparison, Evidence, Registration, RunRecord
 from rekindle.report import evaluation, plots, texts, verdicts
 from rekindle.report.collect import Findings
 from rekindle.report.drawing import axis, drawable, tag, thin, time_axis
-from rekindle.report.heatmap import heatmap, mistakes
-from rekindle.report.plots import Series
+from rekindle.report.plots import Series, heatmap, mistakes
 from rekindle.report.training import running_mean
 
 anything = st.floats(allow_nan=True, allow_infinity=True)

@@ -1,7 +1,9 @@
 """A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
-that take KFP's own encoding."""
+that take KFP's own encoding; and the containers in it, by the names of their steps, for who shows
+what a definition runs without reading all of it into a Graph."""
 
 import copy
+import graphlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -261,3 +263,32 @@ def _named(binding: Binding) -> str:
     if isinstance(source, Mapping):
         return f"`{source.get('producerTask')}.{source.get('outputParameterKey')}`"
     return f"`{source}`"
+
+
+def executors(
+    spec: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and container of every step in the pipeline, or in the component `around` at `path`,
+    those of nested pipelines too; a step comes after what it waits for. Importers have none."""
+    known = spec["deploymentSpec"].get("executors", {})
+    tasks = (around or spec["root"])["dag"]["tasks"]
+    waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}
+    for name in graphlib.TopologicalSorter(waits).static_order():
+        inner = spec["components"][tasks[name]["componentRef"]["name"]]
+        at = f"{path}/{name}" if path else name
+        if "dag" in inner:
+            yield from executors(spec, inner, at)
+        elif container := known.get(inner["executorLabel"], {}).get("container"):
+            yield at, container
+
+
+def asked_of(container: Mapping[str, Any]) -> str:
+    """The resources that a container asks for, in words; "" for none."""
+    resources = container.get("resources", {})
+    accelerator = resources.get("accelerator")
+    asked = [
+        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
+        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
+        resources.get("resourceMemoryLimit", ""),
+    ]
+    return ", ".join(filter(None, asked))

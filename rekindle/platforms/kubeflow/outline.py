@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from rekindle.ir.compile import LOADER
-from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.definition import Definition
