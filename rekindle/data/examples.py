@@ -124,8 +124,7 @@ def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
     while True:
         start = cuts[-1]
         before = int(ends[start - 1]) if start else 0
-        by_bytes = int(np.searchsorted(ends, before + BATCH_BYTES)) + 1
-        end = min(start + BATCH_ROWS, by_bytes)
+        end = min(start + BATCH_ROWS, int(np.searchsorted(ends, before + BATCH_BYTES)) + 1)
         if end > len(ends):
             return cuts
         cuts.append(end)

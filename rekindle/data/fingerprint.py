@@ -85,8 +85,7 @@ def fingerprint(
         init_from = "base"
     elif init_from == "champion" and champion is not None:
         # the work that made the champion starts where the champion did
-        same = champion.work_key == work_key
-        init_from = champion.init_from if same else champion.version
+        init_from = champion.init_from if champion.work_key == work_key else champion.version
         known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
     init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie

@@ -45,8 +45,7 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
-            delimiter = delimiter_of(path.name, head)
-            rows = csv.reader(lines, delimiter=delimiter)
+            rows = csv.reader(lines, delimiter=delimiter_of(path.name, head))
             if kind == "csv":
                 names = next(filter(None, rows), [])
             else:

@@ -71,8 +71,7 @@ class HubSource(Source):
     def fingerprint(self) -> str:
         """Hash of name, options and commit."""
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
-        text = f"{self._name}\0{options}\0{self._pin()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{self._name}\0{options}\0{self._pin()}".encode()).hexdigest()[:32]
 
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""

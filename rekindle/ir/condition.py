@@ -242,8 +242,7 @@ class _Parser:
         left = self.term()
         if isinstance(left, Value):
             self.refuse(str(left))
-        symbol = self.take("compare")
-        return Compare(left, symbol, self.term())
+        return Compare(left, self.take("compare"), self.term())
 
     def term(self) -> Term:
         kind, value = self.peek()

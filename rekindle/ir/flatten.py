@@ -164,8 +164,7 @@ class _Flattening:
             given = self.inputs(node, scope, ended)
             inner = guards
             if (condition := node.condition) is not None:
-                guard = Guard(at, condition.text, condition.expression, given.parameters)
-                inner = (*guards, guard)
+                inner = (*guards, Guard(at, condition.text, condition.expression, given.parameters))
             after = tuple(leaf for name in node.after for leaf in inside[name])
             ended[node.name] = self.node(node, at, given, inner, after)
             inside[node.name] = tuple(flat.path for flat in self.found[first:])
@@ -220,8 +219,7 @@ class _Flattening:
         """The steps of a loop once, for the platform to repeat."""
         first = len(self.found)
         item = Item(path, type=node.inputs.parameters[loop.item].type)
-        inputs = {**given.parameters, loop.item: item}
-        self.dag(node.dag, path, _Scope(inputs, given.artifacts), ())
+        self.dag(node.dag, path, _Scope({**given.parameters, loop.item: item}, given.artifacts), ())
         around = Kept(path, over, loop.at_once)
         self.found[first:] = [dataclasses.replace(f, loop=around) for f in self.found[first:]]
         return _Scope({}, {})

@@ -155,8 +155,7 @@ class ZeroMoments(Moments):
         """Stage 3: what may stay and the block in work; backward, a bucket in one piece as well."""
         if self.zero.stage < 3:
             return 0, 0
-        most = self.zero.gathered + self.block + self.embedding
-        live = self.stored * min(self._weights, most)
+        live = self.stored * min(self._weights, self.zero.gathered + self.block + self.embedding)
         return live, live + self.stored * min(self.trained, self.zero.bucket)
 
     def worst(self) -> Memory:

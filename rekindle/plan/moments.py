@@ -123,8 +123,7 @@ class Moments(Temporaries):
             copies += self.gathered * (self.block + self.adapters) if self.grouped else 0
             # what the embedding and the block before gave, of which half precision keeps copies
             before = 2 * self.stream * self.part * self.hidden if self.half else 0
-            temporaries = self.norms_forward + before + more
-            yield {**terms, self.copies: copies, "temporaries": temporaries}
+            yield {**terms, self.copies: copies, "temporaries": self.norms_forward + before + more}
         if self.grouped:  # the same of the ends, before there are activations
             most = 2 * self.gathered * (self.root + (self.embedding or self.block))
             yield {**terms, self.copies: most, "activations": self.inputs_held}
@@ -338,8 +337,7 @@ class Moments(Temporaries):
         for number, stage in enumerate(self.stages):
             held, backward = at.held[number], at.backward[number]
             if stage < self.final:
-                near = stage + 1 in self.stages
-                sent += (micro if near else at.forward[number]) if two else held
+                sent += (micro if stage + 1 in self.stages else at.forward[number]) if two else held
             if stage > 0 and two and (halves or stage - 1 not in self.stages):
                 sent += backward
             if stage > 0 and (self.stream >= 4 or self.work.checkpointing != "none"):

@@ -40,8 +40,7 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     (train/numerics.py)."""
     if asked.train.precision != "auto":
         return asked
-    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
-    train = asked.train.model_copy(update={"precision": precision})
+    train = asked.train.model_copy(update={"precision": "bf16" if "bf16" in gpu.tflops else "fp32"})
     return dataclasses.replace(asked, train=train)
 
 
@@ -116,8 +115,7 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
             return source
         vocabulary, tokenizer = source.get("vocab_size"), spec.model.tokenizer
         if not isinstance(tokenizer, str):  # has at most as many entries as it was asked for
-            asked = (tokenizer or TokenizerSpec()).vocab_size
-            vocabulary = max(int(vocabulary or 0), asked)
+            vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
         return {**source, "vocab_size": vocabulary}
     return _config(source, spec.model.revision, ask_hub, "model.source")
 

@@ -96,8 +96,7 @@ class Work:
     @property
     def saves_on_notice(self) -> bool:
         """Whether the step at hand and a save fit into the notice, so that no work is lost."""
-        needed = self.step_seconds + SAVE_MARGIN * self.whole_save_seconds
-        return 0 < needed <= self.notice_seconds
+        return 0 < self.step_seconds + SAVE_MARGIN * self.whole_save_seconds <= self.notice_seconds
 
 
 @dataclasses.dataclass(frozen=True)

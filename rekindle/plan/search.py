@@ -196,8 +196,7 @@ def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
         rest, odd = divmod(world, tp * pp * cp)
         if odd or not rest:
             continue
-        inside = max(1, cluster.gpus_per_node // (tp * cp))
-        shards = {1, rest, math.gcd(rest, inside)}
+        shards = {1, rest, math.gcd(rest, max(1, cluster.gpus_per_node // (tp * cp)))}
         for shard in sorted(shards):
             for schedule in SCHEDULES if pp > 1 else SCHEDULES[:1]:
                 yield Layout(rest // shard, shard, tp, pp, cp, schedule)

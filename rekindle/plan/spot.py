@@ -135,8 +135,7 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
-        wait = offer.on_demand_wait_seconds
-        mixed = fallback(work, every, per_hour, needs.deadline_hours, wait)
+        mixed = fallback(work, every, per_hour, needs.deadline_hours, offer.on_demand_wait_seconds)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
 
     def within(wall_hours: float | None, running_hours: float | None) -> float:

@@ -126,8 +126,7 @@ class Rank:
     @cached_property
     def moments(self) -> int:
         """What the optimizer keeps of the trained weights."""
-        whole = updates.moments_bytes(self.work, self.trained, self.count, self.stored)
-        return whole // self.group
+        return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
 
     @cached_property
     def taught(self) -> tuple[int, int]:

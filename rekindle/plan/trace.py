@@ -74,8 +74,7 @@ def trace(
         tiny, *said = _asked([_TINY, *asked], limit_seconds, python)
         if tiny["static"] - _TINY_STATIC not in range(512):  # and what a loop keeps
             found = f"{tiny['static']} bytes where {_TINY_STATIC} were expected"
-            what = f"torch does not do what is known of it: its self-test found {found}"
-            raise _TraceError(what)
+            raise _TraceError(f"torch does not do what is known of it: its self-test found {found}")
     except _TraceError as error:
         note = f"from the closed form, not traced: {error}"
         return [Answer(closed, False, note) for closed in computed]

@@ -130,8 +130,7 @@ def _records(folder: Path) -> Iterator[tuple[str, list[int]]]:
         for entry in found:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 now = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 - thousands of them
-                stamp = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
-                yield entry.name, stamp
+                yield entry.name, [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
 
 
 def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:

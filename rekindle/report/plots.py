@@ -71,8 +71,7 @@ def line(
     dots, level = [], list[Markup]()
     for s in (s for s in drawn if s.marks or len(s.points) == 1):
         for px, py in filter(drawable, thin(s.points, 80)):
-            said = f"{s.name} {formats.metric(py)}"
-            dots.append(_dot(x.at(px), y.at(py), 3, s.css, said))
+            dots.append(_dot(x.at(px), y.at(py), 3, s.css, f"{s.name} {formats.metric(py)}"))
     if guide:
         place = share(100 - y.at(guide[1]))
         named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
@@ -133,8 +132,7 @@ def interval(
     said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
     dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
-    css = f"span {'good' if won else 'bad'}"
-    span = tag("g", title(said), tag("line", **ends), dot, css=css)
+    span = tag("g", title(said), tag("line", **ends), dot, css=f"span {'good' if won else 'bad'}")
     return plot("interval", label, *parts, span)
 
 
@@ -166,8 +164,7 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 def ruler(scale: Axis) -> Markup:
     """The ruler above the rows of a timeline."""
     ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
-    label = f"time from 0 to {formats.duration(scale.high)}"
-    return plot("ruler", label, *_above(ticks, edge=4))
+    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks, edge=4))
 
 
 def ratio_ruler(scale: Axis) -> Markup:
@@ -190,8 +187,7 @@ def planned(
     middle = share(scale.at(0.0))
     parts.append(tag("line", css="mark", x1=middle, x2=middle, y1=1, y2=19))
     if happened is not None and drawable((happened, 0.0)) and happened > 0:
-        place = share(scale.at(math.log2(happened)))
-        parts.append(tag("circle", css=css, cx=place, cy=10, r=6))
+        parts.append(tag("circle", css=css, cx=share(scale.at(math.log2(happened))), cy=10, r=6))
     return plot("planned", label, title(label), *parts)
 
 

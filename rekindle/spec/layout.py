@@ -204,8 +204,7 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
     found = []
     for degrees in itertools.product(*(divisors for _ in used)):
         rest, odd = divmod(world, math.prod(degrees))
-        named = dict(zip(used, degrees, strict=True))
-        layout = Layout(dp=rest, schedule=wanted.schedule, **named)
+        layout = Layout(dp=rest, schedule=wanted.schedule, **dict(zip(used, degrees, strict=True)))
         if not odd and next(problems_of(layout, world, shape, train), None) is None:
             found.append(layout)
     return sorted(found, key=distance)[:3]

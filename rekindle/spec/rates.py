@@ -45,8 +45,7 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
         return
     lora, start = model.lora is not None, _pretrained(task, model)
     if train.lr is None and start:
-        named = isinstance(model.source, str)
-        rate, usual = _USUAL.get((task, lora), _OWN) if named else _OWN
+        rate, usual = _USUAL.get((task, lora), _OWN) if isinstance(model.source, str) else _OWN
         what = f"is missing, and {start}: the default of 1e-3 is for weights from scratch"
         yield "lr", what, f"set `lr: {rate}` ({usual})"
     elif train.weights == "bf16" and not lora and train.lr and train.lr < LEAST_LR_OF_BF16:

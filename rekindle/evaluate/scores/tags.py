@@ -176,8 +176,7 @@ class Scheme:
         break_W = firsts_W | (type_W != before_W) | ended_W | (self.begins_C[at_W] & known_W)
         breaks = np.append(np.flatnonzero(break_W), len(tags_W))
         starts = np.flatnonzero(break_W & (type_W >= 0))
-        ends = breaks[np.searchsorted(breaks, starts, side="right")]
-        return starts, ends, type_W[starts]
+        return starts, breaks[np.searchsorted(breaks, starts, side="right")], type_W[starts]
 
 
 def _parts(tag: str) -> tuple[str, str | None]:

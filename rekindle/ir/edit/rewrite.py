@@ -144,8 +144,7 @@ def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> d
     kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():
         if component.get("executorLabel") in labels:
-            outputs = component.setdefault("outputDefinitions", {})
-            outputs.setdefault("artifacts", {})[name] = kind
+            component.setdefault("outputDefinitions", {}).setdefault("artifacts", {})[name] = kind
     return made
 
 
@@ -226,8 +225,7 @@ def with_inputs(
                 raise UnsupportedError(what, where=where, fix=fix)
             inputs = _made(_made(component, "inputDefinitions"), "parameters")
             inputs[name] = {"parameterType": kind, "isOptional": True}
-            given = _made(_made(task, "inputs"), "parameters")
-            given[name] = copy.deepcopy(dict(binding))
+            _made(_made(task, "inputs"), "parameters")[name] = copy.deepcopy(dict(binding))
     return made
 
 

@@ -186,8 +186,7 @@ class _Reader:
             if artifact.is_list:
                 what = f"a component that writes a list of artifacts (`{name}`)"
                 fix = "write each in a turn of a loop, and collect them"
-                where = component.at(f"outputDefinitions.artifacts.{name}")
-                self.refusals.add(what, where, fix)
+                self.refusals.add(what, component.at(f"outputDefinitions.artifacts.{name}"), fix)
         node: ir.Step | ir.Importer
         if isinstance(content, dict):
             node = ir.Importer(**content, **shared)
@@ -218,8 +217,7 @@ def _name(info: Fields) -> str:
 
 
 def _setting(fields: Fields, name: str) -> tuple[ir.Setting, ...]:
-    there = fields.has(name)
-    return (ir.Setting(name, fields.any(name), fields.at(name)),) if there else ()
+    return (ir.Setting(name, fields.any(name), fields.at(name)),) if fields.has(name) else ()
 
 
 def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
