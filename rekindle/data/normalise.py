@@ -46,10 +46,14 @@ class Normaliser:
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         """The examples of a batch, and which of its rows they are."""
         content, fit = self._content(raw)
-        ids, identified = self._ids(raw)
-        keep = fit & identified
+        if (key := self._data.columns.key) is None:
+            ids, keep = raw.ids(), fit
+        else:
+            found = texts(raw, key, "scalar", self._findings)
+            keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
+            ids = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
-        filled = {name: found.values.fill_null("") for name, found in slices.items()}
+        filled = {name: column.values.fill_null("") for name, column in slices.items()}
         columns = {"id": ids, self._modality: content, **filled}
         if self._modality == "words":
             columns["label"], labelled = tags(raw, self._data, self._findings)
@@ -60,7 +64,12 @@ class Normaliser:
         table = pa.table(columns)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
-        return table.append_column("hash", self._hashes(table)), keep
+        # SHA-256 of what the model sees; the shape of an image is part of it
+        prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
+        hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
+        buffers = [None, pa.py_buffer(hashes)]
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
+        return table.append_column("hash", column), keep
 
     def split_hashes(self, table: pa.Table) -> bytes:
         """What the hash split goes by: the hash of the key, or of the content."""
@@ -104,24 +113,10 @@ class Normaliser:
             bad |= unknown
         return found.values, ~bad
 
-    def _ids(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
-        key = self._data.columns.key
-        if key is None:
-            return raw.ids(), np.ones(len(raw), bool)
-        found = texts(raw, key, "scalar", self._findings)
-        return found.values, ~(found.noted | self._note("empty key", found.blank, raw))
-
     def _note(self, kind: str, rows: Mask, raw: RawBatch) -> Mask:
         for row in np.flatnonzero(rows).tolist():
             self._findings.add(kind, raw.place(row))
         return rows
-
-    def _hashes(self, table: pa.Table) -> pa.Array:
-        """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
-        prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
-        hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
-        buffers = [None, pa.py_buffer(hashes)]
-        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:

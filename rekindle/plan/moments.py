@@ -53,7 +53,14 @@ class Moments(Temporaries):
 
     def worst(self) -> Memory:
         """The largest of the moments."""
-        held = {**self.static(), "pipeline buffers": self._received()}
+        # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps
+        ways = sum(
+            (stage > 0 and stage - 1 not in self.stages)
+            + (stage < self.final and stage + 1 not in self.stages)
+            for stage in self.stages
+        )
+        received = ways * self.stream * self.part * self.hidden * self.work.accumulation
+        held = {**self.static(), "pipeline buffers": received}
         found = [("optimizer", self.optimizing())]
         for moment in self._passes():
             passes = self._backward(moment) if moment.is_backward else self._forward(moment)
@@ -314,17 +321,6 @@ class Moments(Temporaries):
         first += self.each_gradient * root // self.group
         yield {"gradients": first + whole + head, "temporaries": self.exact * embedding}
         yield {"gradients": after + head, "temporaries": self.exact * (embedding or root)}
-
-    def _received(self) -> int:
-        """What a pipeline receives into: one buffer a micro-batch and direction, which it keeps."""
-        if self.layout.pp == 1:
-            return 0
-        ways = sum(
-            (stage > 0 and stage - 1 not in self.stages)
-            + (stage < self.final and stage + 1 not in self.stages)
-            for stage in self.stages
-        )
-        return ways * self.stream * self.part * self.hidden * self.work.accumulation
 
     def _sent(self, at: Moment) -> int:
         """Outputs, which a pipeline holds until their backward pass; schedules of two stages a rank

@@ -58,37 +58,24 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
     rows = history_beside(files["training"], notes) if history and "training" in files else ()
     if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
         files["profile"] = beside
-    found: dict[str, Any] = {name: _read(cls, name, files, notes) for name, cls in _SHOWN.items()}
-    plan = _plan(run, notes)
-    return Findings(**found, history=rows, plan=plan, notes=tuple(notes), files=files)
+    found: dict[str, Any] = {}
+    for name, cls in _SHOWN.items():
+        if name in files:
+            try:
+                found[name] = cls.read(files[name])
+            except (OSError, ValueError) as error:
+                why = _why(error, files[name])
+                notes.append(f"The {name} record cannot be shown: {why}.")
+    try:  # another version may say more of a plan, or less
+        found["plan"] = Planned.model_validate(dict(run.plan)) if run.plan else None
+    except ValidationError as error:
+        notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
+    return Findings(**found, history=rows, notes=tuple(notes), files=files)
 
 
 def local_path(uri: str) -> Path:
     """The path behind a `file://` URI or a plain path."""
     return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else Path(uri)
-
-
-def _read(
-    cls: type[records.Record], kind: str, files: dict[str, Path], notes: list[str]
-) -> records.Record | None:
-    if kind not in files:
-        return None
-    try:
-        return cls.read(files[kind])
-    except (OSError, ValueError) as error:
-        notes.append(f"The {kind} record cannot be shown: {_why(error, files[kind])}.")
-        return None
-
-
-def _plan(run: records.RunRecord, notes: list[str]) -> Planned | None:
-    """What was planned before; another version may say more of a plan, or less."""
-    if not run.plan:
-        return None
-    try:
-        return Planned.model_validate(dict(run.plan))
-    except ValidationError as error:
-        notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
-        return None
 
 
 def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow, ...]:

@@ -48,7 +48,11 @@ def render_index(home: Path) -> Path:
     """Writes `home/index.html` and returns its path; runs whose record cannot be read are named at
     the end. Older runs are on pages of their own, which are written where they changed."""
     known = ledger(home)
-    rows = [_row(home, entry) for entry in reversed(known.entries)]
+    rows = []
+    for entry in reversed(known.entries):
+        card = f"runs/{quote(entry.run_id)}/card.html"
+        has_card = os.path.exists(f"{home}/{card}")  # noqa: PTH110 - many
+        rows.append(Row(entry, card if has_card else ""))
     older = max(0, (len(rows) - 1) // _PAGE_RUNS - 1)
     names = [*(f"index-{number + 1}.html" for number in range(older)), "index.html"]
     for number in range(older):  # from the oldest on, so that a new run changes none of them
@@ -78,11 +82,6 @@ def _head(file: Path) -> str:
     with contextlib.suppress(OSError), file.open(errors="replace") as opened:
         return opened.read(_HEAD_CHARACTERS)
     return ""
-
-
-def _row(home: Path, entry: Entry) -> Row:
-    card = f"runs/{quote(entry.run_id)}/card.html"
-    return Row(entry, card if os.path.exists(f"{home}/{card}") else "")  # noqa: PTH110 - many
 
 
 def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:

@@ -78,7 +78,9 @@ def parse_document(text: str, origin: str) -> Document:
     reader = _Reader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
-        what = f"a config is a mapping of sections, not a {_kind(values)}"
+        kinds = {list: "list", str: "text", type(None): "null", bool: "boolean"}
+        kind = kinds.get(type(values), "number")
+        what = f"a config is a mapping of sections, not a {kind}"
         raise SpecError(what, where=f"{origin}:1", fix="start with `name:` and `task:`")
     if reader.problems:
         raise SpecError(reader.problems)
@@ -128,11 +130,6 @@ def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     finally:
         if loader is not None:
             loader.dispose()
-
-
-def _kind(value: Any) -> str:
-    names = {list: "list", str: "text", type(None): "null", bool: "boolean"}
-    return names.get(type(value), "number")
 
 
 class _Reader:

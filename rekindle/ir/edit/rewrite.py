@@ -219,7 +219,11 @@ def with_inputs(
         for name, binding in wanted.get(component.get("executorLabel", ""), {}).items():
             kind = _type(made, dag, binding)
             if kind is None:
-                what = f"a setting of the step on several nodes reads {_named(binding)}"
+                source: Any = binding.get("taskOutputParameter")
+                source = source or binding.get("componentInputParameter")
+                if isinstance(source, Mapping):
+                    source = f"{source.get('producerTask')}.{source.get('outputParameterKey')}"
+                what = f"a setting of the step on several nodes reads `{source}`"
                 fix = "pass it as a parameter of the pipeline"
                 what += ", which is not in the pipeline around it"
                 raise UnsupportedError(what, where=where, fix=fix)
@@ -254,13 +258,6 @@ def _type(spec: Mapping[str, Any], around: Mapping[str, Any], binding: Binding) 
 
 def _has(group: Mapping[str, Any], name: Any) -> bool:
     return isinstance(name, str) and name in group
-
-
-def _named(binding: Binding) -> str:
-    source = binding.get("taskOutputParameter") or binding.get("componentInputParameter")
-    if isinstance(source, Mapping):
-        return f"`{source.get('producerTask')}.{source.get('outputParameterKey')}`"
-    return f"`{source}`"
 
 
 def executors(

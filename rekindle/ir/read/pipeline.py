@@ -37,7 +37,13 @@ def read(text: str) -> ir.Graph:
 
     UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
     is not a KFP pipeline."""
-    spec, platform = _documents(text)
+    try:
+        found = documents(text)
+    except yaml.YAMLError as error:
+        raise RequestError(f"this is neither YAML nor JSON: {error}") from error
+    if not 1 <= len(found) <= 2:
+        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
+    spec, platform = (*found, {})[:2]
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
@@ -47,16 +53,6 @@ def read(text: str) -> ir.Graph:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
     return graph
-
-
-def _documents(text: str) -> tuple[Any, Any]:
-    try:
-        found = documents(text)
-    except yaml.YAMLError as error:
-        raise RequestError(f"this is neither YAML nor JSON: {error}") from error
-    if not 1 <= len(found) <= 2:
-        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
-    return found[0], found[1] if len(found) == 2 else {}
 
 
 class _Reader:
