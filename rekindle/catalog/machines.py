@@ -6,9 +6,9 @@ import dataclasses
 import datetime
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rekindle.catalog.tables import rows, unknown
 
@@ -47,7 +47,17 @@ class Machine:
 def machines() -> Mapping[str, Machine]:
     """All machines by name; `this-cpu` is the one that this runs on, without its GPUs."""
     families = rows(Path(__file__).with_suffix(".yaml"))
-    found = {each.name: each for family in families for each in _of(family)}
+    found = {}
+    for family in families:
+        for name, (gpus, vcpus, gib, technology, gbit, nics) in family["sizes"].items():
+            inside = Link(family["inside"][0], family["inside"][1] * 1e9) if gpus > 1 else None
+            speed = None if gbit is None else gbit * 1e9 / 8
+            found[name] = Machine(
+                name, family["cloud"], family.get("gpu"), gpus, vcpus,
+                None if gib is None else gib * 2**30,
+                inside, Link(technology, speed) if technology else None, nics,
+                " ".join(family["source"].split()), family["as_of"],
+            )  # fmt: skip
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     here = dataclasses.replace(found[THIS_CPU], vcpus=os.cpu_count(), memory_bytes=memory_bytes)
     return {**found, THIS_CPU: here}
@@ -60,15 +70,3 @@ def machine(name: str) -> Machine:
     if plain not in machines():
         raise unknown("machine", name, machines())
     return machines()[plain]
-
-
-def _of(family: Mapping[str, Any]) -> Iterator[Machine]:
-    for name, (gpus, vcpus, gib, technology, gbit, nics) in family["sizes"].items():
-        inside = Link(family["inside"][0], family["inside"][1] * 1e9) if gpus > 1 else None
-        speed = None if gbit is None else gbit * 1e9 / 8
-        yield Machine(
-            name, family["cloud"], family.get("gpu"), gpus, vcpus,
-            None if gib is None else gib * 2**30,
-            inside, Link(technology, speed) if technology else None, nics,
-            " ".join(family["source"].split()), family["as_of"],
-        )  # fmt: skip

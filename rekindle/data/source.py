@@ -168,28 +168,24 @@ class BundledSource(Source):
         present = [self._content, self._columns.label]
         if findings.missing_columns(BUNDLED + self._name, columns, present):
             return
-        content, labels = self._digits() if self._name in _IMAGES else self._table()
+        from sklearn import datasets
+
+        content: Any
+        if self._name in _IMAGES:
+            digits = datasets.load_digits()
+            content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
+            labels = pa.array(digits.target.astype(np.int64))
+        else:
+            table = getattr(datasets, f"load_{self._name}")()
+            named = (zip(table.feature_names, row, strict=True) for row in table.data)
+            texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
+            names = [str(table.target_names[index]) for index in table.target]
+            content, labels = pa.array(texts, pa.string()), pa.array(names, pa.string())
         for start in range(0, len(content), _BATCH_ROWS):
             rows = slice(start, start + _BATCH_ROWS)
             values = {self._content: content[rows], self._columns.label: labels[rows]}
             lines = np.arange(start, start + len(content[rows])) + 1
             yield RawBatch(values, lines, self._name)
-
-    def _digits(self) -> tuple[Any, pa.Array]:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        return list(pixels), pa.array(digits.target.astype(np.int64))
-
-    def _table(self) -> tuple[Any, pa.Array]:
-        from sklearn import datasets
-
-        table = getattr(datasets, f"load_{self._name}")()
-        named = (zip(table.feature_names, row, strict=True) for row in table.data)
-        texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
-        names = [str(table.target_names[index]) for index in table.target]
-        return pa.array(texts, pa.string()), pa.array(names, pa.string())
 
     def fingerprint(self) -> str:
         """Hash of the name and of the package's file."""

@@ -192,7 +192,15 @@ class Partitions:
     def time_of(self, path: str) -> dt.datetime | None:
         """The start of the partition that holds the file `path`; None where the path is no
         partition of ours."""
-        match = re.fullmatch(self._pattern(), path)
+        pattern, position = "", 0
+        for placeholder in _PLACEHOLDER.finditer(self.path):
+            pattern += _glob_pattern(self.path[position : placeholder.start()])
+            text = placeholder[1] or self.default_format
+            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", text)
+            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
+            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
+            position = placeholder.end()
+        match = re.fullmatch(pattern + _glob_pattern(self.path[position:]), path)
         if match is None:
             return None
         fields = {"%Y": 1, "%m": 1, "%d": 1, "%H": 0}
@@ -206,16 +214,6 @@ class Partitions:
     def _names(self) -> list[str]:
         formats = "/".join(m[1] or self.default_format for m in _PLACEHOLDER.finditer(self.path))
         return re.findall("|".join(_DIRECTIVES), formats)
-
-    def _pattern(self) -> str:
-        pattern, position = "", 0
-        for match in _PLACEHOLDER.finditer(self.path):
-            pattern += _glob_pattern(self.path[position : match.start()])
-            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", match[1] or self.default_format)
-            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
-            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
-            position = match.end()
-        return pattern + _glob_pattern(self.path[position:])
 
 
 def _glob_pattern(text: str) -> str:

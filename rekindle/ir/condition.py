@@ -162,8 +162,15 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
             return evaluate(left, values) and evaluate(right, values)
         case Either(left, right):
             return evaluate(left, values) or evaluate(right, values)
-        case Compare(left, _, right):
-            return _compare(expression, _value(left, values), _value(right, values))
+        case Compare(left_term, symbol, right_term):
+            left, right = _value(left_term, values), _value(right_term, values)
+            kind = _kind_of_value(left)
+            if kind is None or kind != _kind_of_value(right):
+                what = f"the condition `{expression}` compares {left!r} with {right!r}"
+                raise StepError(what)
+            if kind == "boolean" and symbol not in ("==", "!="):
+                raise StepError(f"the condition `{expression}`: booleans have no order")
+            return _OPERATORS[symbol](left, right)
 
 
 class _Parser:
@@ -295,12 +302,3 @@ def _value(term: Term, values: Mapping[str, Any]) -> Any:
             if values.get(name) is None:
                 raise StepError(f"the condition needs `{term}`, which has no value")
             return values[name]
-
-
-def _compare(compare: Compare, left: Any, right: Any) -> bool:
-    kinds = _kind_of_value(left), _kind_of_value(right)
-    if kinds[0] is None or kinds[0] != kinds[1]:
-        raise StepError(f"the condition `{compare}` compares {left!r} with {right!r}")
-    if kinds[0] == "boolean" and compare.operator not in ("==", "!="):
-        raise StepError(f"the condition `{compare}`: booleans have no order")
-    return _OPERATORS[compare.operator](left, right)

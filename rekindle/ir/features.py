@@ -122,19 +122,13 @@ def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
     artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
     if any(artifact.is_list for artifact in artifacts):
         yield "artifact_lists", node.where
-    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(_written(node)))
+    # the defaults of inputs that are not given at run time, and what is given with Templates in it
+    ports = node.inputs.parameters.items()
+    written = [port.default for name, port in ports if name not in node.parameters]
+    written += [b.value for b in node.parameters.values() if isinstance(b, ir.Formatted)]
+    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(templates(written)))
     if any(parameter.type == "TASK_CONFIG" for parameter in node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
-
-
-def _written(node: ir.Node) -> Iterator[Argument]:
-    """Templates in the defaults of the node's inputs, for those not given at run time."""
-    for name, parameter in node.inputs.parameters.items():
-        if name not in node.parameters:
-            yield from templates(parameter.default)
-    for binding in node.parameters.values():
-        if isinstance(binding, ir.Formatted):
-            yield from templates(binding.value)
 
 
 def _facts(arguments: Iterable[Argument]) -> Iterator[str]:

@@ -85,7 +85,13 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
     else:
         yield "DeepSpeed's ZeRO does not fit either, with everything in the host's memory"
         return
-    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}{layout}"
+    said = ", ".join(
+        f"{key}: {{device: cpu}}" if isinstance(value, dict) else f"{key}: {value}"
+        for key, value in section.items()
+    )
+    config = f"--set 'train.engine_config={{zero_optimization: {{{said}}}}}'"
+    command = f"--set train.engine=deepspeed {config}{layout}"
+    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {command}"
 
 
 def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
@@ -111,12 +117,3 @@ def _beside(option: Option, best: Option | None) -> str:
 
 def _host(zero: Zero) -> str:
     return f"; {str(zero).partition(', ')[2]}" if zero.optimizer_offloaded else ""
-
-
-def _command(section: dict[str, Any]) -> str:
-    said = ", ".join(
-        f"{key}: {{device: cpu}}" if isinstance(value, dict) else f"{key}: {value}"
-        for key, value in section.items()
-    )
-    config = f"{{zero_optimization: {{{said}}}}}"
-    return f"--set train.engine=deepspeed --set 'train.engine_config={config}'"

@@ -54,7 +54,16 @@ def choose(
         fleet = offered[0]
         found = search(asked, fleet.cluster)
         if not found.options:
-            raise _nothing_fits(asked, fleet, found)
+            nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
+            said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
+            if nearest is not None and nearest.needed_bytes is None:
+                what = f"no layout trains on {fleet}{said}"
+                fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
+                raise RequestError(what, where="train.layout", fix=fix)
+            more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
+            others = () if asked.zero else instead(asked, fleet.cluster)
+            fix = "; ".join([more + _divisible(asked), *others])
+            raise RequestError(f"no layout fits on {fleet}{said}", where="resources", fix=fix)
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
@@ -177,15 +186,3 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
 def _divisible(asked: Asked) -> str:
     """What to say where the optimizer forbids layouts that would take less memory."""
     return "" if asked.train.optimizer == "adamw" else "; or train.optimizer: adamw in any layout"
-
-
-def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
-    nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
-    said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
-    if nearest is not None and nearest.needed_bytes is None:
-        fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
-        return RequestError(f"no layout trains on {fleet}{said}", where="train.layout", fix=fix)
-    more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
-    others = () if asked.zero else instead(asked, fleet.cluster)
-    fix = "; ".join([more + _divisible(asked), *others])
-    return RequestError(f"no layout fits on {fleet}{said}", where="resources", fix=fix)

@@ -78,8 +78,6 @@ class ZeroMoments(Moments):
     held on CPUs; blocks and loss are rekindle's, over weights stored as they are computed with.
     What offload leaves on a GPU has not been measured on one."""
 
-    copies = "gathered weights"
-
     def __init__(self, work: Work) -> None:
         assert work.zero is not None
         self.zero, self.ranks = work.zero, work.layout.world
@@ -88,11 +86,9 @@ class ZeroMoments(Moments):
         super().__init__(dataclasses.replace(work, layout=alone, weights_bytes=width), 0)
         if self.zero.stage >= 2:
             self.group = self.ranks  # of gradients, as blocks leave them
-
-    @property
-    def _states(self) -> int:
-        """Ranks among which moments lie."""
-        return self.ranks if self.zero.stage else 1
+        self.copies = "gathered weights"
+        self._weights = self.count * (self.block + self.adapters) + self.ends
+        self._states = self.ranks if self.zero.stage else 1  # ranks among which moments lie
 
     def static(self) -> dict[str, int]:
         zero, whole = self.zero, self.stored * self._weights
@@ -103,18 +99,10 @@ class ZeroMoments(Moments):
             "parameters": 0 if zero.parameters_offloaded else kept,
             "optimizer": 0 if zero.optimizer_offloaded else master,
             "divided gradients": 0 if zero.optimizer_offloaded else divided,
-            "communication buffers": self.buffers,
+            # gradients on their way to the rank that keeps them
+            "communication buffers": self.stored * zero.bucket * zero.buckets,
             "teacher": self.taught[0],
         }
-
-    @property
-    def buffers(self) -> int:
-        """Gradients on their way to the rank that keeps them."""
-        return self.stored * self.zero.bucket * self.zero.buckets
-
-    @property
-    def _weights(self) -> int:
-        return self.count * (self.block + self.adapters) + self.ends
 
     @property
     def offloaded(self) -> int:

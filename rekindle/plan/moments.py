@@ -36,21 +36,6 @@ class Memory:
 class Moments(Temporaries):
     """Of a rank, the worst."""
 
-    @property
-    def copies(self) -> str:
-        """What the copies of weights are called."""
-        return "gathered weights" if self.sharded else "copies of weights"
-
-    @property
-    def grouped(self) -> bool:
-        """Whether FSDP gathers the weights of each block when they are needed, and forgets them."""
-        return self.sharded and self.layout.pp == 1 and self.group > 1
-
-    @property
-    def replicated(self) -> bool:
-        """Whether gradients lie in the buckets of replicas."""
-        return self.layout.only_replicates and self.layout.world > 1
-
     def worst(self) -> Memory:
         """The largest of the moments."""
         # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps

@@ -57,11 +57,6 @@ class Temporaries(Rank):
         return most
 
     @cached_property
-    def norm_backward(self) -> int:
-        """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
-        return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
-
-    @cached_property
     def halved(self) -> int:
         """What a block's weights are still to be multiplied with, between the two halves of zero
         bubble's backward pass: gradients of all products, and of what norms give."""
@@ -117,8 +112,3 @@ class Temporaries(Rank):
         feeding = wide * ((3 if teacher.gated else 2) * teacher.ffn + 4 * teacher.d_model)
         norm = (3 * max(4, wide) + 3 * wide) * teacher.d_model
         return self.tokens * max(feeding, norm)
-
-    @cached_property
-    def last_norm(self) -> int:
-        """Bytes an element of what the last norm gives."""
-        return self.stream if self.rms else max(self.exact, self.stream)

@@ -60,9 +60,30 @@ class Rank:
         self.pairs = self.tokens * work.sequence * shape.heads // tp  # of tokens, of all heads here
         self.joined = not shape.causal and shape.vocab > 0  # texts share a sequence, images do not
         self._cut()
+        self._size()
+
+    def _size(self) -> None:
+        """Sizes that follow from all that, in bytes."""
+        work, layout, tp, stream = self.work, self.layout, self.layout.tp, self.stream
         # a norm's input in fp32, and the normalised, which only a norm's own weights need
         self.entering = max(4, self.stream) * self.part * self.hidden
-        self.scaled = 0 if self.adapters else self.stream
+        self.scaled = 0 if self.adapters else stream
+        # what a norm keeps: its input and the normalised, and the scale, or mean and scale
+        self.normed = self.entering + 8 * self.part
+        # while a norm's gradients are made: of an RMS norm five tensors in fp32 and three of the
+        # stream
+        self.norm_backward = 2 * stream * self.part * self.hidden
+        if self.rms:
+            self.normed = self.entering + (self.scaled * self.hidden + 4) * self.part
+            self.norm_backward = (5 * 4 + 3 * stream) * self.part * self.hidden
+        # what the last norm gives, an element; and what it keeps in a language model
+        self.last_norm = stream if self.rms else max(self.exact, stream)
+        normalised = self.scaled * self.part * self.hidden if self.rms else 0
+        self.behind = self.entering + normalised if self.shape.causal else 0
+        # of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
+        # classifier token numbers and a mask
+        columns = 4 if self.shape.causal else 2
+        self.inputs_held = columns * 8 * self.tokens * work.accumulation
         # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
         # rank's share of them. Of the others each micro-batch has its own.
         self.remembered = tp == 1 and not self.adapters
@@ -75,6 +96,11 @@ class Rank:
         self.each_gradient = self.exact + self.stored if narrow else self.stored
         # while a block's gradients are reduced: whole, in fp32
         self.reduced = self.exact * self.trained_block if self.sharded else 0
+        # FSDP gathers the weights of each block when they are needed, and forgets them
+        self.grouped = self.sharded and layout.pp == 1 and self.group > 1
+        # gradients lie in the buckets of replicas
+        self.replicated = layout.only_replicates and layout.world > 1
+        self.copies = "gathered weights" if self.sharded else "copies of weights"
 
     def _cut(self) -> None:
         """What this rank has: blocks of each of its stages, elements of a block and of the ends."""
@@ -169,13 +195,6 @@ class Rank:
             scaled = 0 if self.adapters else self.compute
             kept += ((4 if self.half else self.compute) + scaled) * tokens * both
         return kept + self.scores
-
-    @cached_property
-    def normed(self) -> int:
-        """What a norm keeps: its input and the normalised, and the scale, or mean and scale."""
-        if self.rms:
-            return self.entering + (self.scaled * self.hidden + 4) * self.part
-        return self.entering + 8 * self.part
 
     def inputs(self, matrices: int) -> int:
         """Of matrices that share an input: autocast casts it for each of them."""
@@ -275,19 +294,6 @@ class Rank:
             kept -= self.entering if self.adapters and self.work.checkpointing == "none" else 0
         return kept + (self.behind if last else 0)
 
-    @cached_property
-    def behind(self) -> int:
-        """For the last norm of a language model."""
-        if not self.shape.causal:
-            return 0
-        return self.entering + (self.scaled * self.part * self.hidden if self.rms else 0)
-
-    @cached_property
-    def inputs_held(self) -> int:
-        """Of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
-        classifier token numbers and a mask."""
-        return (4 if self.shape.causal else 2) * 8 * self.tokens * self.work.accumulation
-
     # Weights and gradients on the way
 
     def passing(self, blocks_held: int, begun: int = 0) -> tuple[int, int]:
@@ -325,7 +331,7 @@ class Rank:
         trained = sum(own for own, has in zip(self.each, there, strict=True) if has)
         if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
             return self.exact * trained
-        if self.layout.only_replicates and self.layout.world > 1:
+        if self.replicated:
             own = self.stored * self.trained if self.work.accumulation > 1 else 0
             return self.stored * self.trained + own  # and the buckets
         if self.sharded and not ending:

@@ -48,7 +48,12 @@ def _shown(step: str, name: str, artifact: ArtifactRecord, here: bool) -> Shown 
         if kind == "ClassificationMetrics" and artifact.metadata:
             return Shown(step, name, plots=_plots(artifact.metadata))
         if kind == "Markdown":
-            return Shown(step, name, markdown=_rendered(_text(artifact.uri, here)))
+            from markdown_it import MarkdownIt
+
+            # without HTML in it and without images, which a page of its own may not load
+            parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+            rendered = parser.render(_text(artifact.uri, here))
+            return Shown(step, name, markdown=Markup(rendered))  # noqa: S704 - HTML in it is escaped
         if kind == "HTML":
             return Shown(step, name, html=_text(artifact.uri, here))
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -87,11 +92,3 @@ def _text(uri: str, here: bool) -> str:
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {formats.size(_MOST_BYTES)}; open {path}")
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _rendered(text: str) -> Markup:
-    """Markdown without HTML in it and without images, which a page of its own may not load."""
-    from markdown_it import MarkdownIt
-
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    return Markup(parser.render(text))  # noqa: S704 - HTML in it is escaped

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
-from rekindle.records import Comparison, RunRecord, StepRecord
+from rekindle.records import Comparison, RunRecord
 from rekindle.report.collect import Findings, gate_of, model_of
 from rekindle.report.texts import lower_is_better, shorten_middle
 
@@ -40,18 +40,18 @@ def compared(runs: Sequence[Pair]) -> Compared:
 def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
     trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
+    seconds = trained[-1].seconds if trained else None
+    if trained and trained[-1].cached:
+        seconds = 0.0
+    elif trained and trained[-1].status in ("pending", "skipped"):
+        seconds = None
     return ComparedRun(
         run_id=record.run_id, started_at=record.started_at, status=record.status,
-        seconds=record.seconds, training_seconds=_seconds(trained[-1]) if trained else None,
+        seconds=record.seconds, training_seconds=seconds,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
     )  # fmt: skip
-
-
-def _seconds(step: StepRecord) -> float | None:
-    began = step.status not in ("pending", "skipped")
-    return 0.0 if step.cached else step.seconds if began else None
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -93,7 +93,13 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
     wanted = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
     problem = next(problems_of(wanted, world, shape, train), None)
     if problem is not None:
-        raise RequestError([_with_neighbours(problem, wanted, world, shape, train)])
+        texts = []
+        for layout in _nearest(wanted, world, shape, train):
+            named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
+            texts.append(f"{{{', '.join(named)}}}" if named else "auto")
+        near = f"on {world} ranks, use {' or '.join(texts)}" if texts else ""
+        fix = "; ".join(filter(None, (problem.fix, near)))
+        raise RequestError([dataclasses.replace(problem, fix=fix)])
     return dataclasses.replace(wanted, micro_batch_size=_micro_batch(train, wanted))
 
 
@@ -174,19 +180,6 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
         f"train.global_batch_size {total} divides into micro-batches of at most {largest}, which "
         f"is slow; {-(-total // better) * better} divides into micro-batches of {better}"
     )
-
-
-def _with_neighbours(
-    problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
-) -> Problem:
-    if not (nearest := _nearest(wanted, world, shape, train)):
-        return problem
-    texts = []
-    for layout in nearest:
-        named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
-        texts.append(f"{{{', '.join(named)}}}" if named else "auto")
-    fix = f"on {world} ranks, use {' or '.join(texts)}"
-    return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
 
 
 def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) -> list[Layout]:

@@ -6,6 +6,7 @@ last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model
 folder of the file that names them. Images that `rekindle.lock` beside the config knows are named by
 digest."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
 from rekindle.spec.model import BUILTIN_TASKS, Spec
@@ -77,7 +78,13 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
     try:
         spec = strict(Spec, values)
     except ValidationError as error:
-        rest = _checks_of_the_rest(values, error, told)
+        # and contradictions among the fields that are fine, so that one reading shows everything
+        bad, rest = {key_path(item["loc"]) for item in error.errors(include_url=False)}, []
+        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
+        touched = {path[:2] for path in bad}
+        with contextlib.suppress(ValidationError):
+            fine = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
+            rest = [told.problem(*f) for f in check(fine) if f[0][:2] not in touched]
         raise SpecError([*told.problems(error), *rest]) from None
     if found := [told.problem(*finding) for finding in check(spec)]:
         raise SpecError(found)
@@ -189,20 +196,6 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
         del lines[known]
     lines[path] = f"--set {key}"  # the value may be a secret
     _anchor_paths(values, Path.cwd())
-
-
-def _checks_of_the_rest(
-    values: Mapping[str, Any], error: ValidationError, told: Told
-) -> list[Problem]:
-    """Contradictions among the fields that are fine, so that one reading shows everything."""
-    bad = {key_path(item["loc"]) for item in error.errors(include_url=False)}
-    try:
-        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
-        spec = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
-    except ValidationError:
-        return []
-    touched = {path[:2] for path in bad}
-    return [told.problem(*finding) for finding in check(spec) if finding[0][:2] not in touched]
 
 
 def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dict[str, Any]:

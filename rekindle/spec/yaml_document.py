@@ -95,20 +95,16 @@ def parse_value(text: str) -> Any:
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:
         raise SpecError(reader.problems)
-    comment = text[_end(node) if node is not None else 0 :].strip("]}, \n")
+    last: Any = node
+    while isinstance(last, yaml.CollectionNode) and last.value:
+        last = last.value[-1]
+        last = last[1] if isinstance(last, tuple) else last
+    comment = text[last.end_mark.index if last is not None else 0 :].strip("]}, \n")
     if comment and (node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)):
         return text.strip()  # no comment on a command line, but a text such as `Ticket #`
     if comment:
         raise SpecError("what follows `#` would be a comment", where="--set", fix=_QUOTE)
     return value
-
-
-def _end(node: yaml.Node) -> int:
-    """Where the last value in the node ends."""
-    while isinstance(node, yaml.CollectionNode) and node.value:
-        last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
-    return int(node.end_mark.index)
 
 
 def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:

@@ -7,6 +7,7 @@ kfp-kubernetes' second document. Which platform can do which of it is not decide
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 
+import contextlib
 import json
 import math
 import re
@@ -262,19 +263,15 @@ def _loop(task: Fields) -> ir.Loop | None:
         name, raw = items.take(input_key, str, ""), items.take("raw", str, "")
         for fields in (iterator, items):
             fields.close()
-        over = name or _items(raw, items.at("raw"))
+        over: Any = name
+        if not name:
+            with contextlib.suppress(ValueError):
+                over = json.loads(raw)
+            if not isinstance(over, list):
+                raise malformed(raw, "a list in JSON", items.at("raw"))
+            over = tuple(parse_value(integral(value), items.at("raw")) for value in over)
         return ir.Loop(over, item, key == "artifactIterator", at_once)
     return None
-
-
-def _items(raw: str, where: str) -> tuple[Any, ...]:
-    try:
-        values = json.loads(raw)
-    except ValueError:
-        values = None
-    if not isinstance(values, list):
-        raise malformed(raw, "a list in JSON", where)
-    return tuple(parse_value(integral(value), where) for value in values)
 
 
 def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]:
