@@ -27,7 +27,7 @@ from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
-from rekindle.data.split import find_leaks, hash_splits, split_names, time_cuts, time_splits
+from rekindle.data.split import find_leaks, hash_splits, time_cuts, time_splits
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError, RequestError
@@ -151,7 +151,8 @@ class _Ingestion:
         self.seen = records.digest() if by_column else reader.seen()
 
     def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
-        table = table.append_column("split", split_names(indices))
+        names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))
+        table = table.append_column("split", names.cast(pa.string()))
         for index, split in enumerate(SPLITS):
             mine = indices == index
             if mine.any():

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
-from rekindle.data.roles import Columns, Kind
+from rekindle.data.roles import Columns
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_time
@@ -83,50 +83,38 @@ def _parse(text: str) -> int | None:
 
 
 class RecordsHash:
-    """Hash of the values of some columns, and the number of `rows`."""
+    """Hash of the values of some columns, one after the other, and the number of `rows`."""
 
     def __init__(self, columns: Columns) -> None:
         self.rows = 0
-        self._columns = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
+        self._kinds = {name: columns[name] for name in sorted(columns)}
+        # of each column: where there is a value, how long values are, and their bytes
+        self._hashes = {name: [hashlib.sha256() for _ in range(3)] for name in self._kinds}
 
     def update(self, raw: RawBatch) -> None:
         """Take in a batch."""
         self.rows += len(raw)
-        for name, column in self._columns.items():
-            column.update(raw, name)
+        for name, kind in self._kinds.items():
+            if kind == "image":
+                images = []
+                for value in raw.columns[name]:
+                    with contextlib.suppress(OSError, ValueError):  # `ingest` says so
+                        value = content_of(raw, value)
+                    images.append(value if isinstance(value, bytes) else repr(value).encode())
+                values = pa.array(images, pa.binary())
+            elif kind == "list":
+                plain = map(as_python, raw.columns[name])
+                lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
+                values = pa.array(lists, pa.string())
+            else:
+                values = texts(raw, name, kind, Findings()).values
+            present, lengths, content = self._hashes[name]
+            present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
+            values = values.fill_null(b"" if kind == "image" else "")
+            lengths.update(np.asarray(pc.binary_length(values), np.int32).tobytes())
+            content.update(b"".join(content_views(values)))
 
     def digest(self) -> str:
         """The hash of all rows so far."""
-        return digest([[name, column.digest()] for name, column in self._columns.items()])
-
-
-class _ColumnHash:
-    """Hash of a column's values, one after the other, however they come in batches."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._present, self._lengths, self._bytes = (hashlib.sha256() for _ in range(3))
-
-    def update(self, raw: RawBatch, column: str) -> None:
-        """Take in the column's values of a batch."""
-        if self._kind == "image":
-            images = []
-            for value in raw.columns[column]:
-                with contextlib.suppress(OSError, ValueError):  # `ingest` says so
-                    value = content_of(raw, value)
-                images.append(value if isinstance(value, bytes) else repr(value).encode())
-            values = pa.array(images, pa.binary())
-        elif self._kind == "list":
-            plain = map(as_python, raw.columns[column])
-            lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
-            values = pa.array(lists, pa.string())
-        else:
-            values = texts(raw, column, self._kind, Findings()).values
-        self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
-        values = values.fill_null(b"" if self._kind == "image" else "")
-        self._lengths.update(np.asarray(pc.binary_length(values), np.int32).tobytes())
-        self._bytes.update(b"".join(content_views(values)))
-
-    def digest(self) -> str:
-        """The hash of all values so far."""
-        return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
+        hashes = self._hashes.items()
+        return digest([[name, "".join(h.hexdigest() for h in each)] for name, each in hashes])

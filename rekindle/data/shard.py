@@ -287,23 +287,19 @@ class _Worker:
                 for batch in pa.ipc.open_stream(pipe):
                     self._put(batch)
             raise EOFError
-        except (EOFError, OSError, ValueError) as error:
-            self._put(self._failure(error))
+        except (EOFError, OSError, ValueError):
+            code, fix = self._process.wait(), "see its traceback above"
+            how = f"failed (exit {code})"
+            if code < 0:
+                how = f"was killed by signal {-code}"
+                fix = "use fewer workers, or smaller texts" if code == -9 else ""
+            self._put(StepError(f"a worker that encodes examples {how}", fix=fix))
 
     def _put(self, item: pa.RecordBatch | Exception) -> None:
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Full):
                 self._batches.put(item, timeout=0.1)
                 return
-
-    def _failure(self, error: Exception) -> StepError:
-        code = self._process.wait()
-        if code < 0:
-            fix = "use fewer workers, or smaller texts" if code == -9 else ""
-            what = f"a worker that encodes examples was killed by signal {-code}"
-            return StepError(what, fix=fix)
-        what = f"a worker that encodes examples failed (exit {code})"
-        return StepError(what, fix="see its traceback above")
 
 
 def _encoded(order: dict[str, Any]) -> Iterator[pa.RecordBatch]:

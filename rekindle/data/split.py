@@ -92,11 +92,6 @@ def order_statistic(blocks: Callable[[], Iterable[Times]], rank: int) -> int:
     return prefix - (1 << 63)
 
 
-def split_names(indices: npt.NDArray[np.int8]) -> pa.StringArray:
-    """Names of splits for their indices."""
-    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS)).cast(pa.string())
-
-
 def content_views(values: pa.Array) -> Iterator[memoryview]:
     """The bytes of each value, without a copy."""
     _, offset_buffer, data = values.buffers()

@@ -163,19 +163,15 @@ class _Attempts:
         left = self.give_up[saved] - began
         up = (ran > left) & (anew > left)
         ran = np.where(up, np.maximum(left, 0.0), ran)
-        self.rest[who[up]] = self._on_demand(saved[up])
+        # seconds that the rest takes on machines that stay
+        again = self.work.restart_seconds + self.work.commit_seconds
+        committed = self.made[np.maximum(saved[up] - 1, 0)]
+        total = self.started + self.made[-1]
+        rest = again + self.made[-1] - committed
+        self.rest[who[up]] = np.where(saved[up] > 0, rest, total)
         self.saved[who], self.wall[who] = reached, began + ran
         self.running[who] += ran
         self.active = who[~(done | up)]
-
-    def _on_demand(self, saved: Counts) -> Numbers:
-        """Seconds that the rest takes on machines that stay."""
-        import numpy as np
-
-        total = self.started + self.made[-1]
-        again = self.work.restart_seconds + self.work.commit_seconds
-        made = self.made[np.maximum(saved - 1, 0)]
-        return np.where(saved > 0, again + self.made[-1] - made, total)  # type: ignore[no-any-return]
 
 
 def _noticed(work: Work, every: int, rate: float) -> Runs:

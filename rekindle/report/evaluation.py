@@ -85,10 +85,28 @@ def gate(run: records.RunRecord, evidence: records.Evidence | None) -> Gate | No
     """The gate of the run, if it had one."""
     if not evidence or not (evidence.checks or evidence.comparison):
         return None
-    interval = (_NOTHING, "")
-    if evidence.comparison:
-        interval = _interval(run, evidence, evidence.comparison)
-    return Gate(evidence.checks, *interval)
+    if (comparison := evidence.comparison) is None:
+        return Gate(evidence.checks, _NOTHING, "")
+    better, metric = 1, comparison.metric
+    if texts.lower_is_better(metric):
+        # A gate may have turned a lower-is-better metric round already: then the estimate and the
+        # plain difference of the two metrics have opposite signs.
+        sides = (evidence.metrics, evidence.champion_metrics)
+        ours, theirs = (side.get(metric, math.nan) for side in sides)
+        better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
+    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    text = (
+        f"The change in {texts.metric_name(metric)} is {formats.signed(comparison.estimate)},"
+        f" with {100 * comparison.confidence:g}% confidence between"
+        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
+        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
+        f" seed {comparison.seed})."
+    )
+    drawn = plots.interval(
+        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
+        threshold=None if needed is None else better * needed, better=better, label=text,
+    )  # fmt: skip
+    return Gate(evidence.checks, drawn, text)
 
 
 def quality(evidence: records.Evidence | None) -> Quality | None:
@@ -146,32 +164,6 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
     return Compared(name, candidate, champion, change, tone)
 
 
-def _interval(
-    run: records.RunRecord, evidence: records.Evidence, comparison: records.Comparison
-) -> tuple[Markup, str]:
-    better, metric = 1, comparison.metric
-    if texts.lower_is_better(metric):
-        # A gate may have turned a lower-is-better metric round already: then the estimate and the
-        # plain difference of the two metrics have opposite signs.
-        sides = (evidence.metrics, evidence.champion_metrics)
-        ours, theirs = (side.get(metric, math.nan) for side in sides)
-        better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
-    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    name = texts.metric_name(metric)
-    text = (
-        f"The change in {name} is {formats.signed(comparison.estimate)},"
-        f" with {100 * comparison.confidence:g}% confidence between"
-        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
-        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
-        f" seed {comparison.seed})."
-    )
-    drawn = plots.interval(
-        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
-        threshold=None if needed is None else better * needed, better=better, label=text,
-    )  # fmt: skip
-    return drawn, text
-
-
 def _slice_table(
     column: str, parts: list[records.Slice], wanted: str, smallest: float | None
 ) -> SliceTable:
@@ -180,27 +172,23 @@ def _slice_table(
     values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
     top = max((value for value in values if value and value < math.inf), default=1.0)
     top = 1.0 if 0 < top <= 1 else top
-    rows = sorted(
-        (_slice_row(part, metric, top, smallest) for part in parts),
-        key=lambda row: (row.small, _badness(row, metric), row.name),
-    )
+    rows = []
+    for part in parts:
+        candidate, champion = part.candidate.get(metric), part.champion.get(metric)
+        small = smallest is not None and part.rows < smallest
+        said = f"{part.value}: {formats.metric(candidate)}"
+        said += f", champion {formats.metric(champion)}" if champion is not None else ""
+        css, drawn = "a soft" if small else "a", _NOTHING
+        if candidate is not None:
+            drawn = plots.bar(candidate, top, label=said, mark=champion, css=css)
+        row = _compare(part.value or "(empty)", metric, candidate, champion)
+        rows.append(dataclasses.replace(row, rows=part.rows, small=small, bar=drawn))
+    rows.sort(key=lambda row: (row.small, _badness(row, metric), row.name))
     return SliceTable(
         column=column, metric=metric, has_champion=any(part.champion for part in parts),
         shown=tuple(rows[:_SLICES_SHOWN]), more=tuple(rows[_SLICES_SHOWN:]),
         smallest=int(smallest) if smallest is not None else None,
     )  # fmt: skip
-
-
-def _slice_row(part: records.Slice, metric: str, top: float, smallest: float | None) -> Compared:
-    candidate, champion = part.candidate.get(metric), part.champion.get(metric)
-    row = _compare(part.value or "(empty)", metric, candidate, champion)
-    small = smallest is not None and part.rows < smallest
-    said = f"{part.value}: {formats.metric(candidate)}"
-    said += f", champion {formats.metric(champion)}" if champion is not None else ""
-    drawn = _NOTHING
-    if candidate is not None:
-        drawn = plots.bar(candidate, top, label=said, mark=champion, css="a soft" if small else "a")
-    return dataclasses.replace(row, rows=part.rows, small=small, bar=drawn)
 
 
 def _badness(row: Compared, metric: str) -> float:

@@ -301,7 +301,11 @@ def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: st
     if not n:
         return Markup("")
     names = [_class_name(labels, i) for i in range(n)]
-    frame = _frame(names)
+    size = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
+    longest = max(len(texts.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
+    slanted, lean = longest > size - 6, round(longest * _SLANT)
+    top, right = (lean + 36, lean) if slanted else (44, 2)
+    frame = _Frame(cell=size, left=round(longest + 34), top=top, right=right, slanted=slanted)
     cells = join(
         _cell(i, j, times, sum(row), names, frame)
         for i, row in enumerate(matrix)
@@ -333,18 +337,6 @@ def mistakes(
 def _class_name(labels: Sequence[str], i: int) -> str:
     """The label of class i, or its number where the record names none."""
     return labels[i] if i < len(labels) else str(i)
-
-
-def _frame(names: Sequence[str]) -> _Frame:
-    n = len(names)
-    cell = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
-    longest = max(len(texts.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
-    slanted = longest > cell - 6
-    lean = round(longest * _SLANT)
-    return _Frame(
-        cell=cell, left=round(longest + 34), top=lean + 36 if slanted else 44,
-        right=lean if slanted else 2, slanted=slanted,
-    )  # fmt: skip
 
 
 def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], frame: _Frame) -> Markup:

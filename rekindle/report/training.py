@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
+from rekindle.records import HistoryRow, RunRecord, TrainingSummary
 from rekindle.report import plots, texts
 from rekindle.report.collect import Findings
 from rekindle.report.drawing import Point
@@ -64,10 +64,8 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         key += " them."
     curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
     drawn = tuple(curve for curve in curves if curve.plot)
-    return Training(facts, drawn, remark, key, _bound(found.profile) if found.profile else None)
-
-
-def _bound(profile: Profile) -> Bound:
+    if (profile := found.profile) is None:
+        return Training(facts, drawn, remark, key)
     names = {"data": "waiting for data", "host": "Python and launching"}
     share = formats.percent(profile.shares.get(profile.bound, 0.0))
     by = names.get(profile.bound, profile.bound)
@@ -77,7 +75,8 @@ def _bound(profile: Profile) -> Bound:
     operators = (
         (o.name, formats.count(o.calls), formats.percent(o.share)) for o in profile.operators
     )
-    return Bound(verdict, profile.advice, tuple(shares), tuple(operators))
+    bound = Bound(verdict, profile.advice, tuple(shares), tuple(operators))
+    return Training(facts, drawn, remark, key, bound)
 
 
 def _facts(
