@@ -120,9 +120,9 @@ def judge(
         return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]
     for name, floor in spec.floor.items():
-        value, lower = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
-        passed = value <= floor if lower else value >= floor
-        reached = f"{'is' if passed else 'is not'} {'at most' if lower else 'at least'} {floor:g}"
+        value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
+        passed = value <= floor if falls else value >= floor
+        reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
         detail, known = f"{name} {value:.4f} {reached}", {"value": value, "threshold": floor}
         checks.append(Check(name=f"floor_{name}", passed=passed, detail=detail, **known))
     comparison = None
@@ -130,7 +130,16 @@ def judge(
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             comparison = compare(spec.gate, metric, candidate, champion)
-            checks.append(_better(spec.gate, comparison))
+            least, lower, upper = spec.gate.min_delta, comparison.lower, comparison.upper
+            passed = lower > least and comparison.estimate > least
+            gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
+            interval = f"[{lower:+.4f}, {upper:+.4f}] at {spec.gate.confidence:.0%}"
+            relation = "lies above" if passed else "does not lie above"
+            bound = f"whose lower bound {relation} {least:g}"
+            checks.append(Check(
+                name="better_than_champion", passed=passed, value=lower, threshold=least,
+                detail=f"{gain} {interval}, {bound}",
+            ))  # fmt: skip
         checks += _slice_checks(spec.gate, slices, slice_metric)
     failed = "; ".join(check.detail for check in checks if not check.passed)
     reason = failed or _praise(spec, metric, candidate, comparison)
@@ -170,20 +179,6 @@ def _finite(scores: Scores, who: str) -> Check:
     detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
     detail = f"the {who}'s {detail}"
     return Check(name=f"{who}_finite", passed=not bad, detail=detail)
-
-
-def _better(spec: GateSpec, comparison: Comparison) -> Check:
-    passed = comparison.lower > spec.min_delta and comparison.estimate > spec.min_delta
-    interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}] at {spec.confidence:.0%}"
-    relation = "lies above" if passed else "does not lie above"
-    detail = (
-        f"the gain in {comparison.metric} is {comparison.estimate:+.4f} {interval}, "
-        f"whose lower bound {relation} {spec.min_delta:g}"
-    )
-    return Check(
-        name="better_than_champion", passed=passed, detail=detail,
-        value=comparison.lower, threshold=spec.min_delta,
-    )  # fmt: skip
 
 
 def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
-from rekindle.ir.read.documents import MAX_BYTES
+from rekindle.ir.read.raw import MAX_BYTES
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

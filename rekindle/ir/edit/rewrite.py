@@ -11,8 +11,7 @@ from typing import Any
 from rekindle.errors import UnsupportedError
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
-from rekindle.ir.read.documents import documents
-from rekindle.ir.read.fields import Fields, Refusals, malformed
+from rekindle.ir.read.raw import Fields, Refusals, documents, malformed
 
 OWN_IMAGES = "rekindle/"
 Binding = Mapping[str, Any]

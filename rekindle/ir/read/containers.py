@@ -21,7 +21,7 @@ from rekindle.ir.placeholders import (
     parse_argument,
     parse_value,
 )
-from rekindle.ir.read.fields import Fields, malformed
+from rekindle.ir.read.raw import Fields, malformed
 
 _OTHER_KINDS = {
     "resolver": "resolvers look up artifacts in a metadata store",

@@ -22,8 +22,7 @@ from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.read.containers import read_executor
-from rekindle.ir.read.documents import documents
-from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
+from rekindle.ir.read.raw import NAME, Fields, Refusals, documents, malformed
 from rekindle.ir.read.settings import Wishes, read_platforms, unwrap
 from rekindle.ir.values import from_ir, integral
 
@@ -77,12 +76,17 @@ class _Reader:
             raise malformed(version, "schema version 2.x", "schemaVersion")
         self.top.take("sdkVersion", str, "")
         info = self.top.fields("pipelineInfo")
+        # files and folders are called so, too: a plain name
+        name, shown = info.take("name", str, ""), info.take("displayName", str, "")
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
+        if name and not NAME.fullmatch(name):
+            raise malformed(name, "a plain name", info.at("name"))
         graph = ir.Graph(
-            name=_name(info), inputs=inputs, outputs=outputs,
+            name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
+            inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
@@ -203,14 +207,6 @@ class _Reader:
             if problems := node.distribution.problems(names, node.where):
                 raise RequestError(problems)
         return node
-
-
-def _name(info: Fields) -> str:
-    """What the pipeline is called: files and folders are, too, so it is a plain name."""
-    name, shown = info.take("name", str, ""), info.take("displayName", str, "")
-    if name and not NAME.fullmatch(name):
-        raise malformed(name, "a plain name", info.at("name"))
-    return name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline"
 
 
 def _setting(fields: Fields, name: str) -> tuple[ir.Setting, ...]:

@@ -17,7 +17,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.distribution import PLATFORM, from_settings
 from rekindle.ir.graph import Constant, Graph, Secret, Setting
 from rekindle.ir.read.bindings import read_parameter
-from rekindle.ir.read.fields import Fields, Refusals, malformed
+from rekindle.ir.read.raw import Fields, Refusals, malformed
 from rekindle.ir.values import from_ir
 
 Wishes = dict[str, Any]  # what an executor asks for, as fields of its Step
