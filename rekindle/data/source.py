@@ -43,8 +43,10 @@ class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
-        self._data, self._modality = data, modality
+        self._data = data
         self.files: Files = locate(data)
+        # rows may name files beside the source's own
+        self._names_files = modality == "image" and self.files.format != "images"
         if window is not None and "{window" in data.source:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
@@ -72,7 +74,7 @@ class FileSource(Source):
     def fingerprint(self) -> str:
         """Hash of the bytes of all files, and of those that their rows name; of their names too
         where they tell a label or a split."""
-        if not self._names_files():
+        if not self._names_files:
             return self._fingerprint(seen=False)
         asking = copy.copy(self)
         asking.files = self.files.unseen()
@@ -90,13 +92,9 @@ class FileSource(Source):
     def _fingerprint(self, *, seen: bool) -> str:
         named = self.files.format == "images" or self._data.split.by == "source"
         found = self.files.fingerprint(named=named, seen=seen)
-        if not self._names_files():
+        if not self._names_files:
             return found
         return digest([found, self.files.files[0].seen.names()])
-
-    def _names_files(self) -> bool:
-        """Whether rows may name files beside the source's own."""
-        return self._modality == "image" and self.files.format != "images"
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes as stored."""
