@@ -6,7 +6,7 @@ ranks are of the node: eight ranks a node use all of them, one of eight an eight
 
 import dataclasses
 
-from rekindle.catalog.gpus import Gpu
+from rekindle.catalog.machines import Gpu
 from rekindle.spec.layout import Layout
 
 

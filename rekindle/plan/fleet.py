@@ -15,8 +15,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.gpus import Gpu, gpu, recognised
-from rekindle.catalog.machines import THIS_CPU, Cloud, Link, Machine, machine, machines
+from rekindle.catalog.machines import (
+    THIS_CPU,
+    Cloud,
+    Gpu,
+    Link,
+    Machine,
+    gpu,
+    machine,
+    machines,
+    recognised,
+)
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError

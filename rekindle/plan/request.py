@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.gpus import Gpu
+from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.shape import ModelShape, shape_of

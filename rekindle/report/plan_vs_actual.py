@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.catalog.gpus import recognised
+from rekindle.catalog.machines import recognised
 from rekindle.outputs import Planned
 from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
 from rekindle.report import plots, texts

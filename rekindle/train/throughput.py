@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.catalog.gpus import peak_flops
+from rekindle.catalog.machines import peak_flops
 from rekindle.launch.events import emit
 from rekindle.records import HistoryRow
 from rekindle.spec.layout import Shape

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.machines import gpu
 from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import formats
-from rekindle.catalog.gpus import recognised
+from rekindle.catalog.machines import recognised
 from rekindle.records import RunRecord
 from rekindle.report import plots
 from rekindle.report.card import render_card
