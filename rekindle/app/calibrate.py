@@ -13,11 +13,11 @@ from rekindle.catalog.prices import PriceBook
 from rekindle.errors import RequestError
 from rekindle.outputs import Calibration, Planned, PlannedLayout
 from rekindle.plan.calibration import job_of
-from rekindle.plan.candidates import work_of
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of, spread_of, stamp
 from rekindle.plan.fleet import fleets
 from rekindle.plan.request import asked_of, on_gpu
+from rekindle.plan.search import work_of
 from rekindle.plan.steptime import step_time
 from rekindle.plan.work import Work
 from rekindle.records import HistoryRow, RunRecord

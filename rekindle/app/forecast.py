@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.app.plan_text import facts, lines, per, title
 from rekindle.outputs import Planned, PlannedLayout, PlannedTerm
-from rekindle.report.svg import join, tag
+from rekindle.report.drawing import join, tag
 
 GIB = 2**30
 _FOLDED = ("or", "not")

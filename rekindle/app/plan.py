@@ -16,9 +16,8 @@ from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
-from rekindle.plan.plan import Plan, make, refusals, traced
+from rekindle.plan.plan import Plan, make, refusals, told, traced
 from rekindle.plan.request import asked_of, left_open, on_gpu
-from rekindle.plan.told import told
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import AUTO, LayoutSpec, Spec

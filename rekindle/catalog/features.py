@@ -2,13 +2,11 @@
 
 The one contract for admission, documentation and tests; `make generate` writes docs/features.md."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from rekindle.catalog.tables import rows
 
@@ -37,17 +35,14 @@ class Feature:
 @functools.cache
 def table() -> Mapping[str, Feature]:
     """All features by name."""
-    raw = rows(Path(__file__).with_suffix(".yaml"))
-    return {
-        name: Feature(
-            name, row["what"], {on: _carried(cell) for on, cell in row.items() if on != "what"}
-        )
-        for name, row in raw.items()
-    }
-
-
-def _carried(cell: str | dict[str, str]) -> Carried:
-    if isinstance(cell, str):
-        return Carried(cast("Verdict", cell))
-    verdict = next(word for word in get_args(Verdict) if word in cell)
-    return Carried(verdict, cell[verdict], cell.get("source", ""))
+    found = {}
+    for name, row in rows(Path(__file__).with_suffix(".yaml")).items():
+        on = {}
+        for platform, cell in row.items():
+            if isinstance(cell, dict):
+                verdict = next(word for word in get_args(Verdict) if word in cell)
+                on[platform] = Carried(verdict, cell[verdict], cell.get("source", ""))
+            elif platform != "what":
+                on[platform] = Carried(cell)
+        found[name] = Feature(name, row["what"], on)
+    return found

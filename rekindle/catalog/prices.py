@@ -4,8 +4,6 @@ what `rekindle prices refresh` reads from the clouds, and the user's own files, 
 Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to EC2's price
 where SageMaker's own is unknown (`factors` in the YAML); such a price says so."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -169,10 +167,10 @@ class PriceBook:
         names = {machine, machine.removeprefix("ml.")}
         return tuple(sorted({region for name, region in self._prices if name in names}))
 
-    def over(self, other: PriceBook) -> PriceBook:
+    def over(self, other: Self) -> Self:
         """`other` with the rows of this one in place of its own."""
         factors = {**self._factors, **other._factors, **self._factors}  # own ones count first
-        return PriceBook((*other.prices, *self.prices), factors.values())
+        return type(self)((*other.prices, *self.prices), factors.values())
 
 
 def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:

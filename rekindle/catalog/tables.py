@@ -2,8 +2,6 @@
 presets of hazards, settings of networks, Azure's time zones. The rows of each are in a YAML file
 beside this module, with source and date."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools
@@ -56,19 +54,14 @@ def known_configs() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-@functools.cache
-def _without_python() -> re.Pattern[str]:
-    patterns = _table("images")["without_python"]
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
-
-
 def lacks_python(image: str) -> bool:
     """Whether the image is one that is known to have no python3: `lacks_python("alpine:3.20")`."""
     repository = _HUB.sub("", image.partition("@")[0])
     host, slash, last = repository.rpartition("/")
     repository = f"{host}{slash}{last.partition(':')[0]}"
     mirrored = re.search(r"/(library/[^/]+)$", repository)
-    return _without_python().fullmatch(mirrored[1] if mirrored else repository) is not None
+    repository = mirrored[1] if mirrored else repository
+    return any(re.fullmatch(known, repository) for known in _table("images")["without_python"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +92,8 @@ def network(machine: str) -> Mapping[str, str]:
     )
 
 
-@functools.cache
-def _azure_zones() -> Mapping[str, str]:
-    zones = _table("azure_zones")["zones"]
-    return {zone: name for name, among in zones.items() for zone in among.split()}
-
-
 def azure_zone(zone: str) -> str | None:
     """Azure's name of IANA's `zone`, None where it has none. `azure_zone("Europe/Berlin")` is `W.
     Europe Standard Time`."""
-    return _azure_zones().get(zone)
+    zones = _table("azure_zones")["zones"]
+    return next((name for name, among in zones.items() if zone in among.split()), None)

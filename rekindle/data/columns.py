@@ -4,13 +4,11 @@
 and notes what is not admissible. Integers and booleans become their usual text, whole floats
 integers (a column of integers with a gap)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +48,7 @@ class RawBatch:
             return pa.array(self.names, pa.string())
         return pc.binary_join_element_wise(self.file, pa.array(self.lines).cast(pa.string()), ":")
 
-    def filter(self, keep: Mask) -> RawBatch:
+    def filter(self, keep: Mask) -> Self:
         """The rows where `keep` holds."""
         if keep.all():
             return self
@@ -108,7 +106,7 @@ class Texts:
     noted: Mask
 
     @classmethod
-    def all_fine(cls, values: pa.StringArray) -> Texts:
+    def all_fine(cls, values: pa.StringArray) -> Self:
         return cls(values, np.zeros(len(values), bool))
 
     @property
@@ -130,7 +128,11 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
         return _decoded(raw, values.cast(pa.binary()), column, findings)
     scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
     if scalar or pa.types.is_null(values.type):
-        return Texts.all_fine(_scalar_texts(values))
+        if pa.types.is_timestamp(values.type):
+            times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
+            plain = pc.cast(times, pa.timestamp("us"))
+            return Texts.all_fine(pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S"))
+        return Texts.all_fine(values.cast(pa.string()))
     if kind == "scalar" and pa.types.is_floating(values.type):
         return _texts_of_objects(raw, values.to_pylist(), column, kind, findings)
     present = np.asarray(values.is_valid(), bool)
@@ -158,13 +160,6 @@ _TEXT_TYPES = (
     pa.types.is_large_binary,
 )  # fmt: skip
 _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
-
-
-def _scalar_texts(values: pa.Array) -> pa.StringArray:
-    if pa.types.is_timestamp(values.type):
-        times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
-        return pc.strftime(pc.cast(times, pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
-    return values.cast(pa.string())
 
 
 def _texts_of_objects(

@@ -6,8 +6,6 @@ content, counted row by row, so that the bytes of a file depend on the examples 
 blocks they were read in. A batch is what a worker encodes at once and what is in memory at once.
 Files are lz4-compressed; `summary.json` is written last."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
@@ -126,8 +124,7 @@ def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
     while True:
         start = cuts[-1]
         before = int(ends[start - 1]) if start else 0
-        by_bytes = int(np.searchsorted(ends, before + BATCH_BYTES)) + 1
-        end = min(start + BATCH_ROWS, by_bytes)
+        end = min(start + BATCH_ROWS, int(np.searchsorted(ends, before + BATCH_BYTES)) + 1)
         if end > len(ends):
             return cuts
         cuts.append(end)

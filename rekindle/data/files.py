@@ -5,8 +5,6 @@ Any fsspec URI will do. A name is the path below the fixed part of the pattern (
 `2026-03/x.csv`): what rows are called by, the same wherever the folder lies. Files are sorted by
 name. Hidden files (`.x`, `_x`) are left out of folders and globs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt
@@ -17,7 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -175,13 +173,13 @@ class Files:
         """The start of the newest partition."""
         return max((file.partition for file in self.files if file.partition), default=None)
 
-    def unseen(self) -> Files:
+    def unseen(self) -> Self:
         """The same, of which nothing has been read."""
         seen = Seen()
         files = tuple(dataclasses.replace(file, seen=seen) for file in self.files)
         return dataclasses.replace(self, files=files)
 
-    def within(self, window: Window) -> Files:
+    def within(self, window: Window) -> Self:
         """The files whose partition starts in the window; raises DataError if none does."""
         chosen = tuple(file for file in self.files if file.partition and file.partition in window)
         if not chosen:
@@ -310,17 +308,16 @@ def is_visible(name: str) -> bool:
 def _format_of(files: list[SourceFile], data: DataSpec) -> str:
     if data.format != "auto":
         return data.format
-    formats = {file.name: _suffix_format(file.name) for file in files}
-    found = sorted({kind or "unknown" for kind in formats.values()})
+    formats = {}
+    for file in files:
+        path = PurePosixPath(file.name.lower())
+        suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+        known = (kind for kind, suffixes in _FORMATS.items() if suffix in suffixes)
+        formats[file.name] = next(known, "unknown")
+    found = sorted(set(formats.values()))
     if len(found) == 1 and found[0] != "unknown":
         return found[0]
-    odd = next(name for name, kind in formats.items() if (kind or "unknown") == found[-1])
+    odd = next(name for name, kind in formats.items() if kind == found[-1])
     what = "a mixture of " + ", ".join(found) if len(found) > 1 else "of no known format"
     fix = "set data.format, or narrow the pattern to one of csv, jsonl, parquet, images"
     raise DataError(f"the files are {what}", where=odd, fix=fix)
-
-
-def _suffix_format(name: str) -> str | None:
-    path = PurePosixPath(name.lower())
-    suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
-    return next((kind for kind, suffixes in _FORMATS.items() if suffix in suffixes), None)

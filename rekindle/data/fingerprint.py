@@ -8,8 +8,6 @@ With a window over a time column only the records in it are hashed, so new data 
 retrains nothing. Settings that cannot change the weights (where the source lies, how often a
 checkpoint is made) are left out."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -17,12 +15,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.columns import Source
 from rekindle.data.files import content_hash
-from rekindle.data.hashes import RecordsHash
+from rekindle.data.records import RecordsHash, Span, inside, read_times, to_datetime
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.times import Span, inside, read_times, to_datetime
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, resolve
 from rekindle.engines import engine_of
@@ -64,9 +60,13 @@ def fingerprint(
     window, content, (files, size) = _content(data, load_task(task).modality)
     own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
     included = os.environ.get(INCLUDED, "") if own else ""
-    folders = _folders(model)
+    path, _, class_name = task.rpartition(":")
+    teacher = {"teacher": model.teacher.source} if model.teacher else {}
+    named = {"source": model.source, "tokenizer": model.tokenizer, **teacher}
+    # a hub name has no content here
+    folders = {f"{k}_content": content_behind(v) for k, v in named.items() if isinstance(v, str)}
     work = {
-        "task": task if task in TASKS else _own_task(task),
+        "task": task if task in TASKS else [class_name, *_own_files(Path(path))],
         "data": content,
         "window": str(window or ""),
         "settings": [
@@ -80,10 +80,20 @@ def fingerprint(
     }
     work_key = digest(work)
     tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
-    init_from = _init_from(model, work_key, champion)
-    init_digest = _digest_behind(init_from, model, champion)
+    init_from, known = model.init_from, dict[str, str]()
+    if init_from == "champion" and champion is None:
+        init_from = "base"
+    elif init_from == "champion" and champion is not None:
+        # the work that made the champion starts where the champion did
+        init_from = champion.init_from if champion.work_key == work_key else champion.version
+        known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
+    init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
-    version, champion_digest = _to_beat(champion, run_key)
+    version = champion_digest = ""
+    if champion is not None:  # for the champion's own work the one that it beat back then
+        version, champion_digest = champion.version, champion.digest
+        if champion.run_key == run_key:
+            version, champion_digest = champion.beaten, champion.beaten_digest
     return Fingerprint(
         data=content, tokenizing=digest(tokenizing) if any(tokenizing) else "",
         window=str(window or ""), files=files, bytes=size, run_key=run_key, work_key=work_key,
@@ -100,11 +110,6 @@ def _identifying(train: TrainSpec) -> dict[str, Any]:
         config = {k: v for k, v in train.engine_config.items() if k not in engine.aside}
         found["engine_config"] = config or None
     return found
-
-
-def _own_task(task: str) -> list[Any]:
-    path, _, name = task.rpartition(":")
-    return [name, *_own_files(Path(path))]
 
 
 def _own_script(words: str) -> list[Any]:
@@ -138,34 +143,6 @@ def _hashes(
         raise RequestError(f"cannot read {error.filename}: {error}", fix="check the path") from None
 
 
-def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) -> str:
-    """Where the weights start; the work that made the champion starts where the champion did."""
-    if model.init_from != "champion":
-        return model.init_from
-    if champion is None:
-        return "base"
-    return champion.init_from if champion.work_key == work_key else champion.version
-
-
-def _digest_behind(init_from: str, model: ModelSpec, champion: ChampionState | None) -> str:
-    """A hash of the files that a training starts from; empty for those of a hub model."""
-    if model.init_from == "champion" and champion is not None:
-        known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
-        if known.get(init_from):
-            return known[init_from]
-    return content_behind(init_from)
-
-
-def _to_beat(champion: ChampionState | None, run_key: str) -> tuple[str, str]:
-    """The version to compare with and the digest of its files; for the champion's own work the one
-    that it beat back then."""
-    if champion is None:
-        return "", ""
-    if champion.run_key == run_key:
-        return champion.beaten, champion.beaten_digest
-    return champion.version, champion.digest
-
-
 def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
     """The resolved window, the hash of what lies in it, and the number of files and bytes."""
     if data.window is None:
@@ -177,49 +154,28 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         source = open_source(data, modality, window)
         return window, source.fingerprint(), source.extent()
     source = open_source(data, modality)
-    span = _span(source, data)
-    window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
-    hashed, rows = _hash_records(source, data, modality, window)
-    if not rows:
-        what = f"the window {window} selects none of {span.rows:,} records"
-        fix = "move data.window.end, or lower data.window.offset"
-        raise DataError(what, where=f"they span {span}", fix=fix)
-    return window, hashed, source.extent()
-
-
-def _span(source: Source, data: DataSpec) -> Span:
-    """The times of all records; rows that cannot be read are left to `ingest` to refuse."""
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
         what = "a window needs to know a record's time"
         raise RequestError(what, where="data.window", fix="set data.columns.time")
-    for raw in source.read({column: "scalar"}, findings):
+    for raw in source.read({column: "scalar"}, findings):  # what is unfit is for `ingest` to refuse
         times, known = read_times(raw, column, findings)
         span.include(times[known])
     if not span.rows:
         findings.raise_if_any()
         raise DataError("the source holds no records", where=data.source, fix="check data.source")
-    return span
-
-
-def _hash_records(source: Source, data: DataSpec, modality: str, window: Window) -> tuple[str, int]:
-    """Hash of the records in the window, however they are divided into files, and their number."""
+    window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
     columns = wanted_columns(data, modality)
+    # of the records in the window, however they are divided into files
     running, findings = RecordsHash(columns), Findings()
-    assert data.columns.time is not None
     for raw in source.read(columns, findings):
-        times, keep = read_times(raw, data.columns.time, findings)
+        times, keep = read_times(raw, column, findings)
         running.update(raw.filter(keep & inside(times, window)))
-    return running.digest(), running.rows
-
-
-def _folders(model: ModelSpec) -> dict[str, str]:
-    """Hashes of the local or remote folders that the model section names; a hub name has none."""
-    named = {"source": model.source, "tokenizer": model.tokenizer}
-    if model.teacher is not None:
-        named["teacher"] = model.teacher.source
-    texts = {key: value for key, value in named.items() if isinstance(value, str)}
-    return {f"{key}_content": content_behind(value) for key, value in texts.items()}
+    if not running.rows:
+        what = f"the window {window} selects none of {span.rows:,} records"
+        fix = "move data.window.end, or lower data.window.offset"
+        raise DataError(what, where=f"they span {span}", fix=fix)
+    return window, running.digest(), source.extent()
 
 
 def content_behind(name: str) -> str:

@@ -2,15 +2,12 @@
 small one: what a config gets wrong is said before a run begins. What cannot be told in an instant
 is left to `ingest`."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import glob
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from rekindle.data.files import delimiter_of, is_visible
@@ -48,9 +45,13 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
-            delimiter = delimiter_of(path.name, head)
-            rows = csv.reader(lines, delimiter=delimiter)
-            names = next(filter(None, rows), []) if kind == "csv" else _of_json(lines)
+            rows = csv.reader(lines, delimiter=delimiter_of(path.name, head))
+            if kind == "csv":
+                names = next(filter(None, rows), [])
+            else:
+                probed = [line for line in lines if line.strip()][:_PROBED_LINES]
+                objects = [row for row in map(json.loads, probed) if isinstance(row, dict)]
+                names = list(dict.fromkeys(name for row in objects for name in row))
     return (path.name, names) if names else None
 
 
@@ -77,12 +78,3 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         if not findings:  # else not all rows were read
             return sorted(filter(None, found))
     return []
-
-
-def _of_json(lines: Iterable[str]) -> list[str]:
-    names: dict[str, None] = {}
-    for line in [line for line in lines if line.strip()][:_PROBED_LINES]:
-        row = json.loads(line)
-        if isinstance(row, dict):
-            names |= dict.fromkeys(row)
-    return list(names)

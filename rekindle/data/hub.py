@@ -5,8 +5,6 @@ Nothing is downloaded as a whole. `split=train+test` picks splits, default all o
 class is -1, the hub's mark for a hidden label, are left out. A fingerprint is the commit that the
 revision points to now. HF_ENDPOINT and HF_TOKEN mean what they mean to `huggingface_hub`."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -73,8 +71,7 @@ class HubSource(Source):
     def fingerprint(self) -> str:
         """Hash of name, options and commit."""
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
-        text = f"{self._name}\0{options}\0{self._pin()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{self._name}\0{options}\0{self._pin()}".encode()).hexdigest()[:32]
 
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""

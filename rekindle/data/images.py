@@ -6,8 +6,6 @@ of them instead. A grey image among coloured ones becomes coloured; a coloured o
 is refused. Alpha and palettes become RGB, and EXIF rotation is applied. Numbers must be whole and
 lie in 0..255."""
 
-from __future__ import annotations
-
 import io
 import math
 from typing import Any
@@ -37,7 +35,11 @@ class ImageColumn:
     def pixels(self, value: Any, place: str, findings: Findings) -> bytes | None:
         """The pixels of an image as bytes, or None where it was refused and noted."""
         try:
-            image = self._resized(to_pixels(value, self._size))
+            image = to_pixels(value, self._size)
+            if self._size is not None and image.shape[:2] != self._size:
+                height, width = self._size
+                picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+                image = _array(picture.resize((width, height), Image.Resampling.BILINEAR))
         except PixelError as error:
             findings.add("pixel", place, str(error))
             return None
@@ -57,38 +59,23 @@ class ImageColumn:
             return None
         return image.tobytes()
 
-    def _resized(self, image: Pixels) -> Pixels:
-        if self._size is None or image.shape[:2] == self._size:
-            return image
-        height, width = self._size
-        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-        return _array(picture.resize((width, height), Image.Resampling.BILINEAR))
-
 
 def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     """An image, [height, width, channels]; raises PixelError for numbers that are none, OSError or
     ValueError for bytes."""
     if isinstance(value, pa.Scalar):
-        nested = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
-        value = _numbers(value) if nested else value.as_py()
+        numbers = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
+        # a list of numbers without a Python object each, a list of lists with them
+        flat = numbers and not pa.types.is_nested(value.values.type)
+        value = value.values.to_numpy(zero_copy_only=False) if flat else value.as_py()
     if isinstance(value, dict):
         value = value.get("bytes")
-    if isinstance(value, bytes):
-        return _decode(value)
     if value is None:
         raise ValueError("none")
-    return _from_numbers(value, size)
-
-
-def _numbers(value: pa.Scalar) -> Any:
-    """A list of numbers without a Python object each, a list of lists with them."""
-    flat, nested = value.values, pa.types.is_nested(value.values.type)
-    return value.as_py() if nested else flat.to_numpy(zero_copy_only=False)
-
-
-def _decode(data: bytes) -> Pixels:
+    if not isinstance(value, bytes):
+        return _from_numbers(value, size)
     try:
-        found = Image.open(io.BytesIO(data))
+        found = Image.open(io.BytesIO(value))
     except UnidentifiedImageError:
         raise ValueError("no image of a known kind") from None
     with found as opened:
@@ -115,12 +102,8 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     if not whole or numbers.min() < 0 or numbers.max() > 255:
         span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
         raise PixelError(f"numbers {span}, not whole from 0 to 255")
-    return _shaped(numbers.astype(np.uint8), size)
-
-
-def _shaped(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
-    """Give a flat list its height and width: `size`, or a square."""
-    if pixels.ndim == 1:
+    pixels = numbers.astype(np.uint8)
+    if pixels.ndim == 1:  # give a flat list its height and width
         height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
         if pixels.size % (height * width):
             what = f"{pixels.size} numbers make no square image; nest them or set data.image_size"

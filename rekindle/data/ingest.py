@@ -5,8 +5,6 @@ bytes. Anything unfit makes it raise a single DataError with all that was found,
 summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
 until the cuts are known."""
 
-from __future__ import annotations
-
 import collections
 import logging
 import tempfile
@@ -25,13 +23,11 @@ from rekindle.data.examples import (
     ExamplesWriter,
     schema_of,
 )
-from rekindle.data.hashes import RecordsHash
-from rekindle.data.leaks import find_leaks
 from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
-from rekindle.data.split import hash_splits, split_names, time_cuts, time_splits
-from rekindle.data.times import Span, Times, inside, read_times
+from rekindle.data.split import find_leaks, hash_splits, time_cuts, time_splits
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError, RequestError
@@ -105,7 +101,13 @@ class _Ingestion:
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
         if not sum(rows.values()):
-            self._note_nothing()
+            if self.window is not None and self.span.rows:
+                what = f"the window {self.window} selects none of {self.span.rows:,} records"
+                fix = "move data.window.end, or lower data.window.offset"
+                findings.note(what, where=f"they span {self.span}", fix=fix)
+            elif not findings:
+                what = "the source holds no records"
+                findings.note(what, where=data.source, fix="check data.source")
         else:
             by_content = data.split.by == "hash" and data.columns.key is None
             if not by_content:
@@ -149,7 +151,8 @@ class _Ingestion:
         self.seen = records.digest() if by_column else reader.seen()
 
     def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
-        table = table.append_column("split", split_names(indices))
+        names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))
+        table = table.append_column("split", names.cast(pa.string()))
         for index, split in enumerate(SPLITS):
             mine = indices == index
             if mine.any():
@@ -182,12 +185,3 @@ class _Ingestion:
                     for batch in ExamplesFile(path):
                         times = np.asarray(batch.column(_TIME))
                         self._distribute(writer, pa.table(batch), time_splits(times, cuts))
-
-    def _note_nothing(self) -> None:
-        if self.window is not None and self.span.rows:
-            what = f"the window {self.window} selects none of {self.span.rows:,} records"
-            fix = "move data.window.end, or lower data.window.offset"
-            self.findings.note(what, where=f"they span {self.span}", fix=fix)
-        elif not self.findings:
-            where, fix = self.data.source, "check data.source"
-            self.findings.note("the source holds no records", where=where, fix=fix)

@@ -5,8 +5,6 @@ be there, of the size and SHA-256 it states, and hold the rows it states. Files 
 so that all ranks of a machine share one copy. Row numbers count through the shards of a split in
 the manifest's order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable
@@ -110,7 +108,15 @@ def open_shards(folder: str | Path) -> Shards:
         split: pa.concat_tables(parts) if parts else schema.empty_table()
         for split, parts in tables.items()
     }
-    _check_totals(folder, manifest, joined)
+    # what the manifest says of the whole, against the rows themselves
+    path, rows = folder / MANIFEST, {split: len(table) for split, table in joined.items()}
+    if rows != dict(manifest.rows):
+        raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
+    examples = fingerprint_of_hashes(table.column("hash") for table in joined.values())
+    if examples != manifest.examples:
+        raise _refused(path, "was made for other examples than the shards hold")
+    if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
+        raise _refused(folder / ASSETS, "has other files than when the shards were written")
     return Shards(folder, manifest, joined)
 
 
@@ -206,19 +212,6 @@ def _open_shard(folder: Path, shard: ShardFile, *, labelled: bool) -> pa.Table:
     if missing := {"id", "hash", *(["label"] if labelled else [])} - set(table.schema.names):
         raise _refused(path, f"has no column {', '.join(sorted(missing))}")
     return table
-
-
-def _check_totals(folder: Path, manifest: ShardManifest, tables: dict[str, pa.Table]) -> None:
-    """What the manifest says of the whole, against the rows themselves."""
-    path = folder / MANIFEST
-    rows = {split: len(table) for split, table in tables.items()}
-    if rows != dict(manifest.rows):
-        raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
-    examples = fingerprint_of_hashes(table.column("hash") for table in tables.values())
-    if examples != manifest.examples:
-        raise _refused(path, "was made for other examples than the shards hold")
-    if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
-        raise _refused(folder / ASSETS, "has other files than when the shards were written")
 
 
 def _refused(path: Path, what: str) -> DataError:

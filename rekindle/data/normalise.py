@@ -1,19 +1,33 @@
-"""Raw rows of any source as examples; what is unfit is noted and left out."""
+"""Raw rows of any source as examples; what is unfit is noted and left out.
 
-from __future__ import annotations
+What a language model reads has one form whatever its source: JSON, a list of [role, content]. A
+plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have their
+own roles. What a tagger reads are lists of words, and a tag for each word."""
 
+import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data import documents
-from rekindle.data.columns import Mask, RawBatch, content_of, texts, with_mask
+from rekindle.data.columns import (
+    Mask,
+    RawBatch,
+    as_python,
+    content_of,
+    encodable,
+    scalar_text,
+    texts,
+    with_mask,
+)
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
 from rekindle.data.validate import Findings
-from rekindle.spec.model import DataSpec
+from rekindle.spec.model import ColumnsSpec, DataSpec
+from rekindle.tasks.chat import ROLES
 
 
 class Normaliser:
@@ -32,13 +46,17 @@ class Normaliser:
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         """The examples of a batch, and which of its rows they are."""
         content, fit = self._content(raw)
-        ids, identified = self._ids(raw)
-        keep = fit & identified
+        if (key := self._data.columns.key) is None:
+            ids, keep = raw.ids(), fit
+        else:
+            found = texts(raw, key, "scalar", self._findings)
+            keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
+            ids = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
-        filled = {name: found.values.fill_null("") for name, found in slices.items()}
+        filled = {name: column.values.fill_null("") for name, column in slices.items()}
         columns = {"id": ids, self._modality: content, **filled}
         if self._modality == "words":
-            columns["label"], labelled = documents.tags(raw, self._data, self._findings)
+            columns["label"], labelled = tags(raw, self._data, self._findings)
             keep &= labelled
         elif self._modality != "document":
             columns["label"], labelled = self._label(raw)
@@ -46,7 +64,12 @@ class Normaliser:
         table = pa.table(columns)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
-        return table.append_column("hash", self._hashes(table)), keep
+        # SHA-256 of what the model sees; the shape of an image is part of it
+        prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
+        hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
+        buffers = [None, pa.py_buffer(hashes)]
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
+        return table.append_column("hash", column), keep
 
     def split_hashes(self, table: pa.Table) -> bytes:
         """What the hash split goes by: the hash of the key, or of the content."""
@@ -60,9 +83,9 @@ class Normaliser:
         if self._modality == "image":
             return self._image(raw)
         if self._modality == "document":
-            return documents.documents(raw, self._data.columns, self._findings)
+            return documents(raw, self._data.columns, self._findings)
         if self._modality == "words":
-            return documents.words(raw, self._data.columns.words, self._findings)
+            return words(raw, self._data.columns.words, self._findings)
         found = texts(raw, self._data.columns.text, "text", self._findings)
         blank = self._note("empty text", found.blank, raw)
         return found.values, ~(found.noted | blank)
@@ -90,24 +113,10 @@ class Normaliser:
             bad |= unknown
         return found.values, ~bad
 
-    def _ids(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
-        key = self._data.columns.key
-        if key is None:
-            return raw.ids(), np.ones(len(raw), bool)
-        found = texts(raw, key, "scalar", self._findings)
-        return found.values, ~(found.noted | self._note("empty key", found.blank, raw))
-
     def _note(self, kind: str, rows: Mask, raw: RawBatch) -> Mask:
         for row in np.flatnonzero(rows).tolist():
             self._findings.add(kind, raw.place(row))
         return rows
-
-    def _hashes(self, table: pa.Table) -> pa.Array:
-        """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
-        prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
-        hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
-        buffers = [None, pa.py_buffer(hashes)]
-        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
@@ -122,3 +131,117 @@ def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     combined = column.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa.Array, Mask]:
+    """The documents of a batch, null where there is none, and where there is one."""
+    if names.messages is not None:
+        made = _checked(raw, names.messages, _chat_fault, findings)
+    elif names.prompt is not None and names.completion is not None:
+        made = _joined(raw, findings, prompt=names.prompt, completion=names.completion)
+    else:
+        made = _joined(raw, findings, text=names.text)
+    return with_mask(made, pa.string())
+
+
+def _joined(raw: RawBatch, findings: Findings, **parts: str) -> list[str | None]:
+    """Documents of one content for each role; `parts` names the columns."""
+    fit = np.ones(len(raw), bool)
+    found = {}
+    for role, column in parts.items():
+        content = texts(raw, column, "text", findings)
+        for row in np.flatnonzero(content.blank).tolist():
+            findings.add(f"empty {role}", raw.place(row))
+        fit &= ~(content.noted | content.blank)
+        found[role] = content.values.to_pylist()
+    rows = zip(*found.values(), strict=True)
+    return [
+        _json(list(zip(found, row, strict=True))) if good else None
+        for row, good in zip(rows, fit.tolist(), strict=True)
+    ]
+
+
+def _checked(
+    raw: RawBatch, column: str, fault_of: Callable[[Any], tuple[str, Any]], findings: Findings
+) -> list[str | None]:
+    """JSON of each value of a column in which `fault_of` finds nothing; turns as pairs."""
+    made: list[str | None] = []
+    for row, value in enumerate(map(as_python, raw.columns[column])):
+        fault, detail = fault_of(value)
+        if fault:
+            findings.add(fault, raw.place(row), detail)
+        elif isinstance(value[0], dict):
+            value = [(turn["role"], turn["content"]) for turn in value]
+        made.append(None if fault else _json(value))
+    return made
+
+
+def _chat_fault(turns: Any) -> tuple[str, Any]:
+    """What keeps a value from being a chat, and the part at fault; "" for nothing."""
+    if not isinstance(turns, list) or not turns:
+        return "chat", turns
+    for number, turn in enumerate(turns):
+        given = {k for k, v in turn.items() if v is not None} if isinstance(turn, dict) else set()
+        if given != {"role", "content"} or not isinstance(turn["content"], str):
+            return "chat", turn
+        if turn["role"] not in ROLES or (turn["role"] == "system" and number):
+            return "role", turn["role"]
+        if not turn["content"].strip():
+            return "empty turn", turn["role"]
+        if not encodable(turn["content"]):
+            return "undecodable", ascii(turn["content"])
+    if all(turn["role"] != "assistant" for turn in turns):
+        return "no answer", turns[-1]["content"]
+    return "", None
+
+
+def words(raw: RawBatch, column: str, findings: Findings) -> tuple[pa.Array, Mask]:
+    """JSON of each row's words, null where it has none, and where it has some."""
+    return with_mask(_checked(raw, column, _words_fault, findings), pa.string())
+
+
+def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, Mask]:
+    """Each row's tags, and where they are one for each word."""
+    both = (raw.columns[name] for name in (data.columns.label, data.columns.words))
+    known, made = frozenset(data.labels), list[list[str | None] | None]()
+    for row, pair in enumerate(zip(*both, strict=True)):
+        value, said = map(as_python, pair)
+        each = [scalar_text(tag) for tag in value] if isinstance(value, list) else None
+        fault, detail = _tags_fault(each, said, known)
+        if fault and not _words_fault(said)[0]:  # else noted already
+            findings.add(fault, raw.place(row), detail)
+        made.append(None if fault else each)
+    return with_mask(made, pa.list_(pa.string()))
+
+
+def _tags_fault(
+    tags: list[str | None] | None, words: Any, known: frozenset[str]
+) -> tuple[str, Any]:
+    """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
+    if tags is None or not isinstance(words, list) or len(tags) != len(words):
+        count = "none" if tags is None else len(tags)
+        return "tags", f"{count} for {len(words) if isinstance(words, list) else 'no'} words"
+    for number, tag in enumerate(tags):
+        if tag is None or not tag.strip():
+            return "tags", f"none for word {number + 1}"
+        if not encodable(tag):
+            return "undecodable", ascii(tag)
+        if known and tag not in known:
+            return "unknown label", tag
+    return "", None
+
+
+def _words_fault(words: Any) -> tuple[str, Any]:
+    """What keeps a value from being words, and the part at fault; "" for nothing."""
+    if not isinstance(words, list) or not words:
+        return "words", words
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            return "words", word
+        if not encodable(word):
+            return "undecodable", ascii(word)
+    return "", None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

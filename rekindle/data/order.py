@@ -16,8 +16,6 @@ the epoch are shuffled. Epochs then differ a little in their number of sequences
 With `classes`, an epoch has the same number of draws from each class. A class goes through its rows
 in a fixed random order, on and on, from one epoch to the next."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from bisect import bisect_left, insort

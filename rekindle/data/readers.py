@@ -6,8 +6,6 @@ parsed by pyarrow when it is regular (one object a line, each column of one type
 line by line, which gives the same values and knows which line is at fault. What cannot be parsed is
 noted and skipped."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -62,7 +60,18 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
             return "skip"
 
         try:
-            for batch in _csv_batches(lines, delimiter, columns, skip):
+            # texts are checked for UTF-8 later, row by row; an image is the path of one
+            types = {c: pa.string() if k == "image" else pa.binary() for c, k in columns.items()}
+            for batch in pa.csv.open_csv(
+                pa.PythonFile(lines, mode="r"),
+                read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
+                parse_options=pa.csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+                ),
+                convert_options=pa.csv.ConvertOptions(
+                    include_columns=list(columns), column_types=types
+                ),
+            ):
                 yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
             place, what = file.name, str(error)
@@ -389,21 +398,6 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     fix = "convert it: iconv -f UTF-16 -t UTF-8"
     findings.note("the file is not UTF-8 but UTF-16 or UTF-32", where=file.name, fix=fix)
     return True
-
-
-def _csv_batches(
-    stream: _RowLines, delimiter: str, columns: Columns, skip: Callable[[pa.csv.InvalidRow], str]
-) -> Iterator[pa.RecordBatch]:
-    # texts are checked for UTF-8 later, row by row; an image is the path of one
-    types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
-    yield from pa.csv.open_csv(
-        pa.PythonFile(stream, mode="r"),
-        read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-        parse_options=pa.csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-        ),
-        convert_options=pa.csv.ConvertOptions(include_columns=list(columns), column_types=types),
-    )
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:

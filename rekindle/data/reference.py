@@ -5,8 +5,6 @@ or from the disk of those who train on it: not another scheme or bucket, not a c
 (`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link, and
 not one whose folders are replaced by links between the check and the reading."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

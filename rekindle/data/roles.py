@@ -1,8 +1,6 @@
 """Which columns of a source are read, and in what role. Imports no pyarrow: what a config asks for
 is known before anything is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

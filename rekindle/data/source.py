@@ -1,19 +1,25 @@
-"""The one way into a source of any kind: `open_source` gives its raw batches and its
-fingerprint."""
+"""The one way into a source of any kind: `open_source` gives its raw batches and its fingerprint.
 
-from __future__ import annotations
+Files, the hub (hub.py), and the data sets that come with scikit-learn (`sklearn:digits`), without a
+download. `digits` are images: 1,797 grey ones of 8 x 8 pixels, whose 17 intensities are spread over
+0..255. `iris`, `wine` and `breast_cancer` are tables of measurements; a row becomes a text such as
+`sepal length (cm) 5.1; sepal width (cm) 3.5; ...` with the name of its class. `diabetes` has no
+classes and is refused, like the sets that scikit-learn downloads."""
 
 import contextlib
 import copy
+import hashlib
+import importlib.util
 import lzma
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data import bundled, hub
+from rekindle.data import hub
 from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
@@ -22,10 +28,14 @@ from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
-from rekindle.spec.identity import digest
+from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 
 _IMAGES_AT_ONCE = 64
+BUNDLED = "sklearn:"
+_IMAGES = {"digits": "digits.csv.gz"}
+_TABLES = {"iris": "iris.csv", "wine": "wine_data.csv", "breast_cancer": "breast_cancer.csv"}
+_BATCH_ROWS = 512
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -33,8 +43,10 @@ class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
-        self._data, self._modality = data, modality
+        self._data = data
         self.files: Files = locate(data)
+        # rows may name files beside the source's own
+        self._names_files = modality == "image" and self.files.format != "images"
         if window is not None and "{window" in data.source:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
@@ -62,7 +74,7 @@ class FileSource(Source):
     def fingerprint(self) -> str:
         """Hash of the bytes of all files, and of those that their rows name; of their names too
         where they tell a label or a split."""
-        if not self._names_files():
+        if not self._names_files:
             return self._fingerprint(seen=False)
         asking = copy.copy(self)
         asking.files = self.files.unseen()
@@ -80,13 +92,9 @@ class FileSource(Source):
     def _fingerprint(self, *, seen: bool) -> str:
         named = self.files.format == "images" or self._data.split.by == "source"
         found = self.files.fingerprint(named=named, seen=seen)
-        if not self._names_files():
+        if not self._names_files:
             return found
         return digest([found, self.files.files[0].seen.names()])
-
-    def _names_files(self) -> bool:
-        """Whether rows may name files beside the source's own."""
-        return self._modality == "image" and self.files.format != "images"
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes as stored."""
@@ -136,10 +144,69 @@ def _held_at_once(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
         yield group
 
 
+class BundledSource(Source):
+    """One bundled set; raises RequestError for a name that is none, or none that a task can use."""
+
+    def __init__(self, data: DataSpec, modality: str) -> None:
+        self._name = data.source.removeprefix(BUNDLED)
+        self._columns = data.columns
+        if self._name not in _IMAGES | _TABLES:
+            names = ", ".join(BUNDLED + name for name in _IMAGES | _TABLES)
+            what = f"scikit-learn bundles no set of classes `{self._name}`"
+            raise RequestError(what, where="data.source", fix=f"use one of {names}")
+        held = "image" if self._name in _IMAGES else "text"
+        if modality != held:
+            what = f"{data.source} holds {held}s, and the task reads {modality}s"
+            fix = f"use task {held}_classification, or another source"
+            raise RequestError(what, where="data.source", fix=fix)
+        self._content = data.columns.image if held == "image" else data.columns.text
+
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
+        """The examples in the order of the package."""
+        present = [self._content, self._columns.label]
+        if findings.missing_columns(BUNDLED + self._name, columns, present):
+            return
+        from sklearn import datasets
+
+        content: Any
+        if self._name in _IMAGES:
+            digits = datasets.load_digits()
+            content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
+            labels = pa.array(digits.target.astype(np.int64))
+        else:
+            table = getattr(datasets, f"load_{self._name}")()
+            named = (zip(table.feature_names, row, strict=True) for row in table.data)
+            texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
+            names = [str(table.target_names[index]) for index in table.target]
+            content, labels = pa.array(texts, pa.string()), pa.array(names, pa.string())
+        for start in range(0, len(content), _BATCH_ROWS):
+            rows = slice(start, start + _BATCH_ROWS)
+            values = {self._content: content[rows], self._columns.label: labels[rows]}
+            lines = np.arange(start, start + len(content[rows])) + 1
+            yield RawBatch(values, lines, self._name)
+
+    def fingerprint(self) -> str:
+        """Hash of the name and of the package's file."""
+        text = f"{self._name}\0{file_sha256(self._file())}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def extent(self) -> tuple[int, int]:
+        """One file, and its bytes."""
+        return 1, self._file().stat().st_size
+
+    def _file(self) -> Path:
+        found = importlib.util.find_spec("sklearn")
+        if found is None or not found.submodule_search_locations:
+            fix = "pip install scikit-learn"
+            raise RequestError("scikit-learn is not installed", where="data.source", fix=fix)
+        folder = Path(found.submodule_search_locations[0], "datasets", "data")
+        return folder / (_IMAGES | _TABLES)[self._name]
+
+
 def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:
     """The source that `data.source` names; with partitions in the URI, those in the window only."""
-    if data.source.startswith(bundled.PREFIX) or data.format == "sklearn":
-        return bundled.BundledSource(data, modality)
+    if data.source.startswith(BUNDLED) or data.format == "sklearn":
+        return BundledSource(data, modality)
     if data.source.startswith(hub.PREFIX) or data.format == "hub":
         return hub.HubSource(data, modality)
     return FileSource(data, modality, window)

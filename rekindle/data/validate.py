@@ -4,8 +4,6 @@ A row with a fault is counted, up to `SHOWN` of a kind are remembered with their
 (`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
 Problem for each kind. Memory does not grow with faults."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -139,19 +137,14 @@ def check_splits(
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
     for split, count in rows.items():
         if count and split in complete:
-            _check_classes(split, class_rows[split], labels, findings)
+            counts = class_rows[split]
+            if absent := [label for label in labels if not counts.get(label)]:
+                listed = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
+                listed += f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+                found = (f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:20])
+                what = f"the split {split} has no row of class {listed}"
+                fix = "give the split a larger share, add rows of the class, or leave the class out"
+                findings.note(what, where=", ".join(found), fix=fix)
         elif not count and split in required:
             fix = "give it a larger share in data.split, or more data"
             findings.note(f"the split {split} is empty", where=sizes, fix=fix)
-
-
-def _check_classes(
-    split: str, counts: Mapping[str, int], labels: Sequence[str], findings: Findings
-) -> None:
-    absent = [label for label in labels if not counts.get(label)]
-    if absent:
-        listed = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
-        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        where = ", ".join(f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:20])
-        fix = "give the split a larger share, add rows of the class, or leave the class out"
-        findings.note(f"the split {split} has no row of class {listed}{more}", where=where, fix=fix)

@@ -6,12 +6,11 @@ time with an offset is converted, a partial one (`2026-03`) is the first instant
 Months and years are calendar months, and a day that a shorter month lacks becomes its last one.
 Pure arithmetic: who lists files or reads columns is elsewhere."""
 
-from __future__ import annotations
-
 import calendar
 import dataclasses
 import datetime as dt
 import re
+from typing import Self
 
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import WindowSpec
@@ -35,11 +34,11 @@ class Duration:
     seconds: int
     unit: str
 
-    def __mul__(self, times: int) -> Duration:
-        return Duration(self.months * times, self.seconds * times, self.unit)
+    def __mul__(self, times: int) -> Self:
+        return type(self)(self.months * times, self.seconds * times, self.unit)
 
-    def __add__(self, other: Duration) -> Duration:
-        return Duration(self.months + other.months, self.seconds + other.seconds, self.unit)
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.months + other.months, self.seconds + other.seconds, self.unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +167,7 @@ class Partitions:
     default_format: str
 
     @classmethod
-    def of(cls, path: str, spec: WindowSpec) -> Partitions:
+    def of(cls, path: str, spec: WindowSpec) -> Self:
         """The partitions of `path`; raises RequestError for a format that does not order time."""
         default = _PARTITION_FORMAT[step(spec).unit]
         for match in _PLACEHOLDER.finditer(path):
@@ -193,7 +192,15 @@ class Partitions:
     def time_of(self, path: str) -> dt.datetime | None:
         """The start of the partition that holds the file `path`; None where the path is no
         partition of ours."""
-        match = re.fullmatch(self._pattern(), path)
+        pattern, position = "", 0
+        for placeholder in _PLACEHOLDER.finditer(self.path):
+            pattern += _glob_pattern(self.path[position : placeholder.start()])
+            text = placeholder[1] or self.default_format
+            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", text)
+            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
+            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
+            position = placeholder.end()
+        match = re.fullmatch(pattern + _glob_pattern(self.path[position:]), path)
         if match is None:
             return None
         fields = {"%Y": 1, "%m": 1, "%d": 1, "%H": 0}
@@ -207,16 +214,6 @@ class Partitions:
     def _names(self) -> list[str]:
         formats = "/".join(m[1] or self.default_format for m in _PLACEHOLDER.finditer(self.path))
         return re.findall("|".join(_DIRECTIVES), formats)
-
-    def _pattern(self) -> str:
-        pattern, position = "", 0
-        for match in _PLACEHOLDER.finditer(self.path):
-            pattern += _glob_pattern(self.path[position : match.start()])
-            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", match[1] or self.default_format)
-            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
-            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
-            position = match.end()
-        return pattern + _glob_pattern(self.path[position:])
 
 
 def _glob_pattern(text: str) -> str:

@@ -1,12 +1,19 @@
 """From what candidate and champion scored on the same examples to the evidence: why the candidate
-may or may not be promoted.
+may or may not replace the champion.
 
 A pure function of the files that the step `score` left (records.Scores says what is in them): no
 model is loaded here. Models with different tokenizers are compared in bits per byte of text, which
-does not depend on how the text is cut. Shapes: N examples."""
+does not depend on how the text is cut. Shapes: N examples.
 
-from __future__ import annotations
+The verdict (`judge`) fails closed. A first model must reach every floor and beat the trivial answer
+(the most frequent class, or the frequency of single tokens). A later one must also be better than
+the champion by `min_delta` with the lower bound of a paired bootstrap (Efron & Tibshirani 1993,
+percentile interval; both models scored on the same resampled rows) above it, and must not lose more
+than `max_slice_drop` on any slice of at least `min_slice_size` rows. Whatever is missing or not a
+number refuses."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle import records
-from rekindle.evaluate.gate import judge, refused
+from rekindle.evaluate.metrics import Floats
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.records import ClassResult, Evidence, Slice
-from rekindle.spec.model import EvaluateSpec
+from rekindle.records import Check, ClassResult, Comparison, Evidence, Slice
+from rekindle.spec.metrics import LOWER_IS_BETTER
+from rekindle.spec.model import EvaluateSpec, GateSpec
+
+CHUNK_ELEMENTS = 4_000_000
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 
@@ -30,10 +40,16 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     kind = SCORES[record.objective]
     ours = kind.of(rows, "candidate", record.candidate)
     theirs = kind.of(rows, "champion", record.champion) if record.champion else None
-    metric, slice_metric = _metrics(spec, record)
+    # what the contenders are compared in, and what on slices
+    metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
+    if not record.same_targets:
+        metric = slice_metric = "bits_per_byte"
     slices = _slices(rows, slice_columns, ours, theirs)
-    if refusal := _refusal(record):
-        verdict = refused(*refusal)
+    if record.champion_version and not record.champion and not record.incomparable:
+        detail = f"the champion, version {record.champion_version}, was not scored"
+        verdict = refused("champion_scored", f"{detail}; run the step `score` again")
+    elif record.incomparable:
+        verdict = refused(*record.incomparable)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
@@ -55,22 +71,6 @@ def candidate_scores(scores: Path) -> tuple[Scores, Any]:
     if record.objective == "tokens":
         return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
     return ours, (record.candidate.labels, rows.column("label").to_pylist())
-
-
-def _metrics(spec: EvaluateSpec, record: records.Scores) -> tuple[str, str]:
-    """What the contenders are compared in, and what on slices."""
-    if not record.same_targets:
-        return "bits_per_byte", "bits_per_byte"
-    kind = SCORES[record.objective]
-    return spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
-
-
-def _refusal(record: records.Scores) -> tuple[str, str] | None:
-    """Why the candidate cannot be judged: the name of a check, and a sentence."""
-    if record.champion_version and not record.champion and not record.incomparable:
-        detail = f"the champion, version {record.champion_version}, was not scored"
-        return "champion_scored", f"{detail}; run the step `score` again"
-    return record.incomparable
 
 
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
@@ -98,3 +98,120 @@ def _slices(
                 )
             )  # fmt: skip
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The decision, its reason in one sentence, and every check behind it."""
+
+    promote: bool
+    reason: str
+    checks: tuple[Check, ...]
+    comparison: Comparison | None
+
+
+def judge(
+    spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
+    slices: Sequence[Slice], slice_metric: str,
+) -> Verdict:  # fmt: skip
+    """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
+    what the two are compared in, `slice_metric` on slices."""
+    if len(candidate) == 0:
+        return refused("examples", "no held-out examples are left to judge on")
+    checks = [_finite(candidate, "candidate"), candidate.trivial()]
+    for name, floor in spec.floor.items():
+        value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
+        passed = value <= floor if falls else value >= floor
+        reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
+        detail, known = f"{name} {value:.4f} {reached}", {"value": value, "threshold": floor}
+        checks.append(Check(name=f"floor_{name}", passed=passed, detail=detail, **known))
+    comparison = None
+    if champion is not None:
+        checks.append(_finite(champion, "champion"))
+        if all(check.passed for check in checks if check.name.endswith("_finite")):
+            comparison = compare(spec.gate, metric, candidate, champion)
+            least, lower, upper = spec.gate.min_delta, comparison.lower, comparison.upper
+            passed = lower > least and comparison.estimate > least
+            gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
+            interval = f"[{lower:+.4f}, {upper:+.4f}] at {spec.gate.confidence:.0%}"
+            relation = "lies above" if passed else "does not lie above"
+            bound = f"whose lower bound {relation} {least:g}"
+            checks.append(Check(
+                name="better_than_champion", passed=passed, value=lower, threshold=least,
+                detail=f"{gain} {interval}, {bound}",
+            ))  # fmt: skip
+        checks += _slice_checks(spec.gate, slices, slice_metric)
+    failed = "; ".join(check.detail for check in checks if not check.passed)
+    reason = failed or _praise(spec, metric, candidate, comparison)
+    return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def refused(name: str, detail: str) -> Verdict:
+    """The verdict where nothing can be compared: one check that did not pass says why."""
+    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
+
+
+def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
+    """Candidate minus champion in `metric`, turned so that more is better, with its bootstrap
+    interval."""
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    generator = np.random.default_rng(spec.seed)
+    differences: list[Floats] = []
+    rows = len(candidate)
+    chunk = max(1, CHUNK_ELEMENTS // rows)
+    for start in range(0, spec.resamples, chunk):
+        picks_RN = generator.integers(0, rows, (min(chunk, spec.resamples - start), rows))
+        ours, theirs = (each.resampled(metric, picks_RN) for each in (candidate, champion))
+        differences.append(sign * (ours - theirs))
+    tail = (1 - spec.confidence) / 2
+    lower, upper = np.quantile(np.concatenate(differences), [tail, 1 - tail])
+    # + 0.0: none of them is a negative zero
+    estimate = sign * (candidate.metrics[metric] - champion.metrics[metric]) + 0.0
+    return Comparison(
+        metric=metric, estimate=estimate, lower=float(lower) + 0.0, upper=float(upper) + 0.0,
+        confidence=spec.confidence, resamples=spec.resamples, seed=spec.seed,
+    )  # fmt: skip
+
+
+def _finite(scores: Scores, who: str) -> Check:
+    bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
+    bad += [] if scores.finite else ["predictions"]
+    detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
+    detail = f"the {who}'s {detail}"
+    return Check(name=f"{who}_finite", passed=not bad, detail=detail)
+
+
+def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:
+    """Whether no slice of some size loses more than allowed; what lacks the metric loses."""
+    checks = []
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    for part in slices:
+        if part.rows < spec.min_slice_size or not part.champion:
+            continue
+        ours, theirs = (side.get(metric, math.nan) for side in (part.candidate, part.champion))
+        drop = sign * (theirs - ours)
+        passed = drop <= spec.max_slice_drop + 1e-12
+        where = f"{part.column}={part.value} ({part.rows} rows)"
+        limit = "within" if passed else "more than"
+        allowed = f"{limit} the {spec.max_slice_drop:g} allowed"
+        if sign > 0:
+            detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
+        else:
+            detail = f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {abs(drop):.4f}"
+        name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
+        known = {"value": drop, "threshold": spec.max_slice_drop}
+        checks.append(Check(name=name, passed=passed, detail=detail, **known))
+    return checks
+
+
+def _praise(
+    spec: EvaluateSpec, metric: str, candidate: Scores, comparison: Comparison | None
+) -> str:
+    value = candidate.metrics[metric]
+    if comparison is None:
+        reached = f"{metric} {value:.4f} reaches every floor"
+        return f"first model: {reached if spec.floor else candidate.trivial().detail}"
+    return (
+        f"{metric} {value:.4f} is better than the champion by {comparison.estimate:+.4f} "
+        f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
+    )

@@ -4,8 +4,6 @@ int class indices.
 Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
 of the top probability), of all examples and of resamples, for the paired bootstrap."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -44,18 +42,6 @@ def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[n
     return top_N, right_N, np.minimum((top_N * BINS).astype(np.int64), BINS - 1)
 
 
-def _calibration_errors(
-    probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
-) -> Floats:
-    finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
-    top_N, right_N, index_N = _binned(np.where(finite_N[:, None], probabilities_NC, 0.0), labels_N)
-    gap_N = np.where(finite_N, top_N - right_N, 0.0)
-    place_RN = index_N[picks_RN] + BINS * np.arange(len(picks_RN))[:, None]
-    sums = np.bincount(place_RN.ravel(), gap_N[picks_RN].ravel(), BINS * len(picks_RN))
-    gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
-    return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)
-
-
 def confusion(probabilities_NC: Floats, labels_N: Ints) -> Ints:
     """[C, C] counts: row = true class, column = predicted class."""
     classes = probabilities_NC.shape[1]
@@ -92,13 +78,16 @@ def resampled(
         classes = probabilities_NC.shape[1]
         flat_N = labels_N * classes + probabilities_NC.argmax(1)
         counts = np.stack([np.bincount(flat_N[row], minlength=classes**2) for row in picks_RN])
-        each = _f1_per_class(counts.reshape(-1, classes, classes))
-        return np.asarray(np.nanmean(each, axis=1), np.float64)
-    return _calibration_errors(probabilities_NC, labels_N, picks_RN)
-
-
-def _f1_per_class(confusion_RCC: NDArray[np.int64]) -> Floats:
-    """[R, C]; NaN for a class that neither occurs nor is predicted."""
-    hits = np.diagonal(confusion_RCC, axis1=1, axis2=2).astype(np.float64)
-    either = confusion_RCC.sum(1) + confusion_RCC.sum(2)
-    return np.asarray(np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan), np.float64)
+        confusion_RCC = counts.reshape(-1, classes, classes)
+        hits = np.diagonal(confusion_RCC, axis1=1, axis2=2).astype(np.float64)
+        either = confusion_RCC.sum(1) + confusion_RCC.sum(2)
+        # NaN for a class that neither occurs nor is predicted
+        each_RC = np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan)
+        return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
+    finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
+    top_N, right_N, index_N = _binned(np.where(finite_N[:, None], probabilities_NC, 0.0), labels_N)
+    gap_N = np.where(finite_N, top_N - right_N, 0.0)
+    place_RN = index_N[picks_RN] + BINS * np.arange(len(picks_RN))[:, None]
+    sums = np.bincount(place_RN.ravel(), gap_N[picks_RN].ravel(), BINS * len(picks_RN))
+    gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
+    return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)

@@ -16,13 +16,12 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
-from rekindle.ir.read.documents import MAX_BYTES
+from rekindle.ir.read.raw import MAX_BYTES
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -38,7 +37,12 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     as it is."""
     folder = (cwd or Path.cwd()).absolute()
     if target.endswith(_COMPILED):
-        return _read(folder / target)
+        try:
+            with (folder / target).open(encoding="utf-8") as file:
+                return file.read(MAX_BYTES + 1)  # the reader refuses more
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"cannot read the pipeline: {error}"
+            raise RequestError(what, where=str(folder / target)) from error
     name, _, function = target.rpartition(":")
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
@@ -75,9 +79,13 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    # rekindle is importable wherever it was imported from; sets have no random order
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     try:
         return subprocess.run(
-            command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
@@ -98,22 +106,6 @@ def compile_function(pipeline: Any) -> str:
     return yaml.dump_all(documents, Dumper=DUMPER, sort_keys=True, allow_unicode=True)
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(MAX_BYTES + 1)  # the reader refuses more
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read the pipeline: {error}", where=str(path)) from error
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with rekindle importable wherever it was imported from, and no randomness in the order
-    of sets."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-
-
 def _main(path: Path, function: str, answer_file: Path) -> None:
     """What the child process does."""
     try:
@@ -126,10 +118,16 @@ def _main(path: Path, function: str, answer_file: Path) -> None:
 
 
 def _compile_file(path: Path, function: str) -> str:
+    import importlib.util
+
     from kfp.dsl.base_component import BaseComponent
 
     sys.path[:0] = [str(path.parent), str(path.parent.parent), str(Path.cwd())]
-    module = _load(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     pipelines = {n: v for n, v in vars(module).items() if isinstance(v, BaseComponent)}
     own = [n for n, v in pipelines.items() if type(v).__name__ == "GraphComponent"]
     if not function and len(own) == 1:
@@ -138,18 +136,6 @@ def _compile_file(path: Path, function: str) -> str:
         what = f"`{function}` is no @dsl.pipeline in this file" if function else "which pipeline?"
         raise RequestError(what, where=str(path), fix=f"there is: {', '.join(own) or 'none'}")
     return compile_function(pipelines[function])
-
-
-def _load(path: Path) -> ModuleType:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _explain(error: BaseException, path: Path) -> dict[str, Any]:

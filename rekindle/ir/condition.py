@@ -107,7 +107,8 @@ class Both:
     right: Expression
 
     def __str__(self) -> str:
-        return " and ".join(_bracketed(side) for side in (self.left, self.right))
+        sides = (f"({s})" if isinstance(s, Either) else str(s) for s in (self.left, self.right))
+        return " and ".join(sides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +123,14 @@ class Either:
 Expression = Compare | Not | Both | Either
 
 
-def _bracketed(expression: Expression) -> str:
-    return f"({expression})" if isinstance(expression, Either) else str(expression)
-
-
 def parse(text: str, where: str = "") -> Expression:
     """The expression that `text` spells; UnsupportedError, naming `where`, for anything outside the
     grammar."""
-    return _Parser(text, where).whole()
+    parser = _Parser(text, where)
+    expression = parser.either()
+    if parser.at < len(parser.tokens):
+        parser.take("end")
+    return expression
 
 
 def check(expression: Expression, types: Mapping[str, str], where: str = "") -> None:
@@ -141,8 +142,14 @@ def check(expression: Expression, types: Mapping[str, str], where: str = "") -> 
         case Both(left, right) | Either(left, right):
             check(left, types, where)
             check(right, types, where)
-        case Compare():
-            _check_compare(expression, types, where)
+        case Compare(left, symbol, right):
+            kinds = [_kind_of_term(term, types, where) for term in (left, right)]
+            if kinds[0] is None or kinds[0] != kinds[1]:
+                named = " with ".join(kind or "a list or struct" for kind in kinds)
+                fix = "give both sides the same type, or compute a bool in a component"
+                raise UnsupportedError(f"`{expression}` compares {named}", where=where, fix=fix)
+            if kinds[0] == "boolean" and symbol not in ("==", "!="):
+                raise UnsupportedError(f"`{expression}`: booleans have no order", where=where)
 
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
@@ -155,8 +162,15 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
             return evaluate(left, values) and evaluate(right, values)
         case Either(left, right):
             return evaluate(left, values) or evaluate(right, values)
-        case Compare(left, _, right):
-            return _compare(expression, _value(left, values), _value(right, values))
+        case Compare(left_term, symbol, right_term):
+            left, right = _value(left_term, values), _value(right_term, values)
+            kind = _kind_of_value(left)
+            if kind is None or kind != _kind_of_value(right):
+                what = f"the condition `{expression}` compares {left!r} with {right!r}"
+                raise StepError(what)
+            if kind == "boolean" and symbol not in ("==", "!="):
+                raise StepError(f"the condition `{expression}`: booleans have no order")
+            return _OPERATORS[symbol](left, right)
 
 
 class _Parser:
@@ -200,11 +214,6 @@ class _Parser:
         self.at += 1
         return value
 
-    def whole(self) -> Expression:
-        expression = self.either()
-        self.take("end") if self.at < len(self.tokens) else None
-        return expression
-
     def either(self) -> Expression:
         left = self.both()
         while self.peek() == ("mark", "||"):
@@ -220,13 +229,10 @@ class _Parser:
         return left
 
     def factor(self) -> Expression:
-        negated = self.peek() == ("mark", "!")
-        if negated:
+        if self.peek() == ("mark", "!"):
             self.at += 1
-        if not negated and self.peek() != ("mark", "("):
-            return self.compare()
-        inner = self.bracketed(self.either)
-        return Not(inner) if negated else inner
+            return Not(self.bracketed(self.either))
+        return self.bracketed(self.either) if self.peek() == ("mark", "(") else self.compare()
 
     def bracketed(self, parse: Callable[[], T]) -> T:
         """What `parse` takes from between brackets."""
@@ -243,25 +249,21 @@ class _Parser:
         left = self.term()
         if isinstance(left, Value):
             self.refuse(str(left))
-        symbol = self.take("compare")
-        return Compare(left, symbol, self.term())
+        return Compare(left, self.take("compare"), self.term())
 
     def term(self) -> Term:
         kind, value = self.peek()
         if kind not in ("parameter", "text", "boolean", "number", "cast"):
             self.refuse(value)
         self.at += 1
-        if kind == "parameter":
-            return Reference(value)
-        if kind != "cast":
-            return Value(_literal(kind, value))
-        return Cast("int" if value == "int" else "double", self.bracketed(self.term))
-
-
-def _literal(kind: str, text: str) -> str | int | float | bool:
-    if kind == "number":
-        return float(text) if re.search(r"[.eE]", text) else int(text)
-    return text == "true" if kind == "boolean" else text
+        match kind:
+            case "parameter":
+                return Reference(value)
+            case "cast":
+                return Cast("int" if value == "int" else "double", self.bracketed(self.term))
+            case "number":
+                return Value(float(value) if re.search(r"[.eE]", value) else int(value))
+        return Value(value == "true" if kind == "boolean" else value)
 
 
 def _kind_of_value(value: Any) -> Kind | None:
@@ -287,18 +289,6 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return _KINDS.get(types[name])
 
 
-def _check_compare(compare: Compare, types: Mapping[str, str], where: str) -> None:
-    left = _kind_of_term(compare.left, types, where)
-    right = _kind_of_term(compare.right, types, where)
-    if left is None or left != right:
-        raise UnsupportedError(
-            f"`{compare}` compares {left or 'a list or struct'} with {right or 'a list or struct'}",
-            where=where, fix="give both sides the same type, or compute a bool in a component",
-        )  # fmt: skip
-    if left == "boolean" and compare.operator not in ("==", "!="):
-        raise UnsupportedError(f"`{compare}`: booleans have no order", where=where)
-
-
 def _value(term: Term, values: Mapping[str, Any]) -> Any:
     match term:
         case Value(value):
@@ -312,12 +302,3 @@ def _value(term: Term, values: Mapping[str, Any]) -> Any:
             if values.get(name) is None:
                 raise StepError(f"the condition needs `{term}`, which has no value")
             return values[name]
-
-
-def _compare(compare: Compare, left: Any, right: Any) -> bool:
-    kinds = _kind_of_value(left), _kind_of_value(right)
-    if kinds[0] is None or kinds[0] != kinds[1]:
-        raise StepError(f"the condition `{compare}` compares {left!r} with {right!r}")
-    if kinds[0] == "boolean" and compare.operator not in ("==", "!="):
-        raise StepError(f"the condition `{compare}`: booleans have no order")
-    return _OPERATORS[compare.operator](left, right)

@@ -89,39 +89,32 @@ def distribute(
     inputs = frozenset(task.component_spec.inputs or {})
     if problems := wanted.problems(inputs, where):
         raise RequestError(problems)
-    task.platform_config[PLATFORM] = as_settings(wanted)
-    return task
-
-
-def as_settings(wanted: Distribution) -> dict[str, Any]:
-    """What the second document holds: only what differs from the defaults."""
-    return {
+    task.platform_config[PLATFORM] = {
         field.name: value
         for field in dataclasses.fields(wanted)
         if (value := getattr(wanted, field.name)) != field.default
     }
+    return task
 
 
 def from_settings(raw: Mapping[str, Any], where: str) -> Distribution:
     """A Distribution from the second document; RequestError for a field of the wrong kind."""
-    kinds = {field.name: field for field in dataclasses.fields(Distribution)}
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(Distribution)}
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in kinds:
             known = ", ".join(kinds)
             raise RequestError(f"distribute() has no `{name}`", where=where, fix=f"it has {known}")
-        values[name] = _typed(name, value, str(kinds[name].type), f"{where}.{name}")
+        kind, number = kinds[name], isinstance(value, int | float) and not isinstance(value, bool)
+        if kind == "int" and number and int(value) == value:
+            values[name] = int(value)
+        elif kind.startswith("float") and number:
+            values[name] = float(value)
+        elif kind in ("str", "bool") and type(value).__name__ == kind:
+            values[name] = value
+        else:
+            what = f"`{name}` is {value!r}, which is no {kind}"
+            raise RequestError(what, where=f"{where}.{name}")
     if "nodes" not in values:
         raise RequestError("a distributed step has a number of `nodes`", where=where)
     return Distribution(**values)
-
-
-def _typed(name: str, value: Any, kind: str, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "int" and number and int(value) == value:
-        return int(value)
-    if kind.startswith("float") and number:
-        return float(value)
-    if kind in ("str", "bool") and type(value).__name__ == kind:
-        return value
-    raise RequestError(f"`{name}` is {value!r}, which is no {kind}", where=where)

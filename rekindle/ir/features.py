@@ -40,23 +40,18 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
     for node in graph.nodes():
         if isinstance(node, ir.Step) and known:
             node = _settled(node, known[node.path.rpartition("/")[0]])
-        for feature, where in (*_of_any(node), *_of_kind(node, loops)):
-            found.append(Use(feature, node.path, where))
-        if isinstance(node, ir.Importer) and known and _importer(node) == "importers_at_run_time":
-            found += [Use(f, node.path, node.where) for f in _imports(node, known)]
+        match node:
+            case ir.Step():
+                own = [*_of_step(node)]
+            case ir.Importer():
+                asked = [_importer(node), *["workspace"] * node.to_workspace]
+                if known and asked[0] == "importers_at_run_time":
+                    asked += _imports(node, known)
+                own = [(feature, node.where) for feature in asked]
+            case ir.SubDag():
+                own = [*_of_sub_dag(node, loops)]
+        found += [Use(feature, node.path, where) for feature, where in (*_of_any(node), *own)]
     return tuple(dict.fromkeys(found))
-
-
-def _of_kind(node: ir.AnyNode, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    match node:
-        case ir.Step():
-            yield from _of_step(node)
-        case ir.Importer():
-            yield _importer(node), node.where
-            if node.to_workspace:
-                yield "workspace", node.where
-        case ir.SubDag():
-            yield from _of_sub_dag(node, loops)
 
 
 def _importer(node: ir.Importer) -> str:
@@ -97,16 +92,19 @@ def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:
             return bound or any(map(is_absent, value.values()))
         return False
 
-    def is_wanted(setting: ir.Setting) -> bool:
-        several = setting.value if isinstance(setting.value, list) else [setting.value]
+    def is_wanted(value: Any) -> bool:
+        several = value if isinstance(value, list) else [value]
         return not several or not all(map(is_absent, several))
 
-    def is_there(secret: ir.Secret) -> bool:
-        name = secret.name
-        return not isinstance(name, ir.FromInput) or known.get(name.name, "") is not None
-
-    settings, secrets = filter(is_wanted, step.settings), filter(is_there, step.secrets)
-    return dataclasses.replace(step, settings=tuple(settings), secrets=tuple(secrets))
+    names = [(secret, secret.name) for secret in step.secrets]
+    return dataclasses.replace(
+        step,
+        settings=tuple(setting for setting in step.settings if is_wanted(setting.value)),
+        secrets=tuple(
+            secret for secret, name in names
+            if not isinstance(name, ir.FromInput) or known.get(name.name, "") is not None
+        ),
+    )  # fmt: skip
 
 
 def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
@@ -124,19 +122,13 @@ def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
     artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
     if any(artifact.is_list for artifact in artifacts):
         yield "artifact_lists", node.where
-    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(_written(node)))
+    # the defaults of inputs that are not given at run time, and what is given with Templates in it
+    ports = node.inputs.parameters.items()
+    written = [port.default for name, port in ports if name not in node.parameters]
+    written += [b.value for b in node.parameters.values() if isinstance(b, ir.Formatted)]
+    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(templates(written)))
     if any(parameter.type == "TASK_CONFIG" for parameter in node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
-
-
-def _written(node: ir.Node) -> Iterator[Argument]:
-    """Templates in the defaults of the node's inputs, for those not given at run time."""
-    for name, parameter in node.inputs.parameters.items():
-        if name not in node.parameters:
-            yield from templates(parameter.default)
-    for binding in node.parameters.values():
-        if isinstance(binding, ir.Formatted):
-            yield from templates(binding.value)
 
 
 def _facts(arguments: Iterable[Argument]) -> Iterator[str]:
@@ -174,27 +166,13 @@ def _of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[
 
 
 def _of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
-    yield _of_command(step.container), step.where
-    yield from ((feature, step.where) for feature in (*_of_options(step), *_of_container(step)))
-    if step.secrets:
-        yield "secrets", step.secrets[0].where
-    yield from ((_named(setting), setting.where) for setting in step.settings)
-
-
-def _of_command(container: ir.Container) -> str:
-    """What starts: code of KFP's, a command, the image's own entry point, or nothing at all."""
+    container, spread = step.container, step.distribution
     if container.image.startswith(_STUBS):
-        return "cluster_steps"
-    if not container.source and not container.command:
-        return "image_entry_points"
-    return "python_components" if container.source else "container_components"
-
-
-_STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
-
-
-def _of_options(step: ir.Step) -> Iterator[str]:
-    spread = step.distribution
+        yield "cluster_steps", step.where
+    elif not container.source and not container.command:
+        yield "image_entry_points", step.where
+    else:
+        yield "python_components" if container.source else "container_components", step.where
     asked = {
         "retries": step.retry.count, "retries_of_distributed": step.retry.count and spread,
         "caching": step.cache, "cache_keys": step.cache_key,
@@ -202,36 +180,34 @@ def _of_options(step: ir.Step) -> Iterator[str]:
         "accelerators": spread and spread.gpus_per_node, "machines": spread and spread.machine,
         "spot": spread and spread.spot,
     }  # fmt: skip
-    yield from (feature for feature, there in asked.items() if there)
+    features = [feature for feature, there in asked.items() if there]
+    yield from ((feature, step.where) for feature in (*features, *_of_container(container)))
+    if step.secrets:
+        yield "secrets", step.secrets[0].where
+    yield from ((_named(setting), setting.where) for setting in step.settings)
 
 
-def _of_container(step: ir.Step) -> Iterator[str]:
-    container = step.container
+_STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
+
+
+def _of_container(container: ir.Container) -> Iterator[str]:
+    resources = container.resources
     if container.requirements:
         yield "pip_preambles"
     if "{{$" in container.image:
         yield "images_at_run_time"
-    yield from _of_resources(container.resources)
-    arguments = (*container.command, *container.args, *container.env.values())
-    yield from map(_of_fact, _facts(arguments))
-
-
-def _of_resources(resources: ir.Resources) -> Iterator[str]:
     cpu = resources.cpu_limit or resources.cpu_request
     if cpu or resources.memory_limit or resources.memory_request:
         yield "cpu_and_memory"
-    if resources.accelerator_type:
-        yield _of_accelerator(resources.accelerator_type)
+    if (name := resources.accelerator_type) == "nvidia.com/gpu":
+        yield "cluster_accelerators"
+    elif name:  # a placeholder's value is not known here
+        other = "{{$" not in name and _OTHER_ACCELERATORS.search(name)
+        yield "other_accelerators" if other else "accelerators"
     if resources.at_run_time:
         yield "resources_at_run_time"
-
-
-def _of_accelerator(name: str) -> str:
-    if name == "nvidia.com/gpu":
-        return "cluster_accelerators"
-    if "{{$" in name:  # resources_at_run_time says it; its value is not known here
-        return "accelerators"
-    return "other_accelerators" if _OTHER_ACCELERATORS.search(name) else "accelerators"
+    arguments = (*container.command, *container.args, *container.env.values())
+    yield from map(_of_fact, _facts(arguments))
 
 
 # AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up

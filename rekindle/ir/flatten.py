@@ -164,13 +164,16 @@ class _Flattening:
             given = self.inputs(node, scope, ended)
             inner = guards
             if (condition := node.condition) is not None:
-                guard = Guard(at, condition.text, condition.expression, given.parameters)
-                inner = (*guards, guard)
+                inner = (*guards, Guard(at, condition.text, condition.expression, given.parameters))
             after = tuple(leaf for name in node.after for leaf in inside[name])
             ended[node.name] = self.node(node, at, given, inner, after)
             inside[node.name] = tuple(flat.path for flat in self.found[first:])
-        kinds = ("parameters", "artifacts")
-        return _Scope(*(_results(getattr(dag, kind), ended, kind) for kind in kinds))
+        results: dict[str, dict[str, Source]] = {"parameters": {}, "artifacts": {}}
+        for kind, of_kind in results.items():
+            for name, several in getattr(dag, kind).items():
+                found = tuple(_output(ended, source, kind) for source in several)
+                of_kind[name] = found[0] if len(found) == 1 else FirstOf(found)
+        return _Scope(**results)
 
     def node(
         self, node: ir.AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
@@ -216,8 +219,7 @@ class _Flattening:
         """The steps of a loop once, for the platform to repeat."""
         first = len(self.found)
         item = Item(path, type=node.inputs.parameters[loop.item].type)
-        inputs = {**given.parameters, loop.item: item}
-        self.dag(node.dag, path, _Scope(inputs, given.artifacts), ())
+        self.dag(node.dag, path, _Scope({**given.parameters, loop.item: item}, given.artifacts), ())
         around = Kept(path, over, loop.at_once)
         self.found[first:] = [dataclasses.replace(f, loop=around) for f in self.found[first:]]
         return _Scope({}, {})
@@ -302,13 +304,6 @@ def _upstream(flat: Flat) -> set[str]:
 def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
     found: Source = getattr(ended[source.task], kind)[source.output]
     return found
-
-
-def _results(
-    results: Mapping[str, tuple[ir.FromTask, ...]], ended: Mapping[str, _Scope], kind: str
-) -> dict[str, Source]:
-    found = {n: tuple(_output(ended, s, kind) for s in several) for n, several in results.items()}
-    return {n: items[0] if len(items) == 1 else FirstOf(items) for n, items in found.items()}
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:

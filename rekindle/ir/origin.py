@@ -7,7 +7,7 @@ compiled; this says which those are. Follows the bindings of the Graph, outermos
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rekindle.ir.graph import Binding, Constant, Dag, FromInput, Graph, Node, SubDag
+from rekindle.ir.graph import Constant, Dag, FromInput, Graph, Node, SubDag
 from rekindle.ir.placeholders import has_templates
 
 # the arguments that a value comes from, none for a constant; None: a run alone knows it
@@ -37,7 +37,9 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
             name: _CONSTANT if not has_templates(parameter.default) else None
             for name, parameter in node.inputs.parameters.items()
         }
-        inputs |= {name: _origin(bound, scope) for name, bound in node.parameters.items()}
+        for name, bound in node.parameters.items():
+            outer = scope.get(bound.name, _CONSTANT) if isinstance(bound, FromInput) else None
+            inputs[name] = _CONSTANT if isinstance(bound, Constant) else outer
         if node.loop is not None:
             items = node.loop.items
             if isinstance(items, str):
@@ -46,15 +48,6 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
                 over = None if has_templates(items) else _CONSTANT
             found[node.path] = inputs[node.loop.item] = over
         _walk(node.dag, inputs, found)
-
-
-def _origin(bound: Binding, scope: Mapping[str, Origin]) -> Origin:
-    match bound:
-        case Constant():
-            return _CONSTANT
-        case FromInput(name):
-            return scope.get(name, _CONSTANT)
-    return None
 
 
 def known_inputs(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

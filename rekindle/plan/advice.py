@@ -5,14 +5,14 @@ What the figures of a plan say, once more, for a reader who does not know the te
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
 from rekindle.plan.memory import needed
 from rekindle.plan.request import Asked
-from rekindle.plan.search import Option, Rejected, search
+from rekindle.plan.search import Option, search
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import AUTO
@@ -43,7 +43,13 @@ def advice(plan: Plan) -> Iterator[str]:
         return
     name, other = ("DeepSpeed", _ours) if option.work.zero else ("rekindle's engine", instead)
     yield f"{name}: {strategy(option.work)}"
-    yield from _simpler(option, plan.rejected)
+    if not (option.work.zero or option.work.layout.only_replicates):
+        replicas = str(Layout(option.work.layout.world))  # the simplest
+        for one in plan.rejected:
+            if one.layout == replicas:
+                yield f"not replicas alone: {one.reason}"
+                if one.needed_bytes:
+                    yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
     yield from other(plan.asked, option.cluster, option)
 
 
@@ -79,7 +85,13 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
     else:
         yield "DeepSpeed's ZeRO does not fit either, with everything in the host's memory"
         return
-    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {_command(section)}{layout}"
+    said = ", ".join(
+        f"{key}: {{device: cpu}}" if isinstance(value, dict) else f"{key}: {value}"
+        for key, value in section.items()
+    )
+    config = f"--set 'train.engine_config={{zero_optimization: {{{said}}}}}'"
+    command = f"--set train.engine=deepspeed {config}{layout}"
+    yield f"or DeepSpeed's {zero}: {_beside(found[0], best)}; {command}"
 
 
 def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
@@ -103,26 +115,5 @@ def _beside(option: Option, best: Option | None) -> str:
     return f"{room}, {f'{by:+.0%} time' if abs(by) >= 0.005 else 'as fast'}, a guess"
 
 
-def _simpler(option: Option, rejected: Sequence[Rejected]) -> Iterator[str]:
-    """Why the GPUs are not replicas, which is the simplest."""
-    if option.work.zero or option.work.layout.only_replicates:
-        return
-    replicas = str(Layout(option.work.layout.world))
-    for one in rejected:
-        if one.layout == replicas:
-            yield f"not replicas alone: {one.reason}"
-            if one.needed_bytes:
-                yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
-
-
 def _host(zero: Zero) -> str:
     return f"; {str(zero).partition(', ')[2]}" if zero.optimizer_offloaded else ""
-
-
-def _command(section: dict[str, Any]) -> str:
-    said = ", ".join(
-        f"{key}: {{device: cpu}}" if isinstance(value, dict) else f"{key}: {value}"
-        for key, value in section.items()
-    )
-    config = f"{{zero_optimization: {{{said}}}}}"
-    return f"--set train.engine=deepspeed --set 'train.engine_config={config}'"

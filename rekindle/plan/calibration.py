@@ -5,8 +5,6 @@ rows of tests/plan/rows, where one row of a stack and GPU corrected and the othe
 on the whole step did better than one on computing alone: what a software hides of its communication
 differs as much as its kernels do. The order of layouts stays as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -63,10 +61,19 @@ class Speeds:
         if factors:
             profile = dataclasses.replace(profile, factor=factors[0])
         met = next((job.sequence for job in jobs if job), 0)
-        return [
-            dataclasses.replace(_at(option, profile, job), met=met)
-            for option, job in zip(options, jobs, strict=True)
-        ]
+        found = []
+        for option, job in zip(options, jobs, strict=True):
+            known = profile
+            if job:
+                basis = f"measured in {job.run_id}, the same work on such machines"
+                known = dataclasses.replace(
+                    profile, spread=spread_of("same_job"), basis=basis,
+                    factor=job.measured / option.step.seconds, guessed=True,
+                )  # fmt: skip
+            terms = {name: known.factor * seconds for name, seconds in option.step.terms.items()}
+            step = StepTime(terms)
+            found.append(dataclasses.replace(option, step=step, profile=known, met=met))
+        return found
 
     def stale(self, gpu: str, compiled: bool, engine: str) -> tuple[str, ...]:
         """Runs that were measured against other constants."""
@@ -85,14 +92,3 @@ class Known:
     speeds: Speeds = dataclasses.field(default_factory=Speeds)
     examples: int | None = None
     counted_in: str = ""
-
-
-def _at(option: Option, profile: Profile, job: Calibration | None) -> Option:
-    if job is not None:
-        basis = f"measured in {job.run_id}, the same work on such machines"
-        factor = job.measured / option.step.seconds
-        profile = dataclasses.replace(
-            profile, spread=spread_of("same_job"), basis=basis, factor=factor, guessed=True
-        )
-    terms = {name: profile.factor * seconds for name, seconds in option.step.terms.items()}
-    return dataclasses.replace(option, step=StepTime(terms), profile=profile)

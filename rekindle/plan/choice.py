@@ -4,8 +4,6 @@ limits, under a budget alone the fastest.
 Decides `Choice`. Not every fleet is searched: those that could not keep the limits, or not be
 cheaper, even if the products took all the time are left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -56,7 +54,16 @@ def choose(
         fleet = offered[0]
         found = search(asked, fleet.cluster)
         if not found.options:
-            raise _nothing_fits(asked, fleet, found)
+            nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
+            said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
+            if nearest is not None and nearest.needed_bytes is None:
+                what = f"no layout trains on {fleet}{said}"
+                fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
+                raise RequestError(what, where="train.layout", fix=fix)
+            more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
+            others = () if asked.zero else instead(asked, fleet.cluster)
+            fix = "; ".join([more + _divisible(asked), *others])
+            raise RequestError(f"no layout fits on {fleet}{said}", where="resources", fix=fix)
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
@@ -80,7 +87,12 @@ def _among(
     Under a budget alone the fastest, until none can be faster than one within it. Else the
     cheapest: of each kind as many as keep the limits, since more of them cost more, and no kind
     that would cost more at its peak than one that keeps them does."""
-    least = _least_bytes(asked)
+    # weights, gradients and moments of all ranks together; of adapters, the weights alone; none of
+    # what the host holds
+    least = asked.shape.parameters * (2 if asked.train.weights == "bf16" else 4)
+    least *= 1 if asked.lora else 4
+    if asked.zero is not None:
+        least = 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
     known = [f for f in _comparable(offered, asked) if least <= f.gpu.memory_bytes * f.cluster.gpus]
     able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps, speeds)]
     if not able:  # the fastest of each kind, to show by how much they miss it
@@ -143,15 +155,6 @@ def _least_usd(asked: Asked, fleet: Fleet) -> float:
     return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
 
 
-def _least_bytes(asked: Asked) -> int:
-    """Weights, gradients and moments of all ranks together; of adapters, the weights alone; none
-    of what the host holds."""
-    if asked.zero is not None:
-        return 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
-    stored = 2 if asked.train.weights == "bf16" else 4
-    return asked.shape.parameters * stored * (1 if asked.lora else 4)
-
-
 def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
     """Of machines with the same GPUs the cheapest; those without a price cannot be compared."""
     best: dict[tuple[Any, ...], Fleet] = {}
@@ -175,25 +178,11 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
         late = max(0.0, hours[2] - limits.deadline_hours)
     if usd is not None and limits.budget_usd is not None:
         over = max(0.0, usd - limits.budget_usd)
-    per_step = choice.usd_per_step or math.inf
     if _only_budget(spec):
         return over, choice.option.step.seconds
-    return late + over, per_step
+    return late + over, choice.usd_per_step or math.inf
 
 
 def _divisible(asked: Asked) -> str:
     """What to say where the optimizer forbids layouts that would take less memory."""
     return "" if asked.train.optimizer == "adamw" else "; or train.optimizer: adamw in any layout"
-
-
-def _nothing_fits(asked: Asked, fleet: Fleet, found: Found) -> RequestError:
-    nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
-    said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
-    if nearest is not None and nearest.needed_bytes is None:
-        fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
-        return RequestError(f"no layout trains on {fleet}{said}", where="train.layout", fix=fix)
-    more = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
-    more += _divisible(asked)
-    other = "" if asked.zero else "; ".join(instead(asked, fleet.cluster))
-    what = f"no layout fits on {fleet}{said}"
-    return RequestError(what, where="resources", fix=f"{more}; {other}" if other else more)

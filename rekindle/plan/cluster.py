@@ -4,15 +4,10 @@ Ranks are numbered as in spec/layout.py, `tp` fastest, so an axis is known by it
 distance between its ranks. A ring through several nodes uses a node's NICs in the share that its
 ranks are of the node: eight ranks a node use all of them, one of eight an eighth."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
+from rekindle.catalog.machines import Gpu
 from rekindle.spec.layout import Layout
-
-if TYPE_CHECKING:
-    from rekindle.catalog.gpus import Gpu
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """The measured numbers of the time model: which set goes with a GPU and a software, and how far off
 its predictions were on rows that it was not fitted to. The rows are in constants.yaml."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

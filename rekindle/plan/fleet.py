@@ -6,8 +6,6 @@ are weighed. What the catalog does not know stays unknown. The machine that this
 for its ranks, as the driver names them, or a share of its CPU, measured in a moment, because no
 catalog has rows of CPUs."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -17,8 +15,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.gpus import Gpu, gpu, recognised
-from rekindle.catalog.machines import THIS_CPU, Cloud, Link, Machine, machine, machines
+from rekindle.catalog.machines import (
+    THIS_CPU,
+    Cloud,
+    Gpu,
+    Link,
+    Machine,
+    gpu,
+    machine,
+    machines,
+    recognised,
+)
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
@@ -101,12 +108,14 @@ def fleets(
     config names no GPUs, or none that the catalog has."""
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
-        return (_here(ranks),)
+        found, count, inside = here(ranks)
+        own = dataclasses.replace(machines()[THIS_CPU], gpu=found.name, gpus=count, inside=inside)
+        return (Fleet(HERE, own, found, 1, ranks, "", None),)
     names = list(_names(resources, platform))
     if not names:
         fix = "name a machine: resources.machine, or `auto`"
         raise RequestError("no machine of the catalog has these GPUs", where="resources", fix=fix)
-    found = [
+    known = [
         Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
               book.find(name, place))
         for name in names
@@ -114,14 +123,7 @@ def fleets(
         if has.gpu is not None
         for nodes in _counts(resources, has)
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
-
-
-def _here(ranks: int) -> Fleet:
-    """Its GPUs, of which each rank has one, or its CPU, which they share."""
-    gpu, count, inside = here(ranks)
-    machine = dataclasses.replace(machines()[THIS_CPU], gpu=gpu.name, gpus=count, inside=inside)
-    return Fleet(HERE, machine, gpu, 1, ranks, "", None)
+    return tuple(sorted(known, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
 
 
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
@@ -138,26 +140,24 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
             raise RequestError(what, where="resources.machine", fix=fix)
         yield resources.machine
         return
-    known = [name for name in _offered(platform) if _suits(machine(name), resources)]
+    # machines with GPUs by the platform's own names; of all clouds where none is named
+    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
+    offered = [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
+    if platform == "sagemaker":
+        offered = limits(platform)["gpu_machines"]
+    wanted, fewest = resources.accelerator.upper(), max(1, resources.gpus_per_node)
+    known = [
+        name
+        for name in offered
+        if (has := machine(name)).gpu is not None
+        and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
+        and has.gpus >= fewest
+    ]
     if resources.machine == AUTO:
         yield from known
         return
     fewest = min((machine(name).gpus for name in known), default=0)
     yield from [name for name in known if machine(name).gpus == fewest][:1]
-
-
-def _offered(platform: str) -> Sequence[str]:
-    """Machines with GPUs by the platform's own names; of all clouds where none is named."""
-    if platform == "sagemaker":
-        return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
-    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
-    return [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
-
-
-def _suits(has: Machine, resources: ResourcesSpec) -> bool:
-    wanted = resources.accelerator.upper()
-    named = has.gpu is not None and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
-    return named and has.gpus >= max(1, resources.gpus_per_node)
 
 
 def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:

@@ -3,8 +3,6 @@ of a stage. Decides in which order a rank works (1F1B and interleaved: Narayanan
 2104.04473; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362), and at which of its passes there
 may be most."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator
@@ -50,15 +48,12 @@ def order(layout: Layout, pp_rank: int, micro: int) -> list[Action]:
     backward pass, which zero bubble divides into I, the gradient of the input, and W, those of
     weights. As torch's schedules do it: the last of four ranks FBFB..., the first FFFFBFBF..."""
     if layout.stages == layout.pp:
-        return _one_stage(layout.pp - pp_rank, micro)
+        warm_up = min(micro, layout.pp - pp_rank)
+        steady = [("B", 0), ("F", 0)] * (micro - warm_up)
+        return [("F", 0)] * warm_up + steady + [("B", 0)] * warm_up
     if layout.schedule == "interleaved":
         return _interleaved(layout.pp, pp_rank, micro)
     return _zero_bubble(layout.pp, pp_rank, micro)
-
-
-def _one_stage(left: int, micro: int) -> list[Action]:
-    warm_up = min(micro, left)
-    return [("F", 0)] * warm_up + [("B", 0), ("F", 0)] * (micro - warm_up) + [("B", 0)] * warm_up
 
 
 def _interleaved(pp: int, pp_rank: int, micro: int) -> list[Action]:

@@ -4,8 +4,6 @@ attention, at the loss, at a block of the backward pass, at its end, in the opti
 Each is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against
 traces of the engine itself (rekindle/train/trace.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -38,24 +36,16 @@ class Memory:
 class Moments(Temporaries):
     """Of a rank, the worst."""
 
-    @property
-    def copies(self) -> str:
-        """What the copies of weights are called."""
-        return "gathered weights" if self.sharded else "copies of weights"
-
-    @property
-    def grouped(self) -> bool:
-        """Whether FSDP gathers the weights of each block when they are needed, and forgets them."""
-        return self.sharded and self.layout.pp == 1 and self.group > 1
-
-    @property
-    def replicated(self) -> bool:
-        """Whether gradients lie in the buckets of replicas."""
-        return self.layout.only_replicates and self.layout.world > 1
-
     def worst(self) -> Memory:
         """The largest of the moments."""
-        held = {**self.static(), "pipeline buffers": self._received()}
+        # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps
+        ways = sum(
+            (stage > 0 and stage - 1 not in self.stages)
+            + (stage < self.final and stage + 1 not in self.stages)
+            for stage in self.stages
+        )
+        received = ways * self.stream * self.part * self.hidden * self.work.accumulation
+        held = {**self.static(), "pipeline buffers": received}
         found = [("optimizer", self.optimizing())]
         for moment in self._passes():
             passes = self._backward(moment) if moment.is_backward else self._forward(moment)
@@ -123,7 +113,9 @@ class Moments(Temporaries):
         yield {**terms, "temporaries": self.loss(at.stage) + more}
         if not self.shape.causal:  # beside the one piece that a block's weights came in
             copies += self.gathered * (self.block + self.adapters) if self.grouped else 0
-            yield {**terms, self.copies: copies, "temporaries": self.block_forward + more}
+            # what the embedding and the block before gave, of which half precision keeps copies
+            before = 2 * self.stream * self.part * self.hidden if self.half else 0
+            yield {**terms, self.copies: copies, "temporaries": self.norms_forward + before + more}
         if self.grouped:  # the same of the ends, before there are activations
             most = 2 * self.gathered * (self.root + (self.embedding or self.block))
             yield {**terms, self.copies: most, "activations": self.inputs_held}
@@ -315,17 +307,6 @@ class Moments(Temporaries):
         yield {"gradients": first + whole + head, "temporaries": self.exact * embedding}
         yield {"gradients": after + head, "temporaries": self.exact * (embedding or root)}
 
-    def _received(self) -> int:
-        """What a pipeline receives into: one buffer a micro-batch and direction, which it keeps."""
-        if self.layout.pp == 1:
-            return 0
-        ways = sum(
-            (stage > 0 and stage - 1 not in self.stages)
-            + (stage < self.final and stage + 1 not in self.stages)
-            for stage in self.stages
-        )
-        return ways * self.stream * self.part * self.hidden * self.work.accumulation
-
     def _sent(self, at: Moment) -> int:
         """Outputs, which a pipeline holds until their backward pass; schedules of two stages a rank
         hold all that they have sent until the end of the step, zero bubble the gradients of all
@@ -337,8 +318,7 @@ class Moments(Temporaries):
         for number, stage in enumerate(self.stages):
             held, backward = at.held[number], at.backward[number]
             if stage < self.final:
-                near = stage + 1 in self.stages
-                sent += (micro if near else at.forward[number]) if two else held
+                sent += (micro if stage + 1 in self.stages else at.forward[number]) if two else held
             if stage > 0 and two and (halves or stage - 1 not in self.stages):
                 sent += backward
             if stage > 0 and (self.stream >= 4 or self.work.checkpointing != "none"):

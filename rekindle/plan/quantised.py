@@ -4,8 +4,6 @@ A matrix is never multiplied in 4 bits: it is brought back to the type of the pr
 which moves more bytes than a product with bf16 weights, so a step is not faster than one with a
 base in full. Counted from operations; no GPU has measured it."""
 
-from __future__ import annotations
-
 from rekindle.plan.work import Work
 
 BLOCK = 64  # numbers that share a scale
@@ -17,11 +15,6 @@ def block_bytes(work: Work) -> int:
     """Of the matrices of a block. Llama 3 8B: 123 MB, where fp32 takes 872 MB."""
     counts = [m.inputs * m.outputs for m in work.shape.matrices]
     return sum(-(-n // 2) + SCALE_BYTES * -(-n // BLOCK) for n in counts)
-
-
-def largest_bytes(work: Work) -> int:
-    """Of the largest matrix while it is multiplied with."""
-    return work.compute_bytes * max(m.inputs * m.outputs for m in work.shape.matrices)
 
 
 def seconds(work: Work, bandwidth: float) -> float:

@@ -1,15 +1,13 @@
 """What a config asks to be trained, as the planner sees it: the model's shape, the length of its
 sequences, what it leaves open. Reads no more than a config.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.gpus import Gpu
+from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.shape import ModelShape, shape_of
@@ -42,8 +40,7 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
-    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
-    train = asked.train.model_copy(update={"precision": precision})
+    train = asked.train.model_copy(update={"precision": "bf16" if "bf16" in gpu.tflops else "fp32"})
     return dataclasses.replace(asked, train=train)
 
 
@@ -114,7 +111,12 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
     the hub, in this order."""
     source = spec.model.source
     if not isinstance(source, str):
-        return {**source, "vocab_size": _vocabulary(spec, source)} if source else source
+        if not source:
+            return source
+        vocabulary, tokenizer = source.get("vocab_size"), spec.model.tokenizer
+        if not isinstance(tokenizer, str):  # has at most as many entries as it was asked for
+            vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
+        return {**source, "vocab_size": vocabulary}
     return _config(source, spec.model.revision, ask_hub, "model.source")
 
 
@@ -130,17 +132,20 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
         return _read(folder / "config.json", where)
     if source in known_configs():
         return known_configs()[source]
+    unknown = f"the shape of `{source}` is not known here"
     if not ask_hub:
-        raise RequestError(f"the shape of `{source}` is not known here", where=where)
-    return _of_hub(source, revision, where)
-
-
-def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:
-    """A trained tokenizer has at most as many entries as it was asked for."""
-    tokenizer = spec.model.tokenizer
-    if isinstance(tokenizer, str):
-        return source.get("vocab_size")
-    return max(int(source.get("vocab_size") or 0), (tokenizer or TokenizerSpec()).vocab_size)
+        raise RequestError(unknown, where=where)
+    fix = "name a local folder with its config.json, or install `rekindle[hub]` and a network"
+    try:  # of the hub's cache on this machine, or of the hub
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise RequestError(unknown, where=where, fix=fix) from error
+    try:
+        return _read(Path(hf_hub_download(source, "config.json", revision=revision)), where)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"cannot read the config of `{source}`: {first}"
+        raise RequestError(what, where=where, fix=fix) from error
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
@@ -150,19 +155,3 @@ def _read(path: Path, where: str) -> Mapping[str, Any]:
         what = f"{path} is not JSON: {error}"
         raise RequestError(what, where=where, fix="correct the file") from error
     return found
-
-
-def _of_hub(name: str, revision: str | None, where: str) -> Mapping[str, Any]:
-    """Of the hub's cache on this machine, or of the hub."""
-    fix = "name a local folder with its config.json, or install `rekindle[hub]` and a network"
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        what = f"the shape of `{name}` is not known here"
-        raise RequestError(what, where=where, fix=fix) from error
-    try:
-        return _read(Path(hf_hub_download(name, "config.json", revision=revision)), where)
-    except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"cannot read the config of `{name}`: {first}"
-        raise RequestError(what, where=where, fix=fix) from error

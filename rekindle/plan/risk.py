@@ -24,8 +24,6 @@ Sources: J. W. Young, A first order approximation to the optimum checkpoint inte
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
 FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal
@@ -98,8 +96,7 @@ class Work:
     @property
     def saves_on_notice(self) -> bool:
         """Whether the step at hand and a save fit into the notice, so that no work is lost."""
-        needed = self.step_seconds + SAVE_MARGIN * self.whole_save_seconds
-        return 0 < needed <= self.notice_seconds
+        return 0 < self.step_seconds + SAVE_MARGIN * self.whole_save_seconds <= self.notice_seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,6 @@ are exact: a test builds each architecture of transformers on the meta device an
 Everything else (FLOPs, shares of tensor parallel ranks, adapters) is derived from the same list of
 matrices."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -123,6 +121,10 @@ class _Reader:
         vocab = int(self.get("vocab_size"))
         matrices = self._matrices(d_model, heads * head_dim, kv_heads * head_dim, ffn)
         norm = d_model * (1 if family.norm == "rms" else 2)
+        table = vocab * d_model
+        if family.patches:
+            patch = int(self.get("patch_size"))
+            table = d_model * (int(self.get("num_channels")) * patch * patch + 1)
         head, extra = self._head(d_model, vocab, classes)
         pooler = d_model * (d_model + 1) if family.pooler else 0
         return ModelShape(
@@ -130,7 +132,7 @@ class _Reader:
             heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, gated=family.gated,
             vocab=vocab, causal=family.causal, norm=family.norm, matrices=matrices,
             block_norms=family.norms * norm + (2 * head_dim if family.head_norms else 0),
-            table=self._table(d_model, vocab), before=self._before(d_model, norm),
+            table=table, before=self._before(d_model, norm),
             after=(norm if family.last_norm else 0) + pooler + extra, head=head,
             dropout=float(self.get("hidden_dropout_prob", 0.0)),
             attention_dropout=float(
@@ -155,12 +157,6 @@ class _Reader:
             *(Matrix(name, d_model, ffn, ffn_bias, "column") for name in up),
             Matrix("down", ffn, d_model, ffn_bias, "row"),
         )
-
-    def _table(self, d_model: int, vocab: int) -> int:
-        if not self.family.patches:
-            return vocab * d_model
-        patch = int(self.get("patch_size"))
-        return d_model * (int(self.get("num_channels")) * patch * patch + 1)
 
     def _before(self, d_model: int, norm: int) -> int:
         family = self.family

@@ -148,7 +148,10 @@ class _Attempts:
         import numpy as np
 
         who = self.active
-        saved, began = self.saved[who], self.wall[who] + self._waits(who.size)
+        waits: Numbers | float = self.work.wait_seconds
+        if self.work.wait != "fixed":
+            waits = waits * self.rng.standard_exponential(who.size)
+        saved, began = self.saved[who], self.wall[who] + waits
         alive = self.rng.exponential(1 / self.rate, who.size) if self.rate else math.inf
         anew, before = self.anew[saved], self.made[saved]
         # segment k from `saved` on is committed `anew + made[k] - before` after the start
@@ -160,23 +163,15 @@ class _Attempts:
         left = self.give_up[saved] - began
         up = (ran > left) & (anew > left)
         ran = np.where(up, np.maximum(left, 0.0), ran)
-        self.rest[who[up]] = self._on_demand(saved[up])
+        # seconds that the rest takes on machines that stay
+        again = self.work.restart_seconds + self.work.commit_seconds
+        committed = self.made[np.maximum(saved[up] - 1, 0)]
+        total = self.started + self.made[-1]
+        rest = again + self.made[-1] - committed
+        self.rest[who[up]] = np.where(saved[up] > 0, rest, total)
         self.saved[who], self.wall[who] = reached, began + ran
         self.running[who] += ran
         self.active = who[~(done | up)]
-
-    def _on_demand(self, saved: Counts) -> Numbers:
-        """Seconds that the rest takes on machines that stay."""
-        import numpy as np
-
-        total = self.started + self.made[-1]
-        again = self.work.restart_seconds + self.work.commit_seconds
-        made = self.made[np.maximum(saved - 1, 0)]
-        return np.where(saved > 0, again + self.made[-1] - made, total)  # type: ignore[no-any-return]
-
-    def _waits(self, count: int) -> Numbers | float:
-        mean = self.work.wait_seconds
-        return mean if self.work.wait == "fixed" else mean * self.rng.standard_exponential(count)
 
 
 def _noticed(work: Work, every: int, rate: float) -> Runs:

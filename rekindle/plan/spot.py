@@ -5,8 +5,6 @@ Prices come in as arguments, for all machines together, because they are the cat
 machines is not paid: where a platform keeps the rest of a cluster while it waits for one machine,
 give that as part of `restart_seconds`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -137,8 +135,7 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
-        wait = offer.on_demand_wait_seconds
-        mixed = fallback(work, every, per_hour, needs.deadline_hours, wait)
+        mixed = fallback(work, every, per_hour, needs.deadline_hours, offer.on_demand_wait_seconds)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
 
     def within(wall_hours: float | None, running_hours: float | None) -> float:

@@ -3,11 +3,8 @@ norm make while they run, beyond what is kept for the backward pass.
 
 Derived from what rekindle's engine runs, as in tensors.py; `Temporaries` owns them."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
-from rekindle.plan.shape import Matrix
 from rekindle.plan.tensors import TAUGHT, Rank, rows_at_once
 
 
@@ -37,7 +34,11 @@ class Temporaries(Rank):
         when what was kept for what lies behind is gone; and at a softmax, where half as much is
         made as there."""
         stream = self.stream * self.part * self.hidden
-        *_, last = sizes = [self.share(m) for m in self.shape.matrices]
+        tp = self.layout.tp
+        # elements of each matrix here
+        *_, last = sizes = [
+            m.inputs * m.outputs // (tp if m.divided else 1) for m in self.shape.matrices
+        ]
         attention = sum(sizes[:4])
         at_norm = self.norm_backward - self.mlp + own * (sum(sizes) - attention)
         # what came in and a gradient of the input for each; what is left is that of a result
@@ -54,15 +55,6 @@ class Temporaries(Rank):
         if self.work.checkpointing != "none":  # when an encoder's block has been computed again
             most = max(most, self.norms_forward + stream)
         return most
-
-    def share(self, matrix: Matrix) -> int:
-        """Elements of a matrix here."""
-        return matrix.inputs * matrix.outputs // (self.layout.tp if matrix.divided else 1)
-
-    @cached_property
-    def norm_backward(self) -> int:
-        """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
-        return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
 
     @cached_property
     def halved(self) -> int:
@@ -83,13 +75,6 @@ class Temporaries(Rank):
         return (2 * self.stream + self.compute - kept) * self.part * self.hidden
 
     @cached_property
-    def block_forward(self) -> int:
-        """At the end of an encoder's last block: besides, what the embedding and the block before
-        gave, of which half precision keeps copies only."""
-        before = 2 * self.stream * self.part * self.hidden if self.half else 0
-        return self.norms_forward + (0 if self.shape.causal else before)
-
-    @cached_property
     def attention_forward(self) -> int:
         """Attention written out: bias, scores and the cast weights; or nothing."""
         if not self.written:
@@ -100,7 +85,8 @@ class Temporaries(Rank):
         """While the loss makes its gradients, besides what is kept."""
         if self.stages[stage] != self.final or not self.shape.causal:
             return 0
-        size, rows = self.tokens * self.hidden, self.rows
+        wide = self.head * (1 if self.work.teacher is None else TAUGHT)
+        size, rows = self.tokens * self.hidden, min(self.tokens, rows_at_once(wide, "cuda"))
         table = self.head * self.hidden
         trained = 0 if self.adapters else table
         narrow = self.compute if self.compute < self.exact else 0
@@ -126,13 +112,3 @@ class Temporaries(Rank):
         feeding = wide * ((3 if teacher.gated else 2) * teacher.ffn + 4 * teacher.d_model)
         norm = (3 * max(4, wide) + 3 * wide) * teacher.d_model
         return self.tokens * max(feeding, norm)
-
-    @cached_property
-    def last_norm(self) -> int:
-        """Bytes an element of what the last norm gives."""
-        return self.stream if self.rms else max(self.exact, self.stream)
-
-    @cached_property
-    def rows(self) -> int:
-        wide = self.head * (1 if self.work.teacher is None else TAUGHT)
-        return min(self.tokens, rows_at_once(wide, "cuda"))

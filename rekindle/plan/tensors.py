@@ -6,8 +6,6 @@ replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here
 or a count of tensors, and none is fitted. `Rank` owns them; memory.py says which are there at
 once."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from rekindle.plan import quantised, updates
@@ -57,7 +55,52 @@ class Rank:
         self.keys = shape.kv_heads * shape.head_dim // tp
         self.inner, self.hidden = shape.ffn // tp, shape.d_model
         self.group = layout.shard * layout.cp
+        self.head = shape.vocab // tp
+        self.written = work.attention == "written"  # attention, operation by operation
+        self.pairs = self.tokens * work.sequence * shape.heads // tp  # of tokens, of all heads here
+        self.joined = not shape.causal and shape.vocab > 0  # texts share a sequence, images do not
         self._cut()
+        self._size()
+
+    def _size(self) -> None:
+        """Sizes that follow from all that, in bytes."""
+        work, layout, tp, stream = self.work, self.layout, self.layout.tp, self.stream
+        # a norm's input in fp32, and the normalised, which only a norm's own weights need
+        self.entering = max(4, self.stream) * self.part * self.hidden
+        self.scaled = 0 if self.adapters else stream
+        # what a norm keeps: its input and the normalised, and the scale, or mean and scale
+        self.normed = self.entering + 8 * self.part
+        # while a norm's gradients are made: of an RMS norm five tensors in fp32 and three of the
+        # stream
+        self.norm_backward = 2 * stream * self.part * self.hidden
+        if self.rms:
+            self.normed = self.entering + (self.scaled * self.hidden + 4) * self.part
+            self.norm_backward = (5 * 4 + 3 * stream) * self.part * self.hidden
+        # what the last norm gives, an element; and what it keeps in a language model
+        self.last_norm = stream if self.rms else max(self.exact, stream)
+        normalised = self.scaled * self.part * self.hidden if self.rms else 0
+        self.behind = self.entering + normalised if self.shape.causal else 0
+        # of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
+        # classifier token numbers and a mask
+        columns = 4 if self.shape.causal else 2
+        self.inputs_held = columns * 8 * self.tokens * work.accumulation
+        # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
+        # rank's share of them. Of the others each micro-batch has its own.
+        self.remembered = tp == 1 and not self.adapters
+        # keys that a rank's queries see: of a divided sequence, those before the end of each of its
+        # two chunks
+        cp = layout.cp
+        self.seen = self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
+        # bytes of a gradient: FSDP keeps what it reduced in fp32 beside narrower ones
+        narrow = self.sharded and self.stored < self.exact
+        self.each_gradient = self.exact + self.stored if narrow else self.stored
+        # while a block's gradients are reduced: whole, in fp32
+        self.reduced = self.exact * self.trained_block if self.sharded else 0
+        # FSDP gathers the weights of each block when they are needed, and forgets them
+        self.grouped = self.sharded and layout.pp == 1 and self.group > 1
+        # gradients lie in the buckets of replicas
+        self.replicated = layout.only_replicates and layout.world > 1
+        self.copies = "gathered weights" if self.sharded else "copies of weights"
 
     def _cut(self) -> None:
         """What this rank has: blocks of each of its stages, elements of a block and of the ends."""
@@ -86,8 +129,9 @@ class Rank:
         self.embedding = first if apart else 0
         self.root = self.ends - self.embedding
         self.trained_embedding = 0 if self.adapters else self.embedding
-        # trained elements of each stage
+        # trained elements of each stage, and of all of them, whole
         self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
+        self.trained = sum(self.each)
 
     # What is there between two steps
 
@@ -100,11 +144,6 @@ class Rank:
             return self.stored * (self.count * block + self.ends) + codes
         return self.stored * (self.count * block + self.ends) // self.group
 
-    @cached_property
-    def trained(self) -> int:
-        """Elements of the trained weights on this rank, whole."""
-        return sum(self.each)
-
     def static(self) -> dict[str, int]:
         return {
             "parameters": self.weights, "optimizer": self.moments, "teacher": self.taught[0],
@@ -113,8 +152,7 @@ class Rank:
     @cached_property
     def moments(self) -> int:
         """What the optimizer keeps of the trained weights."""
-        whole = updates.moments_bytes(self.work, self.trained, self.count, self.stored)
-        return whole // self.group
+        return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
 
     @cached_property
     def taught(self) -> tuple[int, int]:
@@ -158,46 +196,12 @@ class Rank:
             kept += ((4 if self.half else self.compute) + scaled) * tokens * both
         return kept + self.scores
 
-    @cached_property
-    def entering(self) -> int:
-        """A norm's input in fp32."""
-        return max(4, self.stream) * self.part * self.hidden
-
-    @cached_property
-    def normed(self) -> int:
-        """What a norm keeps: its input and the normalised, and the scale, or mean and scale."""
-        if self.rms:
-            return self.entering + (self.scaled * self.hidden + 4) * self.part
-        return self.entering + 8 * self.part
-
-    @cached_property
-    def scaled(self) -> int:
-        """The normalised, which only a norm's own weights need."""
-        return 0 if self.adapters else self.stream
-
     def inputs(self, matrices: int) -> int:
         """Of matrices that share an input: autocast casts it for each of them."""
         size = self.tokens * self.hidden
         if self.casts:
             return matrices * 2 * size
         return (self.compute if self.rms else max(4, self.stream)) * size
-
-    @cached_property
-    def seen(self) -> int:
-        """Keys of a micro-batch that a rank's queries see: of a divided sequence, those before the
-        end of each of its two chunks."""
-        cp = self.layout.cp
-        return self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
-
-    @cached_property
-    def written(self) -> bool:
-        """Whether attention is written out."""
-        return self.work.attention == "written"
-
-    @cached_property
-    def pairs(self) -> int:
-        """Pairs of tokens, of all heads here."""
-        return self.tokens * self.work.sequence * self.shape.heads // self.layout.tp
 
     @cached_property
     def scores(self) -> int:
@@ -216,11 +220,6 @@ class Rank:
         if self.shape.dropout:  # a byte an element
             kept += self.tokens * self.hidden * self.shape.dropouts
         return kept + self.activation * self.tokens * self.inner
-
-    @cached_property
-    def joined(self) -> bool:
-        """Whether texts with a class share one sequence; images do not."""
-        return not self.shape.causal and self.shape.vocab > 0
 
     @cached_property
     def narrowed(self) -> int:
@@ -275,10 +274,6 @@ class Rank:
 
     # What the ends keep
 
-    @cached_property
-    def head(self) -> int:
-        return self.shape.vocab // self.layout.tp
-
     def loss_kept(self, stage: int) -> int:
         """Gradients of hidden states and of a trained head, from the loss to its backward pass."""
         if self.stages[stage] != self.final or not self.shape.causal:
@@ -299,19 +294,6 @@ class Rank:
             kept -= self.entering if self.adapters and self.work.checkpointing == "none" else 0
         return kept + (self.behind if last else 0)
 
-    @cached_property
-    def behind(self) -> int:
-        """For the last norm of a language model."""
-        if not self.shape.causal:
-            return 0
-        return self.entering + (self.scaled * self.part * self.hidden if self.rms else 0)
-
-    @cached_property
-    def inputs_held(self) -> int:
-        """Of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
-        classifier token numbers and a mask."""
-        return (4 if self.shape.causal else 2) * 8 * self.tokens * self.work.accumulation
-
     # Weights and gradients on the way
 
     def passing(self, blocks_held: int, begun: int = 0) -> tuple[int, int]:
@@ -326,7 +308,9 @@ class Rank:
             # forward: the buffer of the last block's gathering; backward: a block and the next one
             return root + self.gathered * block, root + 2 * self.gathered * block
         if self.work.quantised:
-            return 2 * (quantised.largest_bytes(self.work),)
+            # the largest matrix while it is multiplied with
+            most = max(m.inputs * m.outputs for m in self.shape.matrices)
+            return 2 * (self.work.compute_bytes * most,)
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms
@@ -342,29 +326,17 @@ class Rank:
             copies -= 2 * begun * sum(m.inputs * m.outputs for m in entry) // self.layout.tp
         return copies, copies
 
-    @property
-    def remembered(self) -> bool:
-        """Whether autocast keeps its copies for the whole step: of trained weights, but not of a
-        tp rank's share of them. Of the others each micro-batch has its own."""
-        return self.layout.tp == 1 and not self.adapters
-
     def gradients(self, there: tuple[bool, ...], ending: bool = False) -> int:
         """Of the stages that have some already; `ending`: of the last micro-batch, too."""
         trained = sum(own for own, has in zip(self.each, there, strict=True) if has)
         if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
             return self.exact * trained
-        if self.layout.only_replicates and self.layout.world > 1:
+        if self.replicated:
             own = self.stored * self.trained if self.work.accumulation > 1 else 0
             return self.stored * self.trained + own  # and the buckets
         if self.sharded and not ending:
             return self.exact * trained // self.group
         return self.each_gradient * trained // self.group
-
-    @property
-    def each_gradient(self) -> int:
-        """Bytes an element: FSDP keeps what it reduced in fp32 beside narrower gradients."""
-        narrow = self.sharded and self.stored < self.exact
-        return self.exact + self.stored if narrow else self.stored
 
     def waiting(self, blocks: int) -> int:
         """Narrow gradients of weights, until a backward pass has gone through everything: autograd
@@ -380,8 +352,3 @@ class Rank:
         if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
             return 0
         return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)
-
-    @cached_property
-    def reduced(self) -> int:
-        """While a block's gradients are reduced: whole, in fp32."""
-        return self.exact * self.trained_block if self.sharded else 0

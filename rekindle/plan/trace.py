@@ -5,8 +5,6 @@ Two shallow depths are traced and extrapolated: every block of a stage adds the 
 whose bytes are known is traced first; where that fails, where torch is not there, or where it takes
 too long, the closed form answers and says why."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -22,6 +20,7 @@ from rekindle.spec.model import LoraSpec
 SHALLOW = 3  # blocks a stage: the fewest in which the first, the last and one between differ
 LIMIT_SECONDS = 55.0
 AT_MOST = 2  # finalists
+_BUFFERS = "pipeline buffers"
 
 # One rank, fp32: weights [8, 8] of a table and a head, one block of 4 + 3 matrices and 3 norms.
 _TINY: Mapping[str, Any] = {
@@ -72,19 +71,26 @@ def trace(
     pairs = list(zip(short[:at_most], computed, strict=False))
     asked = [_job(one, m.pp_rank, depth) for one, m in pairs for depth in depths(one.work)]
     try:
-        said = _asked([_TINY, *asked], limit_seconds, python)
-        _test(said.pop(0))
+        tiny, *said = _asked([_TINY, *asked], limit_seconds, python)
+        if tiny["static"] - _TINY_STATIC not in range(512):  # and what a loop keeps
+            found = f"{tiny['static']} bytes where {_TINY_STATIC} were expected"
+            raise _TraceError(f"torch does not do what is known of it: its self-test found {found}")
     except _TraceError as error:
         note = f"from the closed form, not traced: {error}"
-        return [Answer(found, False, note) for found in computed]
+        return [Answer(closed, False, note) for closed in computed]
     answers = []
-    for number, (one, found) in enumerate(zip(finalists, computed, strict=True)):
+    for number, (one, closed) in enumerate(zip(finalists, computed, strict=True)):
         if number >= at_most:
             note = f"from the closed form: only {at_most} finalists are traced"
-            answers.append(Answer(found, False, note))
+            answers.append(Answer(closed, False, note))
             continue
         pair = said[2 * number : 2 * number + 2]
-        deep = _with_buffers(extrapolated(pair, one.work, found.pp_rank), one.work, found)
+        deep = extrapolated(pair, one.work, closed.pp_rank)
+        # and the buffers that a pipeline has for each of the other micro-batches
+        few = memory(short[number].work, closed.pp_rank).terms.get(_BUFFERS, 0)
+        if more := closed.terms.get(_BUFFERS, 0) - few:
+            terms = {**deep.terms, _BUFFERS: deep.terms.get(_BUFFERS, 0) + more}
+            deep = dataclasses.replace(deep, terms=terms)
         answers.append(Answer(deep, True, "; ".join(pair[1]["notes"])))
     return answers
 
@@ -100,23 +106,6 @@ def _few(work: Work) -> Work:
     layout = work.layout
     enough = layout.pp + 1 if layout.schedule == "1f1b" else 2 * layout.pp
     return dataclasses.replace(work, accumulation=min(work.accumulation, enough))
-
-
-def _with_buffers(traced: Memory, work: Work, computed: Memory) -> Memory:
-    """And the buffers that a pipeline has for each of the others."""
-    name = "pipeline buffers"
-    few = memory(_few(work), computed.pp_rank).terms.get(name, 0)
-    more = computed.terms.get(name, 0) - few
-    if not more:
-        return traced
-    terms = {**traced.terms, name: traced.terms.get(name, 0) + more}
-    return dataclasses.replace(traced, terms=terms)
-
-
-def _test(said: Mapping[str, Any]) -> None:
-    if said["static"] - _TINY_STATIC not in range(512):  # and what a loop keeps
-        text = f"{said['static']} bytes where {_TINY_STATIC} were expected"
-        raise _TraceError(f"torch does not do what is known of it: its self-test found {text}")
 
 
 def _asked(

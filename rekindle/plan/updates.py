@@ -5,8 +5,6 @@ Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) and AdamW in 8 bits
 type that weights are stored in. train/updates.py is what runs. The bytes that an update moves are
 counted operation by operation, and no GPU has measured them: `UNMEASURED` says so in the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle.plan.work import Work

@@ -1,7 +1,5 @@
 """One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -140,8 +138,7 @@ class Work:
     def attention(self) -> Attention:
         """The kernel that runs it; ours writes attention out where ranks have to draw the same
         dropout."""
-        divided = self.layout.tp * self.layout.cp > 1
-        written = self.shape.attention_dropout > 0 and divided
+        written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return self.software.attention or ("written" if written else "flash2")
 
     @property
@@ -159,8 +156,7 @@ class Work:
         tp, shape = self.layout.tp, self.shape
         total = shape.block_norms
         for m in shape.matrices:
-            divided = tp if m.divided else 1
-            total += m.inputs * m.outputs // divided
+            total += m.inputs * m.outputs // (tp if m.divided else 1)
             total += m.outputs // (tp if m.divided == "column" else 1) if m.bias else 0
         return total
 

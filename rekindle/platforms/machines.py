@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rekindle.catalog.gpus import gpu
-from rekindle.catalog.machines import machine
+from rekindle.catalog.machines import gpu, machine
 from rekindle.catalog.tables import limits
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step

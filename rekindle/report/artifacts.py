@@ -12,7 +12,6 @@ from rekindle import formats
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.report import plots, texts
 from rekindle.report.collect import local_path
-from rekindle.report.heatmap import heatmap
 
 _MOST_BYTES = 2_000_000
 _LONGEST_VALUE = 200
@@ -49,7 +48,12 @@ def _shown(step: str, name: str, artifact: ArtifactRecord, here: bool) -> Shown 
         if kind == "ClassificationMetrics" and artifact.metadata:
             return Shown(step, name, plots=_plots(artifact.metadata))
         if kind == "Markdown":
-            return Shown(step, name, markdown=_rendered(_text(artifact.uri, here)))
+            from markdown_it import MarkdownIt
+
+            # without HTML in it and without images, which a page of its own may not load
+            parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+            rendered = parser.render(_text(artifact.uri, here))
+            return Shown(step, name, markdown=Markup(rendered))  # noqa: S704 - HTML in it is escaped
         if kind == "HTML":
             return Shown(step, name, html=_text(artifact.uri, here))
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -70,7 +74,7 @@ def _plots(metadata: Mapping[str, Any]) -> tuple[tuple[str, str, Markup], ...]:
         names = [spec["displayName"] for spec in matrix["annotationSpecs"]]
         rows = [[int(count) for count in row["row"]] for row in matrix["rows"]]
         said = f"Confusion matrix of {len(names)} classes"
-        drawn.append((said, "scroll", heatmap(names, rows, label=said)))
+        drawn.append((said, "scroll", plots.heatmap(names, rows, label=said)))
     if curve := metadata.get("confidenceMetrics"):
         points = sorted((float(p["falsePositiveRate"]), float(p["recall"])) for p in curve)
         area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
@@ -88,11 +92,3 @@ def _text(uri: str, here: bool) -> str:
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {formats.size(_MOST_BYTES)}; open {path}")
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _rendered(text: str) -> Markup:
-    """Markdown without HTML in it and without images, which a page of its own may not load."""
-    from markdown_it import MarkdownIt
-
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    return Markup(parser.render(text))  # noqa: S704 - HTML in it is escaped

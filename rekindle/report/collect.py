@@ -7,7 +7,6 @@ with the file of that kind in it. A run of a user's own pipeline may have none: 
 sentence in `notes`, never an error."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -48,52 +47,35 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
     record.
 
     `history=False` leaves out the training history, the one file that can be long."""
-    files = dict(_locate(run))
+    files = {}
+    for step in run.steps:  # what the artifacts announce
+        for artifact in step.artifacts.values():
+            kind = artifact.metadata.get("record")
+            if isinstance(kind, str) and kind in records.RECORD_KINDS and artifact.uri:
+                path = local_path(artifact.kept or artifact.uri)
+                files[kind] = path / records.RECORD_FILES[kind] if path.is_dir() else path
     notes: list[str] = []
     rows = history_beside(files["training"], notes) if history and "training" in files else ()
     if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
         files["profile"] = beside
-    found: dict[str, Any] = {kind: _read(cls, kind, files, notes) for kind, cls in _SHOWN.items()}
-    plan = _plan(run, notes)
-    return Findings(**found, history=rows, plan=plan, notes=tuple(notes), files=files)
+    found: dict[str, Any] = {}
+    for name, cls in _SHOWN.items():
+        if name in files:
+            try:
+                found[name] = cls.read(files[name])
+            except (OSError, ValueError) as error:
+                why = _why(error, files[name])
+                notes.append(f"The {name} record cannot be shown: {why}.")
+    try:  # another version may say more of a plan, or less
+        found["plan"] = Planned.model_validate(dict(run.plan)) if run.plan else None
+    except ValidationError as error:
+        notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
+    return Findings(**found, history=rows, notes=tuple(notes), files=files)
 
 
 def local_path(uri: str) -> Path:
     """The path behind a `file://` URI or a plain path."""
     return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else Path(uri)
-
-
-def _locate(run: records.RunRecord) -> Iterator[tuple[str, Path]]:
-    """(kind, file) of every record that the artifacts announce, in the order of the steps."""
-    for step in run.steps:
-        for artifact in step.artifacts.values():
-            kind = artifact.metadata.get("record")
-            if isinstance(kind, str) and kind in records.RECORD_KINDS and artifact.uri:
-                path = local_path(artifact.kept or artifact.uri)
-                yield kind, path / records.RECORD_FILES[kind] if path.is_dir() else path
-
-
-def _read(
-    cls: type[records.Record], kind: str, files: dict[str, Path], notes: list[str]
-) -> records.Record | None:
-    if kind not in files:
-        return None
-    try:
-        return cls.read(files[kind])
-    except (OSError, ValueError) as error:
-        notes.append(f"The {kind} record cannot be shown: {_why(error, files[kind])}.")
-        return None
-
-
-def _plan(run: records.RunRecord, notes: list[str]) -> Planned | None:
-    """What was planned before; another version may say more of a plan, or less."""
-    if not run.plan:
-        return None
-    try:
-        return Planned.model_validate(dict(run.plan))
-    except ValidationError as error:
-        notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
-        return None
 
 
 def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow, ...]:

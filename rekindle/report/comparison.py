@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
-from rekindle.records import Comparison, RunRecord, StepRecord
+from rekindle.records import Comparison, RunRecord
 from rekindle.report.collect import Findings, gate_of, model_of
 from rekindle.report.texts import lower_is_better, shorten_middle
 
@@ -40,18 +40,18 @@ def compared(runs: Sequence[Pair]) -> Compared:
 def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
     trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
+    seconds = trained[-1].seconds if trained else None
+    if trained and trained[-1].cached:
+        seconds = 0.0
+    elif trained and trained[-1].status in ("pending", "skipped"):
+        seconds = None
     return ComparedRun(
         run_id=record.run_id, started_at=record.started_at, status=record.status,
-        seconds=record.seconds, training_seconds=_seconds(trained[-1]) if trained else None,
+        seconds=record.seconds, training_seconds=seconds,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
     )  # fmt: skip
-
-
-def _seconds(step: StepRecord) -> float | None:
-    began = step.status not in ("pending", "skipped")
-    return 0.0 if step.cached else step.seconds if began else None
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ..
 def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
     """How much better the model of a run is than the first one, by metric; a note says why some
     metrics, or all, cannot be compared."""
-    from rekindle.evaluate.gate import compare
+    from rekindle.evaluate.evaluate import compare
     from rekindle.spec.model import GateSpec
 
     (record, found), before = pair, base[0].run_id
@@ -151,8 +151,14 @@ def lines(found: Compared) -> list[str]:
     interval = "with 95% interval; marked where it holds no zero"
     title = f"metrics, and changes from the first run ({interval})"
     config, data = _fact_rows(found.settings), _fact_rows(found.data)
+    rows: list[Row] = []
+    for metric in found.metrics:
+        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
+        if any(metric.changes):
+            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
+    metrics = rows or [("no run was evaluated",)]
     text = formats.aligned(about)
-    for name, rows in ((title, _metric_rows(found)), ("config", config), ("data", data)):
+    for name, rows in ((title, metrics), ("config", config), ("data", data)):
         text += ["", name, *formats.aligned(rows)]
     return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
 
@@ -202,15 +208,6 @@ def certainly(change: Comparison | None) -> str:
     if change is None or change.lower <= 0 <= change.upper:
         return ""
     return "better" if change.lower > 0 else "worse"
-
-
-def _metric_rows(found: Compared) -> list[Row]:
-    rows: list[Row] = []
-    for metric in found.metrics:
-        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
-        if any(metric.changes):
-            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
-    return rows or [("no run was evaluated",)]
 
 
 def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rekindle import formats
-from rekindle.outputs import Compared, ComparedMetric
+from rekindle.outputs import Compared
 from rekindle.records import write_atomically
 from rekindle.report import page, plots, texts, verdicts
 from rekindle.report.comparison import Pair, certainly, change_text, facts, value_text
@@ -20,23 +20,20 @@ _TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "qu
 
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
+    metrics = []  # of each run the value, the change and its tone
+    for metric in found.metrics:
+        cells = []
+        for value, change in zip(metric.values, metric.changes, strict=True):
+            text = f"{change_text(change)} {certainly(change)}".strip()
+            cells.append((formats.metric(value), text, _TONES[certainly(change)]))
+        metrics.append((metric.name, cells))
     text = page.render(
         "compare.html.j2", compared=found, facts=facts(found.runs),
-        metrics=[(metric.name, _cells(metric)) for metric in found.metrics],
+        metrics=metrics,
         curves=[curves for curves in _curves(runs) if curves.plot],
         left_out=max(0, len(runs) - len(COLOURS)), value_text=value_text,
     )  # fmt: skip
     write_atomically(target, text)
-
-
-def _cells(metric: ComparedMetric) -> list[tuple[str, str, verdicts.Tone]]:
-    """Of each run the value, the change and its tone."""
-    cells = []
-    for value, change in zip(metric.values, metric.changes, strict=True):
-        tone = _TONES[certainly(change)]
-        text = f"{change_text(change)} {certainly(change)}".strip()
-        cells.append((formats.metric(value), text, tone))
-    return cells
 
 
 def _curves(runs: Sequence[Pair]) -> list[Curve]:

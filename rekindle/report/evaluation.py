@@ -3,14 +3,12 @@ calibration, slices."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from markupsafe import Markup
 
 from rekindle import formats, records
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
-from rekindle.report.heatmap import heatmap, mistakes
 
 _SLICES_SHOWN = 12
 _NOTHING = Markup("")
@@ -87,17 +85,41 @@ def gate(run: records.RunRecord, evidence: records.Evidence | None) -> Gate | No
     """The gate of the run, if it had one."""
     if not evidence or not (evidence.checks or evidence.comparison):
         return None
-    interval = (_NOTHING, "")
-    if evidence.comparison:
-        interval = _interval(run, evidence, evidence.comparison)
-    return Gate(evidence.checks, *interval)
+    if (comparison := evidence.comparison) is None:
+        return Gate(evidence.checks, _NOTHING, "")
+    better, metric = 1, comparison.metric
+    if texts.lower_is_better(metric):
+        # A gate may have turned a lower-is-better metric round already: then the estimate and the
+        # plain difference of the two metrics have opposite signs.
+        sides = (evidence.metrics, evidence.champion_metrics)
+        ours, theirs = (side.get(metric, math.nan) for side in sides)
+        better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
+    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    text = (
+        f"The change in {texts.metric_name(metric)} is {formats.signed(comparison.estimate)},"
+        f" with {100 * comparison.confidence:g}% confidence between"
+        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
+        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
+        f" seed {comparison.seed})."
+    )
+    drawn = plots.interval(
+        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
+        threshold=None if needed is None else better * needed, better=better, label=text,
+    )  # fmt: skip
+    return Gate(evidence.checks, drawn, text)
 
 
 def quality(evidence: records.Evidence | None) -> Quality | None:
     """Metrics and their plots, if the run was evaluated."""
     if not evidence:
         return None
-    wrong = mistakes(evidence.labels, evidence.confusion)
+    ours, theirs = evidence.metrics, evidence.champion_metrics
+    names = dict.fromkeys([*ours, *theirs])
+    bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
+    bins = [each for each in bins if each[2] > 0]
+    count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
+    calibration = f"Reliability diagram: accuracy over confidence, {count}."
+    wrong = plots.mistakes(evidence.labels, evidence.confusion)
     hits = sum(row[i] for i, row in enumerate(evidence.confusion) if i < len(row))
     total = sum(sum(row) for row in evidence.confusion)
     n = len(evidence.confusion)
@@ -106,10 +128,10 @@ def quality(evidence: records.Evidence | None) -> Quality | None:
     samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
         evidence=evidence, classes=_classes(evidence),
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
-        confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
+        metrics=tuple(_compare(name, name, ours.get(name), theirs.get(name)) for name in names),
+        confusion=plots.heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
-        calibration=_calibration(evidence.calibration),
+        calibration=plots.reliability(bins, label=calibration),
         samples=tuple(records.Sample(**sample) for sample in samples),
     )  # fmt: skip
 
@@ -124,11 +146,6 @@ def slices(run: records.RunRecord, found: Findings) -> tuple[SliceTable, ...]:
     wanted = verdicts.gate_metric(run, found)
     parts = {column: [part for part in every if part.column == column] for column in columns}
     return tuple(_slice_table(*each, wanted, smallest) for each in parts.items())
-
-
-def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:
-    names = dict.fromkeys([*candidate, *champion])
-    return tuple(_compare(name, name, candidate.get(name), champion.get(name)) for name in names)
 
 
 def _classes(evidence: records.Evidence) -> ClassTable | None:
@@ -147,43 +164,6 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
     return Compared(name, candidate, champion, change, tone)
 
 
-def _interval(
-    run: records.RunRecord, evidence: records.Evidence, comparison: records.Comparison
-) -> tuple[Markup, str]:
-    better = _direction(evidence, comparison)
-    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    name = texts.metric_name(comparison.metric)
-    text = (
-        f"The change in {name} is {formats.signed(comparison.estimate)},"
-        f" with {100 * comparison.confidence:g}% confidence between"
-        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
-        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
-        f" seed {comparison.seed})."
-    )
-    drawn = plots.interval(
-        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
-        threshold=None if needed is None else better * needed, better=better, label=text,
-    )  # fmt: skip
-    return drawn, text
-
-
-def _direction(evidence: records.Evidence, comparison: records.Comparison) -> int:
-    """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
-    already: then the estimate and the plain difference of the two metrics have opposite signs."""
-    if not texts.lower_is_better(comparison.metric):
-        return 1
-    name = comparison.metric
-    plain = evidence.metrics.get(name, math.nan) - evidence.champion_metrics.get(name, math.nan)
-    return 1 if plain * comparison.estimate < 0 else -1
-
-
-def _calibration(bins: tuple[records.CalibrationBin, ...]) -> Markup:
-    filled = [(part.confidence, part.accuracy, part.rows) for part in bins if part.rows > 0]
-    count = f"{sum(rows for _, _, rows in filled)} predictions, {len(filled)} bins"
-    label = f"Reliability diagram: accuracy over confidence, {count}."
-    return plots.reliability(filled, label=label)
-
-
 def _slice_table(
     column: str, parts: list[records.Slice], wanted: str, smallest: float | None
 ) -> SliceTable:
@@ -192,27 +172,23 @@ def _slice_table(
     values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
     top = max((value for value in values if value and value < math.inf), default=1.0)
     top = 1.0 if 0 < top <= 1 else top
-    rows = sorted(
-        (_slice_row(part, metric, top, smallest) for part in parts),
-        key=lambda row: (row.small, _badness(row, metric), row.name),
-    )
+    rows = []
+    for part in parts:
+        candidate, champion = part.candidate.get(metric), part.champion.get(metric)
+        small = smallest is not None and part.rows < smallest
+        said = f"{part.value}: {formats.metric(candidate)}"
+        said += f", champion {formats.metric(champion)}" if champion is not None else ""
+        css, drawn = "a soft" if small else "a", _NOTHING
+        if candidate is not None:
+            drawn = plots.bar(candidate, top, label=said, mark=champion, css=css)
+        row = _compare(part.value or "(empty)", metric, candidate, champion)
+        rows.append(dataclasses.replace(row, rows=part.rows, small=small, bar=drawn))
+    rows.sort(key=lambda row: (row.small, _badness(row, metric), row.name))
     return SliceTable(
         column=column, metric=metric, has_champion=any(part.champion for part in parts),
         shown=tuple(rows[:_SLICES_SHOWN]), more=tuple(rows[_SLICES_SHOWN:]),
         smallest=int(smallest) if smallest is not None else None,
     )  # fmt: skip
-
-
-def _slice_row(part: records.Slice, metric: str, top: float, smallest: float | None) -> Compared:
-    candidate, champion = part.candidate.get(metric), part.champion.get(metric)
-    row = _compare(part.value or "(empty)", metric, candidate, champion)
-    small = smallest is not None and part.rows < smallest
-    said = f"{part.value}: {formats.metric(candidate)}"
-    said += f", champion {formats.metric(champion)}" if champion is not None else ""
-    drawn = _NOTHING
-    if candidate is not None:
-        drawn = plots.bar(candidate, top, label=said, mark=champion, css="a soft" if small else "a")
-    return dataclasses.replace(row, rows=part.rows, small=small, bar=drawn)
 
 
 def _badness(row: Compared, metric: str) -> float:

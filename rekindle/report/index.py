@@ -48,7 +48,11 @@ def render_index(home: Path) -> Path:
     """Writes `home/index.html` and returns its path; runs whose record cannot be read are named at
     the end. Older runs are on pages of their own, which are written where they changed."""
     known = ledger(home)
-    rows = [_row(home, entry) for entry in reversed(known.entries)]
+    rows = []
+    for entry in reversed(known.entries):
+        card = f"runs/{quote(entry.run_id)}/card.html"
+        has_card = os.path.exists(f"{home}/{card}")  # noqa: PTH110 - many
+        rows.append(Row(entry, card if has_card else ""))
     older = max(0, (len(rows) - 1) // _PAGE_RUNS - 1)
     names = [*(f"index-{number + 1}.html" for number in range(older)), "index.html"]
     for number in range(older):  # from the oldest on, so that a new run changes none of them
@@ -80,19 +84,14 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _row(home: Path, entry: Entry) -> Row:
-    card = f"runs/{quote(entry.run_id)}/card.html"
-    return Row(entry, card if os.path.exists(f"{home}/{card}") else "")  # noqa: PTH110 - many
-
-
 def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.run.name, []).append(row)
-    return tuple(_job(name, tuple(group)) for name, group in by_name.items())
+    return tuple(Job(name, tuple(group), _course(group)) for name, group in by_name.items())
 
 
-def _job(name: str, rows: tuple[Row, ...]) -> Job:
+def _course(rows: Sequence[Row]) -> Markup:
     metric = next((row.run.metric[0] for row in rows if row.run.metric), "")
     named = [row.run for row in rows if row.run.metric and row.run.metric[0] == metric]
     measured = named[:_SPARK_RUNS][::-1]
@@ -100,4 +99,4 @@ def _job(name: str, rows: tuple[Row, ...]) -> Job:
     promoted = [i for i, run in enumerate(measured) if run.promoted]
     last = ", ".join(map(formats.metric, values[-8:]))
     label = f"{texts.metric_name(metric)} over {len(values)} runs: {last}"
-    return Job(name, rows, plots.spark(values, label=label, marked=promoted))
+    return plots.spark(values, label=label, marked=promoted)

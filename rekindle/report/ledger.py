@@ -102,7 +102,9 @@ def ledger(home: Path) -> Ledger:
                 log.warning("%s cannot be read and is left out: %s", path, why)
                 unreadable.append(run_id)
                 continue
-            line = _line(stamp, entry)
+            # a checksum, then as JSON the stamp and what all lists need, then the rest
+            line = json.dumps([stamp, *entry[:-1]]).encode() + b"\t" + entry.body
+            line = b"%08x " % zlib.crc32(line) + line
         entries.append(entry)
         lines[run_id] = line
     if lines != {run_id: line for run_id, (line, _, _) in known.items()}:
@@ -128,14 +130,7 @@ def _records(folder: Path) -> Iterator[tuple[str, list[int]]]:
         for entry in found:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 now = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 - thousands of them
-                stamp = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
-                yield entry.name, stamp
-
-
-def _line(stamp: list[int], entry: Entry) -> bytes:
-    """A checksum, then as JSON the stamp and what all lists need, then the rest."""
-    line = json.dumps([stamp, *entry[:-1]]).encode() + b"\t" + entry.body
-    return b"%08x " % zlib.crc32(line) + line
+                yield entry.name, [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
 
 
 def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:

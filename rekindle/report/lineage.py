@@ -1,9 +1,9 @@
 """Where a model comes from: the data it saw, the keys and hashes that identify the work, and how to
 do it again."""
 
+import contextlib
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import yaml
 from markupsafe import Markup
@@ -88,7 +88,9 @@ def lineage(run: RunRecord, found: Findings) -> Lineage:
         entries.append(("World size", str(found.training.world_size)))
     if found.evidence:
         entries.append(("Examples judged", found.evidence.examples))
-        entries.append(("Evidence file, sha256", _sha256(found.files["evidence"])))
+        with contextlib.suppress(OSError):
+            content = found.files["evidence"].read_bytes()
+            entries.append(("Evidence file, sha256", hashlib.sha256(content).hexdigest()))
     if found.registration:
         entries.append(("Registry", found.registration.tracking_uri))
     shown = [(name, value) for name, value in entries if value]
@@ -150,10 +152,3 @@ def _classes(manifest: ShardManifest) -> tuple[ClassRow, ...]:
             cells.append((rows, share, plots.bar(share, most, label=said)))
         result.append(ClassRow(name, tuple(cells)))
     return tuple(result) if manifest.class_rows else ()
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""

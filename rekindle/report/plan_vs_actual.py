@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.catalog.gpus import recognised
+from rekindle.catalog.machines import recognised
 from rekindle.outputs import Planned
 from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
 from rekindle.report import plots, texts
-from rekindle.report.axes import Axis, ratio_axis
 from rekindle.report.collect import Findings
+from rekindle.report.drawing import Axis, ratio_axis
 from rekindle.report.verdicts import Tone
 
 WARM_UP = 5  # steps: caches, allocators and clocks settle
@@ -112,9 +112,10 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     scale = ratio_axis([*ends, *(one.ratio for one in figures if one.ratio is not None)])
     step, enough = figures[0], len(measured(found.history)[0]) >= FEWEST
     tone, verdict = _verdict(step, otherwise)
+    command = ["rekindle", "plan", run.config or "CONFIG", "--calibrate", run.run_id]
     return Compared(
         tone=tone, verdict=verdict,
-        command=_command(run) if step.inside is False and enough else "",
+        command=shlex.join(command) if step.inside is False and enough else "",
         facts=tuple(_places(plan, found.training)), ruler=plots.ratio_ruler(scale),
         rows=tuple(_row(one, scale) for one in figures),
         remarks=tuple(_remarks(plan, run, found)),
@@ -138,11 +139,6 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
             "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), formats.binary,
             sure=False, more=f"{formats.binary(chosen.needed_bytes)} with the reserve",
         )  # fmt: skip
-    yield from _spent(plan, run)
-
-
-def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
-    """Hours and dollars, as far as they are planned."""
     step = _trained(run)
     hours = None if step is None or step.cached or step.seconds is None else step.seconds / 3600
     spot = plan.spot if _on_spot(plan, run) else None
@@ -241,10 +237,6 @@ def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
     return "quiet", f"Faster than planned: a step took {took}, {by} the interval of {between}."
 
 
-def _command(run: RunRecord) -> str:
-    return shlex.join(["rekindle", "plan", run.config or "CONFIG", "--calibrate", run.run_id])
-
-
 def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
     trained, (rows, left) = found.training, measured(found.history)
     if rows:
@@ -255,18 +247,14 @@ def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
         yield f"Memory is not compared: {why} says how much was resident, not what tensors took."
     elif plan.chosen.degrees.get("pp", 1) > 1 and _peak(found) is not None:
         yield "Memory was measured on rank 0; the fullest stage of a pipeline may be another."
-    yield from _of_tokens(plan, rows)
-    yield from _of_time(plan, run, trained)
-
-
-def _of_tokens(plan: Planned, rows: Sequence[HistoryRow]) -> Iterator[str]:
-    """Examples that are shorter than they may be make steps shorter than planned."""
+    # examples that are shorter than they may be make steps shorter than planned
     each = [row.tokens for row in rows if row.tokens]
     if each and abs((mean := statistics.mean(each)) / plan.tokens_per_step - 1) > 0.1:
         yield (
             f"A step had about {formats.count(mean)} tokens, and was planned with"
             f" {formats.count(plan.tokens_per_step)}: as many as its examples may have."
         )
+    yield from _of_time(plan, run, trained)
 
 
 def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> Iterator[str]:

@@ -3,7 +3,12 @@
 Positions are per cent and text has its natural size, so a plot fits a phone without shrinking its
 labels; only lines lie on a stretched layer. Axis labels stand in the margin that the style sheet
 gives the class, and colours are classes: the style sheet owns light, dark and print. Every plot
-has a label in words; details show on hover."""
+has a label in words; details show on hover.
+
+The confusion matrix is a heat map: true classes down, predicted classes across, each row coloured
+by its shares. Unlike the others it has a size of its own: cells stay square, small matrices shrink
+with the page and large ones scroll in their own box. Counts stand in the cells up to `_NUMBERS`
+classes, and always show on hover."""
 
 import bisect
 import dataclasses
@@ -13,12 +18,30 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report.axes import Axis, Point, axis, drawable, thin, tick_text
-from rekindle.report.svg import join, plot, share, stretched, tag, title
+from rekindle.report import texts
+from rekindle.report.drawing import (
+    Axis,
+    Point,
+    axis,
+    drawable,
+    join,
+    plot,
+    share,
+    stretched,
+    tag,
+    thin,
+    tick_text,
+    title,
+)
 
 _MOST_POINTS = 400
 _MOST_BANDS = 60
 _NOTHING = Markup("")
+_NUMBERS = 26
+_SHRINKS = 12
+_LONGEST = 18
+_LETTER = 6.9  # mean width in px of a 12 px letter
+_SLANT = math.sqrt(0.5)  # of a label at 45 degrees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +68,22 @@ def line(
     heights = [y for _, y in points] + ([guide[1]] if guide else [])
     x = axis([x for x, _ in points], ticks=6, tight=True)
     y = axis(heights, ticks=4, zero=zero)
+    dots, level = [], list[Markup]()
+    for s in (s for s in drawn if s.marks or len(s.points) == 1):
+        for px, py in filter(drawable, thin(s.points, 80)):
+            dots.append(_dot(x.at(px), y.at(py), 3, s.css, f"{s.name} {formats.metric(py)}"))
+    if guide:
+        place = share(100 - y.at(guide[1]))
+        named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
+        level = [_across(place, "guide"), named]
     return plot(
         "line",
         label,
         _grid(y),
         _ruler(x, x_name),
-        _level(guide, y) if guide else "",
+        *level,
         stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
-        *(_dots(s, x, y) for s in drawn if s.marks or len(s.points) == 1),
+        *dots,
         _bands([s for s in drawn if not s.quiet], x, x_name),
     )
 
@@ -101,8 +132,7 @@ def interval(
     said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
     dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
-    css = f"span {'good' if won else 'bad'}"
-    span = tag("g", title(said), tag("line", **ends), dot, css=css)
+    span = tag("g", title(said), tag("line", **ends), dot, css=f"span {'good' if won else 'bad'}")
     return plot("interval", label, *parts, span)
 
 
@@ -134,8 +164,7 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 def ruler(scale: Axis) -> Markup:
     """The ruler above the rows of a timeline."""
     ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
-    label = f"time from 0 to {formats.duration(scale.high)}"
-    return plot("ruler", label, *_above(ticks, edge=4))
+    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks, edge=4))
 
 
 def ratio_ruler(scale: Axis) -> Markup:
@@ -158,8 +187,7 @@ def planned(
     middle = share(scale.at(0.0))
     parts.append(tag("line", css="mark", x1=middle, x2=middle, y1=1, y2=19))
     if happened is not None and drawable((happened, 0.0)) and happened > 0:
-        place = share(scale.at(math.log2(happened)))
-        parts.append(tag("circle", css=css, cx=place, cy=10, r=6))
+        parts.append(tag("circle", css=css, cx=share(scale.at(math.log2(happened))), cy=10, r=6))
     return plot("planned", label, title(label), *parts)
 
 
@@ -192,12 +220,6 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
 
 def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
     return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
-
-
-def _dots(series: Series, x: Axis, y: Axis) -> Markup:
-    points = [point for point in thin(series.points, 80) if drawable(point)]
-    said = {py: f"{series.name} {formats.metric(py)}" for _, py in points}
-    return join(_dot(x.at(px), y.at(py), 3, series.css, said[py]) for px, py in points)
 
 
 def _above(ticks: Sequence[tuple[float, str]], edge: float) -> list[Markup]:
@@ -233,12 +255,6 @@ def _ruler(x: Axis, name: str) -> Markup:
     return join([_across("100%", "base"), *ticks, named])
 
 
-def _level(guide: tuple[str, float], y: Axis) -> Markup:
-    place = share(100 - y.at(guide[1]))
-    named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
-    return _across(place, "guide") + named
-
-
 def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Markup:
     """A vertical line with its name to the right (`side` 1) or left (-1), where there is room."""
     right = place < 22 or (side > 0 and place <= 60)
@@ -255,7 +271,12 @@ def _bands(series: Sequence[Series], x: Axis, x_name: str) -> Markup:
     bands = []
     for i in range(count):
         here = places[i * len(places) // count : (i + 1) * len(places) // count]
-        said = ", ".join(filter(None, (_read_out(s, here[0], here[-1]) for s in series)))
+        read_out = []
+        for s in series:
+            end = bisect.bisect_right(s.points, here[-1], key=lambda point: point[0])
+            if end and s.points[end - 1][0] >= here[0]:
+                read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
+        said = ", ".join(read_out)
         left, right = (100 * k / count for k in (i, i + 1))
         spot = title(f"{x_name} {tick_text(here[-1])}: {said}")
         size = {"x": share(left), "width": share(right - left), "height": "100%"}
@@ -263,8 +284,83 @@ def _bands(series: Sequence[Series], x: Axis, x_name: str) -> Markup:
     return join(bands)
 
 
-def _read_out(series: Series, first: float, last: float) -> str:
-    end = bisect.bisect_right(series.points, last, key=lambda point: point[0])
-    if not end or series.points[end - 1][0] < first:
-        return ""
-    return f"{series.name} {formats.metric(series.points[end - 1][1])}"
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    """Sizes in px: of a cell, and of the margins that hold the class names."""
+
+    cell: int
+    left: int
+    top: int
+    right: int
+    slanted: bool
+
+
+def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: str) -> Markup:
+    """`matrix[i][j]` examples of true class i predicted as j; hits and mistakes in two hues."""
+    n = len(matrix)
+    if not n:
+        return Markup("")
+    names = [_class_name(labels, i) for i in range(n)]
+    size = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
+    longest = max(len(texts.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
+    slanted, lean = longest > size - 6, round(longest * _SLANT)
+    top, right = (lean + 36, lean) if slanted else (44, 2)
+    frame = _Frame(cell=size, left=round(longest + 34), top=top, right=right, slanted=slanted)
+    cells = join(
+        _cell(i, j, times, sum(row), names, frame)
+        for i, row in enumerate(matrix)
+        for j, times in enumerate(row[:n])
+    )
+    named = join(_names(i, name, frame) for i, name in enumerate(names))
+    turned = f"translate(14 {frame.top}) rotate(-90)"
+    width = frame.left + n * frame.cell + frame.right
+    height = frame.top + n * frame.cell + 2
+    return plot(
+        "heat shrinks" if n <= _SHRINKS else "heat",
+        label,
+        tag("g", cells, named, transform=f"translate({frame.left} {frame.top})"),
+        tag("text", "predicted →", css="name", x=frame.left, y=14),
+        tag("text", "← true", css="name", transform=turned, text_anchor="end"),
+        viewBox=f"0 0 {width} {height}", width=width, height=height,
+    )  # fmt: skip
+
+
+def mistakes(
+    labels: Sequence[str], matrix: Sequence[Sequence[int]], most: int = 3
+) -> tuple[tuple[str, str, int], ...]:
+    """The most frequent mistakes: (true class, predicted class, how often)."""
+    cells = ((-n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n > 0)
+    first = sorted(cell for cell in cells if cell[1] != cell[2])[:most]
+    return tuple((_class_name(labels, i), _class_name(labels, j), -n) for n, i, j in first)
+
+
+def _class_name(labels: Sequence[str], i: int) -> str:
+    """The label of class i, or its number where the record names none."""
+    return labels[i] if i < len(labels) else str(i)
+
+
+def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], frame: _Frame) -> Markup:
+    part = times / total if total else 0.0
+    strength = 0.1 + 0.9 * math.sqrt(part) if times > 0 else 0.0
+    said = f"{names[i]} → {names[j]}: {formats.count(times)} of {formats.count(total)}"
+    place = {"x": j * frame.cell, "y": i * frame.cell}
+    size = {"width": frame.cell - 1, "height": frame.cell - 1}
+    parts = [title(f"{said} ({formats.percent(part)})"), tag("rect", css="empty", **place, **size)]
+    if times:
+        css = "hit" if i == j else "miss"
+        parts.append(tag("rect", css=css, **place, **size, fill_opacity=strength))
+    if times and len(names) <= _NUMBERS:
+        x, y = (j + 0.5) * frame.cell, (i + 0.5) * frame.cell + 4
+        parts.append(tag("text", str(times), x=x, y=y, text_anchor="middle"))
+    return tag("g", *parts)
+
+
+def _names(i: int, name: str, frame: _Frame) -> Markup:
+    """The name of class i, beside its row and above its column."""
+    middle = (i + 0.5) * frame.cell
+    turn = f"translate({middle + 2:g} -8) rotate(-45)" if frame.slanted else None
+    turn = turn or f"translate({middle:g} -8)"
+    anchor = "start" if frame.slanted else "middle"
+    text = (title(name), texts.shorten_middle(name, _LONGEST))
+    row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
+    return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)

@@ -69,11 +69,15 @@ class Reader:
         if place in self._skipping:
             self._skipping -= {place} if text == "}" else set()
         elif event := events.parse(text):
-            self._at = max(self._at, _time_of(event))
+            at = event.get("at")
+            if isinstance(at, int | float) and self._at < at < 1e10:
+                self._at = float(at)
             kind: Kind = "progress" if event["event"] == "progress" else "event"
             notice = event["event"] == "notice"
+            moment = datetime.datetime.fromtimestamp(self._at)
+            begin = f"{place}{moment:%H:%M:%S} " if self._at else place
             for sentence in str(event["text"]).split("\n") if notice else [progress_text(event)]:
-                yield Line(self._at, self._node, place + _clock(self._at) + sentence, kind)
+                yield Line(self._at, self._node, begin + sentence, kind)
         elif (found := _EXECUTOR.match(text)) is None:
             yield Line(self._at, self._node, line)
         elif found["text"].startswith(_INPUT):
@@ -139,15 +143,6 @@ def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
             yield from [line] if line.kind != "pause" else []
     for node in sorted(held):
         yield from held[node]
-
-
-def _time_of(event: Mapping[str, Any]) -> float:
-    at = event.get("at")
-    return float(at) if isinstance(at, int | float) and 0 < at < 1e10 else 0.0
-
-
-def _clock(at: float) -> str:
-    return f"{datetime.datetime.fromtimestamp(at):%H:%M:%S} " if at else ""
 
 
 def progress_text(event: Mapping[str, Any]) -> str:

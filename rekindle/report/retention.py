@@ -64,10 +64,14 @@ class Retention:
         entries, rules = ledger(self.home).entries, dict[str, RetentionSpec]()
         runs = dict.fromkeys(ids, (True, "it has no record to judge by"))
         runs |= dict.fromkeys(alive, (True, "it is alive"))
+        asked = {"keep_runs": self.keep_runs, "older_than_days": self.days}
+        asked = {name: value for name, value in asked.items() if value is not None}
         newer, makers = Counter[tuple[str, str]](), set[tuple[str, ...]]()
         for entry in reversed(entries):
             if entry.name not in rules:
-                rules[entry.name] = self._rule(entry.run_id)
+                spec = self._read(entry.run_id)[0].spec
+                rule = RetentionSpec.model_validate(spec.get("retention") or {})
+                rules[entry.name] = rule.model_copy(update=asked)
             newer[entry.name, entry.platform] += 1
             if entry.run_id not in alive:
                 count = newer[entry.name, entry.platform]
@@ -76,11 +80,6 @@ class Retention:
             if not runs[entry.run_id][0] and (why := self._registered(entry.run_id, makers)):
                 runs[entry.run_id] = True, why
         return runs, max((rule.older_than_days for rule in rules.values()), default=30)
-
-    def _rule(self, run_id: str) -> RetentionSpec:
-        rule = RetentionSpec.model_validate(self._read(run_id)[0].spec.get("retention") or {})
-        asked = {"keep_runs": self.keep_runs, "older_than_days": self.days}
-        return rule.model_copy(update={k: v for k, v in asked.items() if v is not None})
 
     def _registered(self, run_id: str, makers: set[tuple[str, ...]]) -> str:
         """Why the registry needs the run, or ""; `makers` are the versions of those before it."""

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.records import RunRecord, StepRecord
 from rekindle.report import plots, texts, verdicts
-from rekindle.report.axes import Axis, time_axis
+from rekindle.report.drawing import Axis, time_axis
 from rekindle.report.readable_log import lines_of
 
 _TAIL_BYTES = 32_768
@@ -61,7 +61,10 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     """The steps of the run whose folder is `folder`."""
     if not run.steps:
         return None
-    starts = [_offset(run, step) for step in run.steps]
+    begin, starts = formats.instant(run.started_at), list[float | None]()  # seconds from there
+    for step in run.steps:
+        start = formats.instant(step.started_at)
+        starts.append(max((start - begin).total_seconds(), 0.0) if begin and start else None)
     pairs = list(zip(starts, run.steps, strict=True))
     ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
@@ -75,7 +78,8 @@ def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
         return ()
     found = []
     for step in verdicts.failed_steps(run):
-        log = folder / step.failed_log if step.failed_log else _log_path(step, folder)
+        name = step.failed_log or step.log
+        log = folder / name if name else None
         tail, left_out = last_lines(log) if log else ("", False)
         error = texts.without_assignments(texts.plain(step.error))
         found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
@@ -114,20 +118,10 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
         said = f"{step.name}: {word}, began after {formats.duration(start)}"
         said += f", took {formats.duration(seconds)}"
         track = plots.track(start, seconds, scale, label=said, css=word)
-    log = _log_path(step, folder)
+    log = folder / step.log if step.log else None
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
     return Step(step, name, parent, word, track, outputs=_outputs(step), log_link=link)
-
-
-def _offset(run: RunRecord, step: StepRecord) -> float | None:
-    """Seconds from the start of the run to that of the step; None if either is unknown."""
-    begin, start = formats.instant(run.started_at), formats.instant(step.started_at)
-    return max((start - begin).total_seconds(), 0.0) if begin and start else None
-
-
-def _log_path(step: StepRecord, folder: Path) -> Path | None:
-    return folder / step.log if step.log else None
 
 
 def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
+from rekindle.records import HistoryRow, RunRecord, TrainingSummary
 from rekindle.report import plots, texts
-from rekindle.report.axes import Point
 from rekindle.report.collect import Findings
+from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
 
 _SMOOTHED_FROM = 60
@@ -64,10 +64,8 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         key += " them."
     curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
     drawn = tuple(curve for curve in curves if curve.plot)
-    return Training(facts, drawn, remark, key, _bound(found.profile) if found.profile else None)
-
-
-def _bound(profile: Profile) -> Bound:
+    if (profile := found.profile) is None:
+        return Training(facts, drawn, remark, key)
     names = {"data": "waiting for data", "host": "Python and launching"}
     share = formats.percent(profile.shares.get(profile.bound, 0.0))
     by = names.get(profile.bound, profile.bound)
@@ -77,7 +75,8 @@ def _bound(profile: Profile) -> Bound:
     operators = (
         (o.name, formats.count(o.calls), formats.percent(o.share)) for o in profile.operators
     )
-    return Bound(verdict, profile.advice, tuple(shares), tuple(operators))
+    bound = Bound(verdict, profile.advice, tuple(shares), tuple(operators))
+    return Training(facts, drawn, remark, key, bound)
 
 
 def _facts(
@@ -104,7 +103,12 @@ def _facts(
     if summary.best_step is not None:
         lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
         facts.append(("Weights of the model", lowest))
-    if promise := _promise(summary):
+    if summary.device:  # what the same training gives a second time, killed and resumed or not
+        promise = "the same batches and dropout; sums may differ in their last bits"
+        if summary.device == "cpu":
+            promise = "the same bits, on this kind of CPU"
+        elif summary.deterministic:
+            promise = "the same bits, on the same GPUs and versions"
         facts.append(("Trained again", promise))
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
@@ -112,17 +116,6 @@ def _facts(
     for name, value in summary.validation.items():
         facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
     return tuple(facts)
-
-
-def _promise(summary: TrainingSummary) -> str:
-    """What the same training gives a second time, killed and resumed or not."""
-    if not summary.device:
-        return ""
-    if summary.device == "cpu":
-        return "the same bits, on this kind of CPU"
-    if summary.deterministic:
-        return "the same bits, on the same GPUs and versions"
-    return "the same batches and dropout; sums may differ in their last bits"
 
 
 def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:
@@ -150,10 +143,18 @@ def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Cu
     if not history:
         return []
     rates = points(history, "samples_per_second")
+    right, learning = points(history, "validation_accuracy"), points(history, "lr")
+    end = formats.metric(right[-1][1]) if right else ""
+    validation = [Series("validation", right, "b", marks=len(right) <= 40)]
+    label = f"Validation accuracy at {len(right)} points, {end} at the end."
+    accuracy = plots.line(validation, label=label)
+    high = max((y for _, y in learning if math.isfinite(y)), default=0.0)
+    label = f"Learning rate over {len(learning)} steps, at most {formats.metric(high)}."
+    rate = plots.line([Series("learning rate", learning)], label=label, zero=True)
     return [
         _loss(history),
-        _accuracy(history),
-        _plain("Learning rate", "learning rate", points(history, "lr")),
+        Curve("Validation accuracy", accuracy, (("b", "validation"),)),
+        Curve("Learning rate", rate),
         _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
         _noisy("Throughput, samples per second", "samples/s", rates, None),
     ]
@@ -172,20 +173,6 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
     label = f"Loss over {len(loss)} steps, training from {ends}"
     label += f", validation at the end {formats.metric(held_out[-1][1])}." if held_out else "."
     return Curve("Loss", plots.line(series, label=label, zero=True), tuple(legend), remark)
-
-
-def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
-    found = points(history, "validation_accuracy")
-    end = formats.metric(found[-1][1]) if found else ""
-    series = [Series("validation", found, "b", marks=len(found) <= 40)]
-    label = f"Validation accuracy at {len(found)} points, {end} at the end."
-    return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
-
-
-def _plain(title: str, name: str, points: list[Point]) -> Curve:
-    high = max((y for _, y in points if math.isfinite(y)), default=0.0)
-    label = f"{title} over {len(points)} steps, at most {formats.metric(high)}."
-    return Curve(title, plots.line([Series(name, points)], label=label, zero=True))
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:

@@ -8,7 +8,7 @@ import math
 from typing import Literal
 
 from rekindle import formats
-from rekindle.records import Evidence, Registration, RunRecord, StepRecord
+from rekindle.records import Registration, RunRecord, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
 
@@ -40,8 +40,11 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
         return _unfinished(run, found)
     if found.registration:
         return _registered(found.registration, found)
-    if found.evidence:
-        return _judged(found.evidence)
+    if evidence := found.evidence:
+        unused = "this run registered no model"
+        if evidence.promote:
+            return Verdict("quiet", "passed", f"The gate passed; {unused}.", evidence.reason)
+        return Verdict("bad", "refused", f"Refused by the gate; {unused}.", evidence.reason)
     if run.platform != "local" and not run.steps:
         sentence = f"Finished on {run.platform}, which has its steps and logs."
         return Verdict("quiet", "finished", sentence)
@@ -85,7 +88,9 @@ def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
 def _unfinished(run: RunRecord, found: Findings) -> Verdict:
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
-    champion = _champion_unchanged(found)
+    champion, held = " No model was promoted.", found.registration
+    if held and "champion" in held.aliases:
+        champion = f" Version {held.version} of {held.name} had become champion before."
     error = run.error or next((step.error for step in steps if step.error), "")
     reason = (error.strip().splitlines() or [""])[0].strip()
     match run.status:
@@ -105,13 +110,6 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
             return Verdict("wait", "preempted", sentence, reason)
         case _:
             return Verdict("bad", "failed", f"Failed{where}.{champion}", reason)
-
-
-def _champion_unchanged(found: Findings) -> str:
-    registration = found.registration
-    if registration and "champion" in registration.aliases:
-        return f" Version {registration.version} of {registration.name} had become champion before."
-    return " No model was promoted."
 
 
 def _registered(registration: Registration, found: Findings) -> Verdict:
@@ -139,14 +137,6 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
             remains = f"version {old} stays champion" if old else "there is still no champion"
             sentence = f"Refused: {model} is kept as a challenger, {remains}."
             return Verdict("bad", "refused", sentence, reason)
-
-
-def _judged(evidence: Evidence) -> Verdict:
-    if evidence.promote:
-        sentence = "The gate passed; this run registered no model."
-        return Verdict("quiet", "passed", sentence, evidence.reason)
-    sentence = "Refused by the gate; this run registered no model."
-    return Verdict("bad", "refused", sentence, evidence.reason)
 
 
 def improvement(

@@ -1,8 +1,6 @@
 """Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
 I/O; what is secret in the environment is asked for, to keep it out."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -202,8 +200,7 @@ def _objective(spec: Spec) -> Iterator[Finding]:
         yield ("train", "sampling"), what, "keep one of them"
     if train.class_weights is not None and spec.task == "causal_lm":
         yield ("train", "class_weights"), "a language model has no classes", "remove it"
-    patience = train.early_stopping_patience is not None
-    path = "early_stopping_patience" if patience else "checkpoint"
+    path = "early_stopping_patience" if train.early_stopping_patience is not None else "checkpoint"
     if train.exports_best and train.entrypoint:
         yield ("train", path), "your own script decides what it saves", "remove it"
     elif train.exports_best and data and not data.split.validation and data.split.by != "source":

@@ -6,8 +6,6 @@ names days of the month and of the week starts on either, and a step over all da
 `@daily` and its like, `written` has a line in numbers, ranges and lists only. Authority:
 crontab(5)."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import re
@@ -59,7 +57,9 @@ def values(cron: str) -> Fields:
     """The numbers that each of the five fields names, in order; None for `*`. `0 */12 * * mon` is
     ``((0,), (0, 12), None, None, (1,))``."""
     return tuple(
-        None if field == "*" else _numbers(field, low, high, names)
+        None
+        if field == "*"
+        else tuple(sorted({n for item in field.split(",") for n in _named(item, low, high, names)}))
         for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True)
     )
 
@@ -151,10 +151,6 @@ def _moment(
     local = datetime.datetime.combine(day, datetime.time(hour, minute), zone)
     there = local.astimezone(datetime.UTC).astimezone(zone)
     return local if there.replace(tzinfo=None) == local.replace(tzinfo=None) else None
-
-
-def _numbers(field: str, low: int, high: int, names: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(sorted({n for item in field.split(",") for n in _named(item, low, high, names)}))
 
 
 def _named(item: str, low: int, high: int, names: tuple[str, ...]) -> range:

@@ -4,8 +4,6 @@ Such work calls `beat()` for each piece it has done. A training rank connects it
 (`connect`), so that its supervisor can tell a long start from a hung one; elsewhere it does
 nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 _listeners: list[Callable[[], None]] = []

@@ -4,8 +4,6 @@ A hash here is the first 16 bytes of SHA-256, in hex: short enough for a folder 
 that two different works never share one (a collision among a billion works has a chance below
 1e-20)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterable

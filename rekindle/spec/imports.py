@@ -4,8 +4,6 @@ import, as far as those lie under given folders and are not installed.
 Read off the syntax, so nothing is executed; imports inside functions count, names put together at
 run time do not (`image.include` is for those)."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import sys

@@ -4,13 +4,11 @@ No torch: a config is checked on a laptop. Ranks are numbered with `tp` fastest,
 `dp`, and `pp` slowest, so that the chattiest axis stays inside a node. dp x shard ranks divide the
 batch; tp and cp ranks see the same examples; pp ranks hold different blocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rekindle.errors import Problem, RequestError
 from rekindle.families import config_of
@@ -76,7 +74,7 @@ class Shape:
     kv_heads: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
+    def of(cls, config: Mapping[str, Any]) -> Self:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
         known = config_of(config)
         heads = int(known.get("num_attention_heads", 0))
@@ -95,7 +93,13 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
     wanted = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
     problem = next(problems_of(wanted, world, shape, train), None)
     if problem is not None:
-        raise RequestError([_with_neighbours(problem, wanted, world, shape, train)])
+        texts = []
+        for layout in _nearest(wanted, world, shape, train):
+            named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
+            texts.append(f"{{{', '.join(named)}}}" if named else "auto")
+        near = f"on {world} ranks, use {' or '.join(texts)}" if texts else ""
+        fix = "; ".join(filter(None, (problem.fix, near)))
+        raise RequestError([dataclasses.replace(problem, fix=fix)])
     return dataclasses.replace(wanted, micro_batch_size=_micro_batch(train, wanted))
 
 
@@ -107,8 +111,14 @@ def problems_of(
         what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
         yield Problem(what, "train.layout")
     yield from whole(layout, train.optimizer)
-    if shape is not None:
-        yield from _divisibility(layout, shape)
+    tp, kv_heads = layout.tp, shape.kv_heads if shape else 0
+    if shape and tp > 1 and shape.heads and (shape.heads % tp or kv_heads % tp):
+        also = "" if kv_heads == shape.heads else f" and {kv_heads} key-value heads"
+        what = f"tp {tp} does not divide {shape.heads} heads{also}"
+        yield Problem(what, "train.layout.tp")
+    if shape and layout.pp > 1 and shape.layers and shape.layers < layout.stages:
+        stages = f"{layout.stages} stages ({layout.schedule})"
+        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
     if layout.pp > 1:
         yield from _pipeline(layout, train)
 
@@ -130,17 +140,6 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
         if (degree := getattr(layout, axis)) > 1:
             what = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
             yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
-
-
-def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:
-    if layout.tp > 1 and shape.heads and (shape.heads % layout.tp or shape.kv_heads % layout.tp):
-        heads = f"{shape.heads} heads"
-        if shape.kv_heads != shape.heads:
-            heads += f" and {shape.kv_heads} key-value heads"
-        yield Problem(f"tp {layout.tp} does not divide {heads}", "train.layout.tp")
-    if layout.pp > 1 and shape.layers and shape.layers < layout.stages:
-        stages = f"{layout.stages} stages ({layout.schedule})"
-        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
 
 
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
@@ -183,19 +182,6 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
     )
 
 
-def _with_neighbours(
-    problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
-) -> Problem:
-    if not (nearest := _nearest(wanted, world, shape, train)):
-        return problem
-    texts = []
-    for layout in nearest:
-        named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
-        texts.append(f"{{{', '.join(named)}}}" if named else "auto")
-    fix = f"on {world} ranks, use {' or '.join(texts)}"
-    return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
-
-
 def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) -> list[Layout]:
     """Up to three legal layouts of `world` ranks, those that change the fewest degrees, by the
     smallest factors, first."""
@@ -211,8 +197,7 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
     found = []
     for degrees in itertools.product(*(divisors for _ in used)):
         rest, odd = divmod(world, math.prod(degrees))
-        named = dict(zip(used, degrees, strict=True))
-        layout = Layout(dp=rest, schedule=wanted.schedule, **named)
+        layout = Layout(dp=rest, schedule=wanted.schedule, **dict(zip(used, degrees, strict=True)))
         if not odd and next(problems_of(layout, world, shape, train), None) is None:
             found.append(layout)
     return sorted(found, key=distance)[:3]

@@ -6,8 +6,6 @@ kind: it trains after two steps of a small network have been compared with one r
 (train/compare.py), or as `train.untested` says. Every other one is refused. `docs/layouts.md` shows
 all three. A GPU adds no cell here until a test has run there."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -138,9 +136,10 @@ GROUPS = (
 )  # fmt: skip
 
 
-def tested() -> tuple[Cell, ...]:
+@functools.cache
+def tested() -> Mapping[Cell, None]:
     """All cells, each once, simple ones first."""
-    return tuple(dict.fromkeys(cell for group in GROUPS for cell in group.cells()))
+    return dict.fromkeys(cell for group in GROUPS for cell in group.cells())
 
 
 def impossible(cell: Cell) -> str:
@@ -172,7 +171,7 @@ def level(cell: Cell) -> Level:
     tests have each pair of its features. `refused`: neither."""
     if impossible(cell):
         return "refused"
-    if cell in _proven():
+    if cell in tested():
         return "proven"
     return "refused" if _missing(cell) else "composed"
 
@@ -226,11 +225,6 @@ def _missing(cell: Cell) -> list[tuple[str, str]]:
     alone = [(feature, feature) for feature in features]
     pairs = [*alone, *itertools.combinations(features, 2)]
     return [pair for pair in pairs if pair not in _pairs(cell.kind)]
-
-
-@functools.cache
-def _proven() -> frozenset[Cell]:
-    return frozenset(tested())
 
 
 @functools.cache

@@ -6,8 +6,7 @@ last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model
 folder of the file that names them. Images that `rekindle.lock` beside the config knows are named by
 digest."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import re
 import shlex
@@ -17,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
 from rekindle.spec.model import BUILTIN_TASKS, Spec
@@ -79,7 +78,13 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
     try:
         spec = strict(Spec, values)
     except ValidationError as error:
-        rest = _checks_of_the_rest(values, error, told)
+        # and contradictions among the fields that are fine, so that one reading shows everything
+        bad, rest = {key_path(item["loc"]) for item in error.errors(include_url=False)}, []
+        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
+        touched = {path[:2] for path in bad}
+        with contextlib.suppress(ValidationError):
+            fine = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
+            rest = [told.problem(*f) for f in check(fine) if f[0][:2] not in touched]
         raise SpecError([*told.problems(error), *rest]) from None
     if found := [told.problem(*finding) for finding in check(spec)]:
         raise SpecError(found)
@@ -146,8 +151,11 @@ def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str])
 def _anchored(field: str, value: str, folder: Path) -> str:
     """An absolute path where `value` means a local file; hub names, URIs and registered names stay
     as they are."""
-    if field == "entrypoint":
-        return _anchored_script(value, folder)
+    if field == "entrypoint":  # the words of a command: a script first, or `-m`, a module
+        script, space, rest = value.strip().partition(" ")
+        if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
+            return value
+        return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
     if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):
         return value
     is_path = {
@@ -160,14 +168,6 @@ def _anchored(field: str, value: str, folder: Path) -> str:
         return value
     path = Path(value).expanduser()
     return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
-
-
-def _anchored_script(words: str, folder: Path) -> str:
-    """The words of a command whose first one is a script (or `-m`, a module)."""
-    script, space, rest = words.strip().partition(" ")
-    if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
-        return words
-    return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:
@@ -196,20 +196,6 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
         del lines[known]
     lines[path] = f"--set {key}"  # the value may be a secret
     _anchor_paths(values, Path.cwd())
-
-
-def _checks_of_the_rest(
-    values: Mapping[str, Any], error: ValidationError, told: Told
-) -> list[Problem]:
-    """Contradictions among the fields that are fine, so that one reading shows everything."""
-    bad = {key_path(item["loc"]) for item in error.errors(include_url=False)}
-    try:
-        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
-        spec = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
-    except ValidationError:
-        return []
-    touched = {path[:2] for path in bad}
-    return [told.problem(*finding) for finding in check(spec) if finding[0][:2] not in touched]
 
 
 def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 `rekindle images push` writes it, loading a config reads it, and it belongs into version control as
 the config does. An image is its digest, and with it the hash of the user's own code in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,8 +33,7 @@ def read(folder: Path) -> dict[str, Pin]:
     path = folder / NAME
     if not path.exists():
         return {}
-    document = read_document(path)
-    images = document.values.get("images")
+    images = read_document(path).values.get("images")
     try:
         if not isinstance(images, dict):
             raise TypeError
@@ -62,8 +59,7 @@ def by_digest(name: str, pin: Pin) -> str:
 
 def repository(name: str) -> str:
     """The name without its tag or digest."""
-    plain = name.partition("@")[0]
-    head, slash, last = plain.rpartition("/")
+    head, slash, last = name.partition("@")[0].rpartition("/")
     return head + slash + last.partition(":")[0]
 
 

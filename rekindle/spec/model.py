@@ -6,8 +6,6 @@ docstrings are the reference: `configs/README.md` and `configs/schema.json` are 
 The sections of platforms are in `platforms.py`, checks that need more than one field in
 `checks.py`, reading and overrides in `load.py`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints

@@ -2,8 +2,6 @@
 
 Secrets are named here, each in the way of its platform; never their values."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 

@@ -17,8 +17,6 @@ below 2^-8 |w|. AdamW moves a weight by about `lr` a step, and most weights of a
 about 0.02 (`initializer_range` of transformers): below 2^-8 x 0.02 = 7.8e-5 most updates vanish.
 The moments, which are stored in bf16 too, lose in the same way, so that no rate makes it exact."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rekindle.errors import Problem, RequestError
@@ -47,8 +45,7 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
         return
     lora, start = model.lora is not None, _pretrained(task, model)
     if train.lr is None and start:
-        named = isinstance(model.source, str)
-        rate, usual = _USUAL.get((task, lora), _OWN) if named else _OWN
+        rate, usual = _USUAL.get((task, lora), _OWN) if isinstance(model.source, str) else _OWN
         what = f"is missing, and {start}: the default of 1e-3 is for weights from scratch"
         yield "lr", what, f"set `lr: {rate}` ({usual})"
     elif train.weights == "bf16" and not lora and train.lr and train.lr < LEAST_LR_OF_BF16:

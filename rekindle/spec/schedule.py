@@ -4,8 +4,6 @@ starts that are late.
 What each platform makes of it stands in docs/schedules.md. Zones are IANA's, as zoneinfo finds
 them."""
 
-from __future__ import annotations
-
 import zoneinfo
 from collections.abc import Iterator
 from typing import Annotated, Literal

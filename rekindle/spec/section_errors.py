@@ -1,7 +1,5 @@
 """What pydantic found wrong with a section of a YAML file, in terms of its fields and lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

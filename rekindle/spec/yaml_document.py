@@ -5,8 +5,6 @@ Authority: YAML 1.2 core schema for scalars (so `on` is a string and `1e-4` a nu
 1.1), on PyYAML's parser. Refused: tags, duplicate keys, more than one document, merge keys, aliases
 that grow the document past `MAX_NODES`, nesting past `MAX_DEPTH`, text past `MAX_BYTES`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -80,7 +78,9 @@ def parse_document(text: str, origin: str) -> Document:
     reader = _Reader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
-        what = f"a config is a mapping of sections, not a {_kind(values)}"
+        kinds = {list: "list", str: "text", type(None): "null", bool: "boolean"}
+        kind = kinds.get(type(values), "number")
+        what = f"a config is a mapping of sections, not a {kind}"
         raise SpecError(what, where=f"{origin}:1", fix="start with `name:` and `task:`")
     if reader.problems:
         raise SpecError(reader.problems)
@@ -95,20 +95,16 @@ def parse_value(text: str) -> Any:
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:
         raise SpecError(reader.problems)
-    comment = text[_end(node) if node is not None else 0 :].strip("]}, \n")
+    last: Any = node
+    while isinstance(last, yaml.CollectionNode) and last.value:
+        last = last.value[-1]
+        last = last[1] if isinstance(last, tuple) else last
+    comment = text[last.end_mark.index if last is not None else 0 :].strip("]}, \n")
     if comment and (node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)):
         return text.strip()  # no comment on a command line, but a text such as `Ticket #`
     if comment:
         raise SpecError("what follows `#` would be a comment", where="--set", fix=_QUOTE)
     return value
-
-
-def _end(node: yaml.Node) -> int:
-    """Where the last value in the node ends."""
-    while isinstance(node, yaml.CollectionNode) and node.value:
-        last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
-    return int(node.end_mark.index)
 
 
 def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
@@ -130,11 +126,6 @@ def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     finally:
         if loader is not None:
             loader.dispose()
-
-
-def _kind(value: Any) -> str:
-    names = {list: "list", str: "text", type(None): "null", bool: "boolean"}
-    return names.get(type(value), "number")
 
 
 class _Reader:

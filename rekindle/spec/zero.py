@@ -1,11 +1,9 @@
 """What a `ds_config.json` says of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): which states of
 a model the ranks divide, and what lies in the host's memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rekindle.spec.model import AUTO
 
@@ -31,7 +29,7 @@ class Zero:
     updated: int = 1_000_000_000
 
     @classmethod
-    def of(cls, config: Mapping[str, Any] | None) -> Zero:
+    def of(cls, config: Mapping[str, Any] | None) -> Self:
         """As `train.engine_config` says it; what it leaves open, or to "auto", is the default."""
         section = (config or {}).get("zero_optimization") or {}
         given = {k: v for k, v in section.items() if v not in (None, AUTO)}

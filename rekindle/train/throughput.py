@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from rekindle.catalog.gpus import peak_flops
+from rekindle.catalog.machines import peak_flops
 from rekindle.launch.events import emit
 from rekindle.records import HistoryRow, OperatorShare, Profile
 from rekindle.spec.layout import Layout, Shape

@@ -32,7 +32,7 @@ import work
 from contest import Row, compared
 from work import Work
 
-from rekindle.catalog.gpus import peak_flops
+from rekindle.catalog.machines import peak_flops
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, weights

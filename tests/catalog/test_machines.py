@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.catalog.gpus import gpu, gpus, peak_flops
-from rekindle.catalog.machines import Link, Machine, machine, machines
+from rekindle.catalog.machines import Link, Machine, gpu, gpus, machine, machines, peak_flops
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.platforms.machines import with_gpus

@@ -12,9 +12,9 @@ import torch
 
 from rekindle.data.examples import open_examples
 from rekindle.evaluate import metrics
-from rekindle.evaluate.gate import judge
+from rekindle.evaluate.evaluate import judge
 from rekindle.evaluate.scores import ClassScores, TagScores, TokenScores
-from rekindle.evaluate.scores.entities import Scheme
+from rekindle.evaluate.scores.tags import Scheme
 from rekindle.records import Sample
 from rekindle.train.modelfolder import open_model
 

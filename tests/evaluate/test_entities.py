@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.evaluate.scores.entities import Scheme, counted
+from rekindle.evaluate.scores.tags import Scheme, counted
 
 # tags of one text: the entities in them, as (first word, word behind, type)
 CASES = {

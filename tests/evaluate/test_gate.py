@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rekindle.evaluate import gate
+from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Slice
 from rekindle.spec.model import EvaluateSpec

@@ -8,7 +8,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from rekindle.evaluate.evaluate import _classes
 from rekindle.evaluate.scores import ClassScores, TagScores
-from rekindle.evaluate.scores.entities import Scheme
+from rekindle.evaluate.scores.tags import Scheme
 from rekindle.records import Evidence
 
 NAMES = ("bad", "fair", "good", "never", "absent")

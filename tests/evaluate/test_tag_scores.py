@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.errors import DataError
-from rekindle.evaluate import gate
+from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.scores import TagScores
 from rekindle.records import Contender
 from rekindle.spec.model import EvaluateSpec

@@ -40,7 +40,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.catalog.gpus import Gpu, gpus
+from rekindle.catalog.machines import Gpu, gpus
 from rekindle.errors import Problem, RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.shape import Matrix, ModelShape

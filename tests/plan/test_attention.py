@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.machines import gpu
 from rekindle.plan.attention import unfused_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of

@@ -8,7 +8,7 @@ import itertools
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.machines import gpu
 from rekindle.plan import risk
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of

@@ -7,8 +7,7 @@ import stat
 
 import pytest
 
-from rekindle.catalog.gpus import gpu
-from rekindle.catalog.machines import THIS_CPU, machines
+from rekindle.catalog.machines import THIS_CPU, gpu, machines
 from rekindle.errors import RequestError
 from rekindle.plan import fleet as module
 from rekindle.plan.constants import CPU

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.machines import gpu
 from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.memory import needed, snapshot_bytes
-from rekindle.plan.plan import make, refusals
+from rekindle.plan.plan import make, refusals, told
 from rekindle.plan.request import Asked, asked_of
 from rekindle.plan.search import search
 from rekindle.plan.shape import shape_of
-from rekindle.plan.told import told
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec, TrainSpec
 from tests.support.plan import LAMBDA_BOOK, ROOT, planned, takes

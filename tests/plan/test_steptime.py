@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.machines import gpu
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of

@@ -13,12 +13,10 @@ import pytest
 from rekindle.app.plan import settled
 from rekindle.catalog.prices import shipped
 from rekindle.errors import RequestError
-from rekindle.plan.memory import memory, offloaded_bytes, snapshot_bytes
-from rekindle.plan.plan import make
+from rekindle.plan.memory import ZeroMoments, memory, offloaded_bytes, snapshot_bytes
+from rekindle.plan.plan import make, told
 from rekindle.plan.shape import shape_of
-from rekindle.plan.told import told
 from rekindle.plan.work import Work
-from rekindle.plan.zero import ZeroMoments
 from rekindle.spec.layout import Layout
 from rekindle.spec.load import load_target
 from rekindle.spec.zero import Zero

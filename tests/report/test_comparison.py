@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rekindle
-from rekindle.evaluate import gate
+from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord

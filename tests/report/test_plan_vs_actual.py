@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import formats
-from rekindle.catalog.gpus import recognised
+from rekindle.catalog.machines import recognised
 from rekindle.records import RunRecord
 from rekindle.report import plots
-from rekindle.report.axes import ratio_axis
 from rekindle.report.card import render_card
 from rekindle.report.collect import collect
+from rekindle.report.drawing import ratio_axis
 from rekindle.report.plan_vs_actual import Compared, compared, measured
 from tests.report.homes import Home
 from tests.report.plans import planned, rows, seven

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from rekindle import formats
 from rekindle.records import Comparison, Evidence, Registration, RunRecord
 from rekindle.report import evaluation, plots, texts, verdicts
-from rekindle.report.axes import axis, drawable, thin, time_axis
 from rekindle.report.collect import Findings
-from rekindle.report.heatmap import heatmap, mistakes
-from rekindle.report.plots import Series
-from rekindle.report.svg import tag
+from rekindle.report.drawing import axis, drawable, tag, thin, time_axis
+from rekindle.report.plots import Series, heatmap, mistakes
 from rekindle.report.training import running_mean
 
 anything = st.floats(allow_nan=True, allow_infinity=True)

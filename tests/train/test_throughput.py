@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rekindle.catalog.gpus import peak_flops
+from rekindle.catalog.machines import peak_flops
 from rekindle.data.ingest import ingest
 from rekindle.data.shard import shard
 from rekindle.records import Profile

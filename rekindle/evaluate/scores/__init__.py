@@ -1,7 +1,5 @@
 """What contenders achieved, a file an objective."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rekindle.evaluate.scores.base import Scores

@@ -3,8 +3,6 @@ metrics, the same on resampled rows, and what it must at least beat.
 
 Shapes: N examples, C classes or tags, R resamples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
@@ -27,16 +25,13 @@ class Scores(Protocol):
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
         """From `rows` as records.Scores has them, of the column `who`. Raises DataError for labels
         that the contender does not know."""
-        ...
 
     def __len__(self) -> int:
         """N."""
-        ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """All metrics by name; NaN where a prediction is."""
-        ...
 
     def measured(self, names: Sequence[str]) -> Mapping[str, float]:
         """Metrics of all examples, none where there are no examples."""
@@ -46,19 +41,15 @@ class Scores(Protocol):
     @property
     def finite(self) -> bool:
         """Whether every prediction is a number."""
-        ...
 
     def resampled(self, metric: str, picks_RN: Ints) -> Floats:
         """[R] values of `metric`, each on the examples that a row of `picks_RN` holds."""
-        ...
 
     def trivial(self) -> Check:
         """Whether it beats the best answer that looks at no input."""
-        ...
 
     def picked(self, pick_N: np.ndarray) -> Self:
         """The same of some of the examples."""
-        ...
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""

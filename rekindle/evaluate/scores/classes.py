@@ -1,11 +1,9 @@
 """Scores of a classifier: the probability of each class, of each example."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +28,7 @@ class ClassScores(Scores):
     SLICE_METRIC: ClassVar[str] = "accuracy"
 
     @classmethod
-    def of(cls, rows: pa.Table, who: str, contender: Contender) -> ClassScores:
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
         labels_N = indices_of(rows.column("label").combine_chunks(), contender.labels)
         if not len(rows):
             return cls(np.zeros((0, len(contender.labels))), labels_N, contender.labels)
@@ -56,8 +54,9 @@ class ClassScores(Scores):
         share = float(np.bincount(self.labels_N).max() / len(self))
         return beats_majority("accuracy", self.metrics["accuracy"], share, "class")
 
-    def picked(self, pick_N: np.ndarray) -> ClassScores:
-        return ClassScores(self.probabilities_NC[pick_N], self.labels_N[pick_N], self.names)
+    def picked(self, pick_N: np.ndarray) -> Self:
+        probabilities_NC, labels_N = self.probabilities_NC[pick_N], self.labels_N[pick_N]
+        return dataclasses.replace(self, probabilities_NC=probabilities_NC, labels_N=labels_N)
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(n) for n in row) for row in self._counts)

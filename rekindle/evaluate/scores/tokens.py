@@ -1,12 +1,10 @@
 """Scores of a language model: what the targets of each example cost."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +33,7 @@ class TokenScores(Scores):
     SLICE_METRIC: ClassVar[str] = "log_loss"
 
     @classmethod
-    def of(cls, rows: pa.Table, who: str, contender: Contender) -> TokenScores:
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
         assert contender.unigram_nats is not None
 
         def sums(name: str) -> Floats:
@@ -76,8 +74,6 @@ class TokenScores(Scores):
             detail=f"{detail} ({self.unigram_nats:.4f})", value=value, threshold=self.unigram_nats,
         )  # fmt: skip
 
-    def picked(self, pick_N: np.ndarray) -> TokenScores:
-        return TokenScores(
-            self.nats_N[pick_N], self.right_N[pick_N], self.targets_N[pick_N], self.bytes_N[pick_N],
-            self.unigram_nats,
-        )  # fmt: skip
+    def picked(self, pick_N: np.ndarray) -> Self:
+        names = ("nats_N", "right_N", "targets_N", "bytes_N")
+        return dataclasses.replace(self, **{name: getattr(self, name)[pick_N] for name in names})

@@ -1,7 +1,9 @@
 """A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
-that take KFP's own encoding."""
+that take KFP's own encoding; and the containers in it, by the names of their steps, for who shows
+what a definition runs without reading all of it into a Graph."""
 
 import copy
+import graphlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,8 +11,7 @@ from typing import Any
 from rekindle.errors import UnsupportedError
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
-from rekindle.ir.read.documents import documents
-from rekindle.ir.read.fields import Fields, Refusals, malformed
+from rekindle.ir.read.raw import Fields, Refusals, documents, malformed
 
 OWN_IMAGES = "rekindle/"
 Binding = Mapping[str, Any]
@@ -49,7 +50,12 @@ def _check_all(spec: Mapping[str, Any]) -> None:
         for side in ("inputDefinitions", "outputDefinitions"):
             _check_ports(component.fields(side))
         for _, task in _each(component.fields("dag"), "tasks"):
-            _check_task(task)
+            reference = task.fields("componentRef")
+            if not reference.take("name", str, ""):
+                raise malformed(None, "the name of a component", reference.at("name"))
+            task.fields("cachingOptions")
+            task.fields("retryPolicy")
+            _check_ports(task.fields("inputs"))
     for _, executor in _each(top.fields("deploymentSpec"), "executors"):
         container = executor.fields("container")
         container.take("image", str, "")
@@ -62,15 +68,6 @@ def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
         if around.data[key][name] is None:
             raise malformed(None, "a mapping", one.where)
         yield name, one
-
-
-def _check_task(task: Fields) -> None:
-    reference = task.fields("componentRef")
-    if not reference.take("name", str, ""):
-        raise malformed(None, "the name of a component", reference.at("name"))
-    task.fields("cachingOptions")
-    task.fields("retryPolicy")
-    _check_ports(task.fields("inputs"))
 
 
 def _check_ports(ports: Fields) -> None:
@@ -146,8 +143,7 @@ def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> d
     kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():
         if component.get("executorLabel") in labels:
-            outputs = component.setdefault("outputDefinitions", {})
-            outputs.setdefault("artifacts", {})[name] = kind
+            component.setdefault("outputDefinitions", {}).setdefault("artifacts", {})[name] = kind
     return made
 
 
@@ -184,18 +180,16 @@ def with_secrets(
             wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
             wanted = _made(wishes, label).setdefault("secretAsEnv", [])
-            wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
+            for env, (name, key) in sorted(secrets.items()):  # as kfp-kubernetes writes them
+                parameter = {"runtimeValue": {"constant": name}}
+                named = {"secretName": name, "secretNameParameter": parameter}
+                keys = [{"envVar": env, "secretKey": key}]
+                wanted.append({"keyToEnv": keys, "optional": False, **named})
     if not wishes:
         del kubernetes["deploymentSpec"]
     if not kubernetes:
         del documents[0]["platforms"]["kubernetes"]
     return [document for document in documents if document["platforms"]]
-
-
-def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
-    """As kfp-kubernetes writes it."""
-    named = {"secretName": name, "secretNameParameter": {"runtimeValue": {"constant": name}}}
-    return {"keyToEnv": [{"envVar": env, "secretKey": key}], "optional": False, **named}
 
 
 def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -224,14 +218,17 @@ def with_inputs(
         for name, binding in wanted.get(component.get("executorLabel", ""), {}).items():
             kind = _type(made, dag, binding)
             if kind is None:
-                what = f"a setting of the step on several nodes reads {_named(binding)}"
+                source: Any = binding.get("taskOutputParameter")
+                source = source or binding.get("componentInputParameter")
+                if isinstance(source, Mapping):
+                    source = f"{source.get('producerTask')}.{source.get('outputParameterKey')}"
+                what = f"a setting of the step on several nodes reads `{source}`"
                 fix = "pass it as a parameter of the pipeline"
                 what += ", which is not in the pipeline around it"
                 raise UnsupportedError(what, where=where, fix=fix)
             inputs = _made(_made(component, "inputDefinitions"), "parameters")
             inputs[name] = {"parameterType": kind, "isOptional": True}
-            given = _made(_made(task, "inputs"), "parameters")
-            given[name] = copy.deepcopy(dict(binding))
+            _made(_made(task, "inputs"), "parameters")[name] = copy.deepcopy(dict(binding))
     return made
 
 
@@ -262,8 +259,30 @@ def _has(group: Mapping[str, Any], name: Any) -> bool:
     return isinstance(name, str) and name in group
 
 
-def _named(binding: Binding) -> str:
-    source = binding.get("taskOutputParameter") or binding.get("componentInputParameter")
-    if isinstance(source, Mapping):
-        return f"`{source.get('producerTask')}.{source.get('outputParameterKey')}`"
-    return f"`{source}`"
+def executors(
+    spec: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and container of every step in the pipeline, or in the component `around` at `path`,
+    those of nested pipelines too; a step comes after what it waits for. Importers have none."""
+    known = spec["deploymentSpec"].get("executors", {})
+    tasks = (around or spec["root"])["dag"]["tasks"]
+    waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}
+    for name in graphlib.TopologicalSorter(waits).static_order():
+        inner = spec["components"][tasks[name]["componentRef"]["name"]]
+        at = f"{path}/{name}" if path else name
+        if "dag" in inner:
+            yield from executors(spec, inner, at)
+        elif container := known.get(inner["executorLabel"], {}).get("container"):
+            yield at, container
+
+
+def asked_of(container: Mapping[str, Any]) -> str:
+    """The resources that a container asks for, in words; "" for none."""
+    resources = container.get("resources", {})
+    accelerator = resources.get("accelerator")
+    asked = [
+        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
+        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
+        resources.get("resourceMemoryLimit", ""),
+    ]
+    return ", ".join(filter(None, asked))

@@ -7,7 +7,7 @@ import re
 from rekindle.errors import RequestError
 from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import Argument, has_templates, parse_value, references, templates
-from rekindle.ir.read.fields import Fields, Refusals, malformed
+from rekindle.ir.read.raw import Fields, Refusals, malformed
 from rekindle.ir.values import from_ir
 
 # What KFP writes for an element of a struct: parseJson(string_value)["a"]["b"]

@@ -7,6 +7,7 @@ kfp-kubernetes' second document. Which platform can do which of it is not decide
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 
+import contextlib
 import json
 import math
 import re
@@ -21,10 +22,8 @@ from rekindle.ir import graph as ir
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.read.containers import read_executor
-from rekindle.ir.read.documents import documents
-from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
-from rekindle.ir.read.job import unwrap
-from rekindle.ir.read.settings import Wishes, read_platforms
+from rekindle.ir.read.raw import NAME, Fields, Refusals, documents, malformed
+from rekindle.ir.read.settings import Wishes, read_platforms, unwrap
 from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ir.ParameterType)
@@ -38,7 +37,13 @@ def read(text: str) -> ir.Graph:
 
     UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
     is not a KFP pipeline."""
-    spec, platform = _documents(text)
+    try:
+        found = documents(text)
+    except yaml.YAMLError as error:
+        raise RequestError(f"this is neither YAML nor JSON: {error}") from error
+    if not 1 <= len(found) <= 2:
+        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
+    spec, platform = (*found, {})[:2]
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
@@ -48,16 +53,6 @@ def read(text: str) -> ir.Graph:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
     return graph
-
-
-def _documents(text: str) -> tuple[Any, Any]:
-    try:
-        found = documents(text)
-    except yaml.YAMLError as error:
-        raise RequestError(f"this is neither YAML nor JSON: {error}") from error
-    if not 1 <= len(found) <= 2:
-        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
-    return found[0], found[1] if len(found) == 2 else {}
 
 
 class _Reader:
@@ -81,12 +76,17 @@ class _Reader:
             raise malformed(version, "schema version 2.x", "schemaVersion")
         self.top.take("sdkVersion", str, "")
         info = self.top.fields("pipelineInfo")
+        # files and folders are called so, too: a plain name
+        name, shown = info.take("name", str, ""), info.take("displayName", str, "")
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
+        if name and not NAME.fullmatch(name):
+            raise malformed(name, "a plain name", info.at("name"))
         graph = ir.Graph(
-            name=_name(info), inputs=inputs, outputs=outputs,
+            name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
+            inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
@@ -187,8 +187,7 @@ class _Reader:
             if artifact.is_list:
                 what = f"a component that writes a list of artifacts (`{name}`)"
                 fix = "write each in a turn of a loop, and collect them"
-                where = component.at(f"outputDefinitions.artifacts.{name}")
-                self.refusals.add(what, where, fix)
+                self.refusals.add(what, component.at(f"outputDefinitions.artifacts.{name}"), fix)
         node: ir.Step | ir.Importer
         if isinstance(content, dict):
             node = ir.Importer(**content, **shared)
@@ -210,17 +209,8 @@ class _Reader:
         return node
 
 
-def _name(info: Fields) -> str:
-    """What the pipeline is called: files and folders are, too, so it is a plain name."""
-    name, shown = info.take("name", str, ""), info.take("displayName", str, "")
-    if name and not NAME.fullmatch(name):
-        raise malformed(name, "a plain name", info.at("name"))
-    return name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline"
-
-
 def _setting(fields: Fields, name: str) -> tuple[ir.Setting, ...]:
-    there = fields.has(name)
-    return (ir.Setting(name, fields.any(name), fields.at(name)),) if there else ()
+    return (ir.Setting(name, fields.any(name), fields.at(name)),) if fields.has(name) else ()
 
 
 def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
@@ -269,19 +259,15 @@ def _loop(task: Fields) -> ir.Loop | None:
         name, raw = items.take(input_key, str, ""), items.take("raw", str, "")
         for fields in (iterator, items):
             fields.close()
-        over = name or _items(raw, items.at("raw"))
+        over: Any = name
+        if not name:
+            with contextlib.suppress(ValueError):
+                over = json.loads(raw)
+            if not isinstance(over, list):
+                raise malformed(raw, "a list in JSON", items.at("raw"))
+            over = tuple(parse_value(integral(value), items.at("raw")) for value in over)
         return ir.Loop(over, item, key == "artifactIterator", at_once)
     return None
-
-
-def _items(raw: str, where: str) -> tuple[Any, ...]:
-    try:
-        values = json.loads(raw)
-    except ValueError:
-        values = None
-    if not isinstance(values, list):
-        raise malformed(raw, "a list in JSON", where)
-    return tuple(parse_value(integral(value), where) for value in values)
 
 
 def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]:

@@ -20,7 +20,7 @@ import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.ir.compile import LOADER
-from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line

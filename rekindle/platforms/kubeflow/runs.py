@@ -21,7 +21,7 @@ from typing import Any
 
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.ir.edit.executors import executors
+from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times

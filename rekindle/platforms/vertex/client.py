@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
-from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, first_line, not_installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kfp.dsl import component_factory
 
-from rekindle.ir.read.preamble import Command, recognise
+from rekindle.ir.read.containers import Command, recognise
 
 
 def install(**options: object) -> list[str]:

@@ -1,16 +1,23 @@
-"""Times of records as microseconds since 1970, and which of them lie in a window."""
+"""What `fingerprint` and `ingest` have to see alike of records: their times, as microseconds since
+1970, which of them lie in a window, and a hash of them, however their values come in batches."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import datetime as dt
+import hashlib
+import json
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from rekindle.data.columns import Mask, RawBatch, texts
+from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
+from rekindle.data.roles import Columns
+from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_time
+from rekindle.spec.identity import digest
 
 Times = npt.NDArray[np.int64]
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -73,3 +80,41 @@ def _parse(text: str) -> int | None:
         return microseconds(parse_time(text.strip()))
     except (ValueError, OverflowError):
         return None
+
+
+class RecordsHash:
+    """Hash of the values of some columns, one after the other, and the number of `rows`."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.rows = 0
+        self._kinds = {name: columns[name] for name in sorted(columns)}
+        # of each column: where there is a value, how long values are, and their bytes
+        self._hashes = {name: [hashlib.sha256() for _ in range(3)] for name in self._kinds}
+
+    def update(self, raw: RawBatch) -> None:
+        """Take in a batch."""
+        self.rows += len(raw)
+        for name, kind in self._kinds.items():
+            if kind == "image":
+                images = []
+                for value in raw.columns[name]:
+                    with contextlib.suppress(OSError, ValueError):  # `ingest` says so
+                        value = content_of(raw, value)
+                    images.append(value if isinstance(value, bytes) else repr(value).encode())
+                values = pa.array(images, pa.binary())
+            elif kind == "list":
+                plain = map(as_python, raw.columns[name])
+                lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
+                values = pa.array(lists, pa.string())
+            else:
+                values = texts(raw, name, kind, Findings()).values
+            present, lengths, content = self._hashes[name]
+            present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
+            values = values.fill_null(b"" if kind == "image" else "")
+            lengths.update(np.asarray(pc.binary_length(values), np.int32).tobytes())
+            content.update(b"".join(content_views(values)))
+
+    def digest(self) -> str:
+        """The hash of all rows so far."""
+        hashes = self._hashes.items()
+        return digest([[name, "".join(h.hexdigest() for h in each)] for name, each in hashes])

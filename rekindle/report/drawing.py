@@ -1,13 +1,19 @@
-"""Linear axes with ticks at round numbers, for values and for time; thinning of long lines."""
+"""What plots are made of: linear axes with ticks at round numbers, for values and for time, the
+thinning of long lines, and SVG elements as text, escaped by construction: whatever is not `Markup`
+already is."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup, escape
 
 Point = tuple[float, float]
 
 _LARGEST = 1e100
 _SMALLEST = 1e-300  # below it, doubles lose digits and logarithms their footing
+# A coordinate system that stretches with its box; the style sheet keeps its strokes from scaling.
+_STRETCHED = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%"'
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 
 
@@ -36,7 +42,10 @@ def axis(
     if high - low <= max(1e-12 * max(abs(low), abs(high)), _SMALLEST):
         pad = abs(high) / 2 if abs(high) > _SMALLEST else 0.5
         low, high = (0.0, high + pad) if zero and high > 0 else (low - pad, high + pad)
-    step = _round_step((high - low) / max(ticks, 1))
+    # the round number (1, 2, 2.5 or 5 times a power of ten) that is not below `rough`
+    rough = (high - low) / max(ticks, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
     if not tight:
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -100,7 +109,37 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
     return [*kept, points[-1]]
 
 
-def _round_step(rough: float) -> float:
-    """The round number (1, 2, 2.5 or 5 times a power of ten) that is not below `rough`."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(nice * power for nice in (1, 2, 2.5, 5, 10) if nice * power >= rough * (1 - 1e-9))
+def tag(name: str, *body: str | Markup, **attributes: object) -> Markup:
+    """`<name attributes>body</name>`; `css` is the class, `_` in a name `-`, floats are rounded."""
+    written = Markup("")
+    for key, value in attributes.items():
+        called = "class" if key == "css" else key.replace("_", "-")
+        if value is not None:
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            written += Markup(' {}="{}"').format(called, shown)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, join(body))  # noqa: S704 - a name of ours
+
+
+def join(parts: Iterable[str | Markup]) -> Markup:
+    """The parts after one another, escaped where they are plain text."""
+    return Markup("").join(escape(part) for part in parts)
+
+
+def title(text: str) -> Markup:
+    """What shows on hover and is read out."""
+    return tag("title", text)
+
+
+def share(place: float) -> str:
+    """A position or length in per cent of the plot."""
+    return f"{place:.2f}%"
+
+
+def stretched(*body: Markup) -> Markup:
+    """A layer of 1000 x 1000 units over the whole plot, for paths."""
+    return Markup("<svg " + _STRETCHED + ">") + join(body) + Markup("</svg>")  # noqa: S704 - constants
+
+
+def plot(css: str, label: str, *body: str | Markup, **attributes: object) -> Markup:
+    """A whole plot, with its content in words."""
+    return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label, **attributes)
