@@ -5,50 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rekindle.app.runs import find_run, newest_first, read_run, shown_anew
+from rekindle.app.runs import read_run, shown_anew
 from rekindle.errors import RequestError
 from rekindle.records import Decision, Registration, RunRecord
+from rekindle.registry import promotion
+from rekindle.registry.history import existing
+from rekindle.registry.models import Registry, aliases, registration
 from rekindle.report.collect import collect
 from rekindle.report.ledger import ledger
-from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
-
-if TYPE_CHECKING:
-    from rekindle.registry.models import Registry
-
-
-def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
-    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version that a RUN
-    registered; "" stands for the champion. Raises RequestError."""
-    if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
-        return load_target(target), ""
-    for record in newest_first(home):
-        spec = Spec.model_validate(record.spec)
-        if target in (None, spec.model_name):
-            return spec, ""
-    record = find_run(home, target or "latest")
-    registered = collect(record, history=False).registration
-    if registered is None:
-        what = f"the run {record.run_id} registered no model"
-        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
-    return Spec.model_validate(record.spec), registered.version
 
 
 def registry_of(spec: Spec, home: Path) -> Registry:
     """Where the versions of a config's model live."""
-    from rekindle.registry.models import Registry
-
     return Registry(spec.registration, spec.model_name, str(home.resolve()))
 
 
 def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registration, bool]:
     """Make the candidate of a run the champion; True if it is that already. Raises RequestError
     where the run has no candidate that passed its gate, and RegistryError as `promote` does."""
-    from rekindle.registry.models import aliases
-    from rekindle.registry.promotion import promote
-
     found = collect(record, history=False)
     if found.registration is None or found.evidence is None:
         what = f"the run {record.run_id} registered no model"
@@ -60,17 +36,15 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     where = registry_of(Spec.model_validate(record.spec), home)
     version, before = found.registration.version, aliases(where).get("champion", "")
     done = found.registration.decision == "promoted" and before == version
-    registration = promote(where, found.registration, found.files["evidence"], reason)
-    registration.write(found.files["registration"])
+    registered = promotion.promote(where, found.registration, found.files["evidence"], reason)
+    registered.write(found.files["registration"])
     shown_anew(record, home)
     _show(home, where, {before, version})
-    return registration, done
+    return registered, done
 
 
 def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, str]:
     """See `promotion.roll_back`; the cards and lists of the runs that made both versions follow."""
-    from rekindle.registry import promotion
-
     moved = promotion.roll_back(where, reason, to)
     _show(home, where, moved)
     return moved
@@ -79,9 +53,6 @@ def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, s
 def _show(home: Path, where: Registry, versions: Collection[str]) -> None:
     """Let the records of the runs that registered these versions, or say to be the champion's, say
     what the registry says."""
-    from rekindle.registry.history import existing
-    from rekindle.registry.models import registration
-
     entries = [e for e in ledger(home).entries if e.is_champion or e.version in versions]
     for record in (read_run(home, entry.run_id) for entry in entries):
         found = collect(record, history=False)

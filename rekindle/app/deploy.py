@@ -14,6 +14,8 @@ from rekindle.errors import RequestError, StepError
 from rekindle.launch.process import owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.records import Deployment, RolloutEvent, VersionTraffic
+from rekindle.registry.history import champion_of
+from rekindle.registry.served import served_model
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.serve.verdict import quantile
@@ -41,9 +43,6 @@ class Options:
 def deploy(spec: Spec, home: Path, options: Options) -> Deployment:
     """Roll the champion out. Raises StepError where it had to be rolled back, which moves the alias
     back, too."""
-    from rekindle.registry.history import champion_of
-    from rekindle.registry.served import served_model
-
     where = champion.registry_of(spec, home)
     model = served_model(where, spec)
     with _alone(spec.model_name, home):
@@ -69,8 +68,6 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment:
 def roll_back(spec: Spec, home: Path, reason: str, to: str, options: Options) -> tuple[str, str]:
     """Move the alias back, and the requests of the deployment, if there is one; returns the
     versions before and after."""
-    from rekindle.registry.served import served_model
-
     where = champion.registry_of(spec, home)
     moved = champion.roll_back(home, where, reason, to)
     with _alone(spec.model_name, home):

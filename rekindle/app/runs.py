@@ -15,12 +15,13 @@ import rekindle
 from rekindle.errors import RequestError
 from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
-from rekindle.report.collect import summarised
+from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
+from rekindle.spec.load import load_target
+from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
     from rekindle.outputs import Planned
-    from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,23 @@ def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunReco
     if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
         raise RequestError(f"`{twice[0]}` is named twice", where="RUN", fix="name each run once")
     return records
+
+
+def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
+    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version that a RUN
+    registered; "" stands for the champion. Raises RequestError."""
+    if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
+        return load_target(target), ""
+    for record in newest_first(home):
+        spec = Spec.model_validate(record.spec)
+        if target in (None, spec.model_name):
+            return spec, ""
+    record = find_run(home, target or "latest")
+    registered = collect(record, history=False).registration
+    if registered is None:
+        what = f"the run {record.run_id} registered no model"
+        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
+    return Spec.model_validate(record.spec), registered.version
 
 
 def new_record(

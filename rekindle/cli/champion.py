@@ -5,9 +5,12 @@ from pathlib import Path
 import click
 
 from rekindle import formats
-from rekindle.app.champion import registry_of, wanted
+from rekindle.app.champion import registry_of
+from rekindle.app.deploy import serving_at
+from rekindle.app.runs import wanted
 from rekindle.cli.options import shared, tell
 from rekindle.records import ChampionChange, ChampionRecord
+from rekindle.registry.history import champion_of
 
 _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"}
 
@@ -18,9 +21,6 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 def command(target: str | None, home: Path, as_json: bool) -> None:
     """Say which version is champion, since when, on what evidence, and which were before. Without
     an argument, of the model of the latest run."""
-    from rekindle.app.deploy import serving_at
-    from rekindle.registry.history import champion_of
-
     spec = wanted(target, home)[0]
     found = champion_of(registry_of(spec, home))
     addresses = tuple(serving_at(spec, home, found.version))

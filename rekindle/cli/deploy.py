@@ -10,7 +10,7 @@ import click
 
 from rekindle import formats
 from rekindle.app import deploy
-from rekindle.app.champion import wanted
+from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.serve import require, threads
 from rekindle.records import Deployment, RolloutEvent

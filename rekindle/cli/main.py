@@ -54,7 +54,13 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
+        try:
+            command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
+        except ModuleNotFoundError as error:  # such as pyarrow, of verbs that read the registry
+            from rekindle.errors import RequestError
+
+            fix = "pip install 'rekindle[local,serve]'"
+            raise RequestError(f"{error.name} is not installed", fix=fix) from error
         return command
 
     def resolve_command(

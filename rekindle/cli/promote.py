@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from rekindle.app.champion import promote_run
 from rekindle.app.runs import find_run
 from rekindle.cli.options import shared, tell
 
@@ -18,8 +19,6 @@ from rekindle.cli.options import shared, tell
 def command(run: str, reason: str, home: Path, as_json: bool) -> None:
     """Make the candidate of RUN the champion, after its evidence has been checked again. A
     candidate that the gate refused is never promoted."""
-    from rekindle.app.champion import promote_run
-
     registration, done = promote_run(home, find_run(home, run), reason)
     how = "already the champion; nothing changed" if done else "now the champion"
     tell(registration, f"{registration.name} version {registration.version} is {how}", as_json)

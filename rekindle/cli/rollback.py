@@ -4,9 +4,12 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.champion import registry_of, wanted
+from rekindle.app.champion import registry_of
+from rekindle.app.deploy import Options, roll_back
+from rekindle.app.runs import wanted
 from rekindle.cli.options import agree, shared, tell, yes
 from rekindle.cli.serve import threads
+from rekindle.registry.history import champion_of, way_back
 
 
 @click.command("rollback")
@@ -20,9 +23,6 @@ def command(target: str | None, to: str, reason: str, yes: bool, home: Path, as_
     """Make version --to, or the champion before, the champion again. The version that was champion
     is not promoted again by itself: that needs `rekindle promote RUN --reason`. A deployment of the
     model follows at once."""
-    from rekindle.app.deploy import Options, roll_back
-    from rekindle.registry.history import champion_of, way_back
-
     spec = wanted(target, home)[0]
     where = registry_of(spec, home)
     now, to = (champion_of(where).version, to) if to else way_back(where)

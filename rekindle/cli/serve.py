@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from pydantic import TypeAdapter
 
-from rekindle.app.champion import registry_of, wanted
+from rekindle.app.runs import wanted
 from rekindle.cli.options import at_home
 from rekindle.errors import RequestError
 from rekindle.serve.model import ServedModel, ServeJob
@@ -59,6 +59,7 @@ def require(*packages: str) -> None:
 
 def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
     """The model of a config. Raises RequestError where there is none to serve."""
+    from rekindle.app.champion import registry_of
     from rekindle.registry.served import served_model
 
     return served_model(registry_of(spec, home), spec, version)

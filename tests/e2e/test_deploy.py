@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rekindle.serve.deployed import VERSION
-from tests.e2e.test_champion import CONFIG, WEAK, write_digits
+from tests.e2e.digits import CONFIG, WEAK, write_digits
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
