@@ -6,18 +6,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.app import champion
-from rekindle.errors import RequestError, StepError
-from rekindle.launch.process import owned
+from rekindle.errors import RequestError, SpecError, StepError
+from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
+from rekindle.platforms.platform import Platform
 from rekindle.records import Deployment, RolloutEvent, VersionTraffic
 from rekindle.registry.history import champion_of
 from rekindle.registry.served import served_model
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
-from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.rollout import Endpoint, Log, Rollout, serving
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
 from rekindle.train.storage import storage_of
@@ -25,36 +26,39 @@ from rekindle.train.storage import storage_of
 log = logging.getLogger(__name__)
 
 DEPLOYMENTS = "deployments"
-_POLL_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a command deploys: see `rekindle deploy --help`."""
+    """How a command deploys: see `rekindle deploy --help`. `may` gets what the machines are and
+    cost a day, and whether the version is new there, before anything is changed; nothing is where
+    it returns False."""
 
+    platform: str = "local"
     host: str | None = None
     port: int | None = None
     wait: bool = False
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    may: Callable[[str, float | None, bool], bool] = lambda machines, usd, new: True
     on_event: Callable[[RolloutEvent], None] = lambda event: None
     on_traffic: Callable[[RolloutEvent, Traffic], None] = lambda event, traffic: None
 
 
-def deploy(spec: Spec, home: Path, options: Options) -> Deployment:
+def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     """Roll the champion out. Raises StepError where it had to be rolled back, which moves the alias
     back, too."""
     where = champion.registry_of(spec, home)
     model = served_model(where, spec)
-    with _alone(spec.model_name, home):
+    with _alone(spec, home, options.platform):
         rollout = _rollout(spec, home, options)
+        machines, usd = rollout.endpoint.usd_per_day()
+        _within_budget(spec, machines, usd)
         last, change = rollout.log.last(), champion_of(where).change
-        was_back = (
-            last is not None and last.state == "rolled_back" and last.version == model.version
-        )
-        if not (was_back and last and last.previous and change and change.at <= last.at):
+        if not options.may(machines, usd, serving(last) != model.version):
+            return None
+        back = last if last and last.state == "rolled_back" and last.previous else None
+        if not (back and back.version == model.version and change and change.at <= back.at):
             last = rollout.to(model)  # else only the alias is left to do
-        assert last is not None
-        if last.state == "rolled_back" and last.version == model.version:
+        if last and last.state == "rolled_back" and last.version == model.version:
             kept = f"version {last.previous} answers" if last.previous else "no version answers"
             if last.previous:
                 champion.roll_back(home, where, last.reason, last.previous)
@@ -62,18 +66,24 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment:
                 f"version {last.version} was rolled back, {kept}: {last.reason}",
                 fix="`rekindle promote RUN --reason WHY` makes it champion again, for another try",
             )
-        return shown(spec, home)
+        return shown(spec, home, options.platform)
 
 
-def roll_back(spec: Spec, home: Path, reason: str, to: str, options: Options) -> tuple[str, str]:
-    """Move the alias back, and the requests of the deployment, if there is one; returns the
-    versions before and after."""
+def roll_back(
+    spec: Spec, home: Path, reason: str, to: str, options: Options | None = None
+) -> tuple[str, str]:
+    """Move the alias back, and the requests of the deployments of this home, or of the one that
+    `options` name; returns the versions before and after."""
     where = champion.registry_of(spec, home)
     moved = champion.roll_back(home, where, reason, to)
-    with _alone(spec.model_name, home):
-        rollout = _rollout(spec, home, options)
-        last = rollout.log.last()
-        if last is not None and last.state not in ("delete", "deleted"):
+    folder = home.resolve() / DEPLOYMENTS / spec.model_name
+    here = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    for platform in [options.platform] if options else here:
+        with _alone(spec, home, platform):
+            rollout = _rollout(spec, home, options or Options(platform))
+            last = rollout.log.last()
+            if last is None or last.state in ("delete", "deleted"):
+                continue
             if last.previous == moved[1] and last.version != moved[1]:
                 rollout.back(reason)
             else:
@@ -84,34 +94,43 @@ def roll_back(spec: Spec, home: Path, reason: str, to: str, options: Options) ->
 
 def delete(spec: Spec, home: Path, options: Options) -> Deployment:
     """End the deployment."""
-    with _alone(spec.model_name, home):
+    with _alone(spec, home, options.platform):
         _rollout(spec, home, options).delete()
-    return shown(spec, home)
+    return shown(spec, home, options.platform)
 
 
-def shown(spec: Spec, home: Path) -> Deployment:
+def shown(spec: Spec, home: Path, platform: str) -> Deployment:
     """The deployment of a config's model as it is now."""
-    endpoint = LocalEndpoint(_folder(spec.model_name, home), None, None, {})
-    events = _log(spec.model_name, home, lambda event: None).events()
+    rollout = _rollout(spec, home, Options(platform))
+    events = rollout.log.events()
     if not events:
-        what = f"{spec.model_name} is not deployed here"
+        what = f"{spec.model_name} is not deployed on {platform}"
         raise RequestError(what, fix="`rekindle deploy CONFIG` deploys its champion")
-    status = endpoint.status() if events[-1].state != "deleted" else None
-    versions = {
-        version: _traffic(one.state, endpoint.wanted.shares.get(version, 0), one.traffic)
-        for version, one in (status.versions if status else {}).items()
-    }
+    standing = rollout.endpoint.standing() if events[-1].state != "deleted" else {}
+    seen = rollout.endpoint.observe() if standing else {}
+    nothing = Traffic(0, 0, ())
     return Deployment(
-        name=spec.model_name, platform="local", address=endpoint.address, versions=versions,
+        name=spec.model_name, platform=platform, address=rollout.endpoint.address,
+        versions={v: _traffic(*now, seen.get(v, nothing)) for v, now in standing.items()},
         events=tuple(events),
     )  # fmt: skip
 
 
 def serving_at(spec: Spec, home: Path, version: str) -> Iterator[str]:
-    """Addresses at which this version of the config's model answers."""
-    last = _log(spec.model_name, home, lambda event: None).last()
+    """Addresses on this machine at which this version of the config's model answers."""
+    rollout = _rollout(spec, home, Options())
+    last = rollout.log.last()
     if last and last.state != "deleted" and version in (*last.shares, serving(last)):
-        yield LocalEndpoint(_folder(spec.model_name, home), None, None, {}).address
+        yield rollout.endpoint.address
+
+
+def _within_budget(spec: Spec, machines: str, usd: float | None) -> None:
+    budget = spec.deploy.budget_usd_per_day
+    if budget is not None and (usd is None or usd > budget):
+        cost = "at an unknown price" if usd is None else f"at ${usd:,.2f} a day"
+        what = f"a version on {machines} {cost} is not within ${budget:,.2f} a day"
+        fix = "raise it, name a smaller deploy.machine, or add its price with `rekindle prices`"
+        raise RequestError(what, where="deploy.budget_usd_per_day", fix=fix)
 
 
 def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
@@ -123,27 +142,26 @@ def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
     )  # fmt: skip
 
 
-def _is_back(last: RolloutEvent | None, version: str) -> bool:
-    """Whether the version was rolled back to one before it."""
-    back = last is not None and last.state == "rolled_back" and last.version == version
-    return back and last is not None and bool(last.previous)
-
-
-def _alone(name: str, home: Path) -> contextlib.AbstractContextManager[None]:
+def _alone(spec: Spec, home: Path, platform: str) -> contextlib.AbstractContextManager[None]:
     waits = "another command moves this deployment; waiting for it"
-    return owned(_folder(name, home), lambda: log.warning("%s", waits))
+    return owned(_folder(spec, home, platform), lambda: log.warning("%s", waits))
 
 
-def _folder(name: str, home: Path) -> Path:
-    return home.resolve() / DEPLOYMENTS / name / "local"
-
-
-def _log(name: str, home: Path, on_event: Callable[[RolloutEvent], None]) -> Log:
-    return Log(storage_of(_folder(name, home) / "log"), on_event)
+def _folder(spec: Spec, home: Path, platform: str) -> Path:
+    return home.resolve() / DEPLOYMENTS / spec.model_name / platform
 
 
 def _rollout(spec: Spec, home: Path, options: Options) -> Rollout:
-    folder = _folder(spec.model_name, home)
-    endpoint = LocalEndpoint(folder, options.host, options.port, options.environment)
-    log = _log(spec.model_name, home, options.on_event)
-    return Rollout(endpoint, log, spec.deploy, _POLL_SECONDS, options.wait, options.on_traffic)
+    """The deployment on a platform; its log lies where all who deploy there see it."""
+    name, folder = spec.model_name, _folder(spec, home, options.platform)
+    if options.platform == "local":
+        endpoint: Endpoint = LocalEndpoint(folder, options.host, options.port, compute_threads())
+        storage = storage_of(folder / "log")
+    else:
+        section = getattr(spec.platforms, options.platform)
+        if problems := section.missing():
+            raise SpecError(problems)
+        endpoint = Platform.of(options.platform, spec.platforms).endpoint(spec.deploy, name)
+        storage = storage_of(f"{section.artifact_root.rstrip('/')}/deployments/{name}/log")
+    events = Log(storage, options.on_event)
+    return Rollout(endpoint, events, spec.deploy, options.wait, options.on_traffic)

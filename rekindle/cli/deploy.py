@@ -12,7 +12,8 @@ from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
-from rekindle.cli.serve import require, threads
+from rekindle.cli.serve import require
+from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic
 from rekindle.spec.load import load_target
@@ -28,6 +29,9 @@ _WORDS = {
     "delete": "deleting",
     "deleted": "deleted",
 }
+_PLATFORMS = ("local", *PLATFORMS)
+_platform = click.option("--platform", type=click.Choice(_PLATFORMS), default="local",
+                         show_default=True, help="Where; local is this machine.")  # fmt: skip
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 
 
@@ -49,66 +53,82 @@ class _Verbs(click.Group):
 
 @click.group("deploy", cls=_Verbs)
 def command() -> None:
-    """Roll the champion of CONFIG out on this machine: `rekindle deploy CONFIG` is short for
-    `rekindle deploy start CONFIG`."""
+    """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle deploy start
+    CONFIG`."""
 
 
 @command.command("start")
 @config
 @overrides
-@click.option("--host", help="Address to listen at. Default: 127.0.0.1.")
+@_platform
+@click.option("--host", help="On this machine: address to listen at. Default: 127.0.0.1.")
 @click.option("--port", type=click.IntRange(1, 65_535),
-              help="Default: 8080, or that of the deployment.")  # fmt: skip
+              help="On this machine. Default: 8080, or that of the deployment.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say what it would run on and cost.")
+@yes
 @click.option("--wait", is_flag=True, help="Watch the canary until it gets all requests, or is "
               "rolled back. Without it, the next call goes on.")  # fmt: skip
 @shared
 def start(
-    config: Path, overrides: Overrides, host: str | None, port: int | None, wait: bool, home: Path,
-    as_json: bool,
+    config: Path, overrides: Overrides, platform: str, host: str | None, port: int | None,
+    dry_run: bool, yes: bool, wait: bool, home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Start the champion of CONFIG beside the version that answers now; when it has proven itself,
     give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
     back, with the alias, if it fails more requests or is slower. A command that was interrupted
     continues when you rerun it."""
     require("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
-    options = deploy.Options(host, port, wait, threads(), _say, _watching())
-    done = deploy.deploy(load_target(config, overrides), home, options)
-    tell(done, "\n".join(_lines(done)), as_json)
+    spec = load_target(config, overrides)
+
+    def may(machines: str, usd: float | None, new: bool) -> bool:
+        cost = "an unknown price" if usd is None else f"${usd:,.2f} a day"
+        plan = f"{spec.model_name} on {platform}: {machines} for each version, {cost}"
+        if dry_run:
+            click.echo(plan)
+        elif new and usd != 0:
+            agree(yes, f"Deploy {plan}?")
+        return not dry_run
+
+    options = deploy.Options(platform, host, port, wait, may, _say, _watching())
+    if done := deploy.deploy(spec, home, options):
+        tell(done, "\n".join(_lines(done)), as_json)
 
 
 @command.command("status")
 @_target
+@_platform
 @shared
-def status(target: str | None, home: Path, as_json: bool) -> None:
+def status(target: str | None, platform: str, home: Path, as_json: bool) -> None:
     """Versions that run, their shares, requests, errors and latencies, and what happened."""
-    found = deploy.shown(wanted(target, home)[0], home)
+    found = deploy.shown(wanted(target, home)[0], home, platform)
     tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
 
 
 @command.command("rollback")
 @_target
+@_platform
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
 @shared
-def rollback(target: str | None, reason: str, home: Path, as_json: bool) -> None:
+def rollback(target: str | None, platform: str, reason: str, home: Path, as_json: bool) -> None:
     """Give all requests to the version before, and make it the champion again. `rekindle rollback`
     does the same, and goes further back with --to."""
     spec = wanted(target, home)[0]
-    options = deploy.Options(environment=threads(), on_event=_say)
-    last = deploy.shown(spec, home).events[-1]
-    deploy.roll_back(spec, home, reason, last.previous, options)
-    done = deploy.shown(spec, home)
+    last = deploy.shown(spec, home, platform).events[-1]
+    deploy.roll_back(spec, home, reason, last.previous, deploy.Options(platform, on_event=_say))
+    done = deploy.shown(spec, home, platform)
     tell(done, "\n".join(_lines(done)), as_json)
 
 
 @command.command("delete")
 @_target
+@_platform
 @yes
 @shared
-def delete(target: str | None, yes: bool, home: Path, as_json: bool) -> None:
+def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bool) -> None:
     """End the deployment: what was accepted is answered, then no version answers any more."""
     spec = wanted(target, home)[0]
     agree(yes, f"End the deployment of {spec.model_name}?")
-    done = deploy.delete(spec, home, deploy.Options(on_event=_say))
+    done = deploy.delete(spec, home, deploy.Options(platform, on_event=_say))
     tell(done, f"{done.name} is not deployed any more", as_json)
 
 

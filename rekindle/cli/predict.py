@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from rekindle.cli.options import config, shared, tell
-from rekindle.cli.serve import found_model, require, threads
+from rekindle.cli.serve import found_model, require
+from rekindle.launch.process import compute_threads
 from rekindle.spec.load import load_target
 from rekindle.spec.model import SplitSpec
 
@@ -27,7 +28,7 @@ def command(config: Path, source: str, output: str, home: Path, as_json: bool) -
     require("mlflow", "torch", "transformers")
     spec = load_target(config)
     served = found_model(spec, home)
-    os.environ.update(threads())  # before torch is imported
+    os.environ.update(compute_threads())  # before torch is imported
     from rekindle.serve.batch import predict
 
     assert spec.data is not None  # else there is no served model

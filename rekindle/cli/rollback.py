@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from rekindle.app.champion import registry_of
-from rekindle.app.deploy import Options, roll_back
+from rekindle.app.deploy import roll_back
 from rekindle.app.runs import wanted
 from rekindle.cli.options import agree, shared, tell, yes
-from rekindle.cli.serve import threads
 from rekindle.registry.history import champion_of, way_back
 
 
@@ -27,7 +26,7 @@ def command(target: str | None, to: str, reason: str, yes: bool, home: Path, as_
     where = registry_of(spec, home)
     now, to = (champion_of(where).version, to) if to else way_back(where)
     agree(yes, f"Roll {where.name} back from version {now} to version {to}?")
-    before, after = roll_back(spec, home, reason, to, Options(environment=threads()))
+    before, after = roll_back(spec, home, reason, to)
     changed = f"version {after} is the champion again, not version {before}"
     text = f"version {after} is already the champion; nothing changed"
     found = champion_of(where)

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rekindle.app.runs import wanted
 from rekindle.cli.options import at_home
 from rekindle.errors import RequestError
+from rekindle.launch.process import compute_threads
 from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.spec.model import Spec
 
@@ -45,7 +46,7 @@ def command(target: str | None, host: str, port: int, no_smoke: bool, home: Path
     )  # fmt: skip
     words = [sys.executable, "-P", "-m", "rekindle.serve"]
     words.append(TypeAdapter(ServeJob).dump_json(job).decode())
-    os.execve(words[0], words, {**os.environ, **threads()})  # noqa: S606 - no shell
+    os.execve(words[0], words, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
 
 
 def require(*packages: str) -> None:
@@ -63,14 +64,3 @@ def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
     from rekindle.registry.served import served_model
 
     return served_model(registry_of(spec, home), spec, version)
-
-
-def threads() -> dict[str, str]:
-    """The environment in which torch computes with the cores that this process may use: more
-    threads than cores wait for each other."""
-    cores = float(len(os.sched_getaffinity(0)))
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.is_file():
-        quota, period = limit.read_text().split()
-        cores = cores if quota == "max" else min(cores, float(quota) / float(period))
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(cores))))}

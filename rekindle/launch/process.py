@@ -242,3 +242,14 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
         if controllers in ("", "memory"):
             top = root / "sys/fs/cgroup" / controllers
             yield top, top / path.lstrip("/")
+
+
+def compute_threads() -> dict[str, str]:
+    """The environment in which torch computes with the cores that this process may use: more
+    threads than cores wait for each other."""
+    cores = float(len(os.sched_getaffinity(0)))
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.is_file():
+        quota, period = limit.read_text().split()
+        cores = cores if quota == "max" else min(cores, float(quota) / float(period))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(cores))))}

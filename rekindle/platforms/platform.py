@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
     from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
+    from rekindle.serve.rollout import Endpoint
+    from rekindle.spec.deploy import DeploySpec
     from rekindle.spec.platforms import PlatformsSpec
     from rekindle.spec.schedule import ScheduleSpec
 
@@ -126,6 +128,11 @@ class Platform:
     def checks(self, definition: Definition | None) -> Iterator[Check]:
         """The checks of the config and of what would be sent; none where it does not say where."""
         return self._module("doctor").checks(self.settings, definition)
+
+    def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
+        """Where the model `name` is deployed."""
+        endpoint: Endpoint = self._module("endpoint").endpoint(self.settings, deploy, name)
+        return endpoint
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

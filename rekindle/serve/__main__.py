@@ -13,14 +13,18 @@ from rekindle.serve.listening import listen
 from rekindle.serve.model import ServeJob
 
 
+def serve(job: ServeJob) -> None:
+    """Serve until a signal. Raises RekindleError."""
+    listening = listen(job.host, job.port)
+    from rekindle.serve.server import Server  # once the port is known to be free
+
+    asyncio.run(Server(job, listening).run())
+
+
 def main() -> int:
     """Serve; returns the exit code."""
-    job = TypeAdapter(ServeJob).validate_json(sys.argv[1])
     try:
-        listening = listen(job.host, job.port)
-        from rekindle.serve.server import Server  # once the port is known to be free
-
-        asyncio.run(Server(job, listening).run())
+        serve(TypeAdapter(ServeJob).validate_json(sys.argv[1]))
     except RekindleError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

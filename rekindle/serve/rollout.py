@@ -34,6 +34,15 @@ class Endpoint(Protocol):
     """What a platform does for a deployment. Every call may be repeated."""
 
     address: str
+    poll_seconds: float
+
+    def usd_per_day(self) -> tuple[str, float | None]:
+        """The machines of one version in words, and what they cost a day; None where that is not
+        known, 0 where it costs nothing."""
+
+    def standing(self) -> Mapping[str, tuple[str, int]]:
+        """State (as in `VersionStatus`) and share of each version that runs; asks, changes
+        nothing."""
 
     def create(self, model: ServedModel, number: int) -> None:
         """Have the version run beside the others, without a share of requests, and wait until it is
@@ -108,7 +117,6 @@ class Rollout:
     endpoint: Endpoint
     log: Log
     spec: DeploySpec
-    poll_seconds: float
     wait: bool
     on_traffic: Callable[[RolloutEvent, Traffic], None]
 
@@ -187,8 +195,7 @@ class Rollout:
     def _watch(self, event: RolloutEvent) -> str | None:
         looked, began = -1, datetime.datetime.fromisoformat(event.at)
         while True:
-            found = self.endpoint.observe()
-            nothing = Traffic(0, 0, ())
+            found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
             canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
             self.on_traffic(event, canary)
             minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
@@ -202,7 +209,7 @@ class Rollout:
             if not self.wait:
                 return None
             looked = look
-            time.sleep(self.poll_seconds)
+            time.sleep(self.endpoint.poll_seconds)
 
     def _next(self, event: RolloutEvent) -> RolloutEvent:
         """Announce what follows the event."""

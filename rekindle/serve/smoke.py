@@ -7,11 +7,15 @@ from __future__ import annotations
 import http.client
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StepError
-from rekindle.records import Smoke, SmokeRow
+from rekindle.records import Evidence, Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
+from rekindle.serve.model import ServedModel
+from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import HALF
 
 
@@ -26,17 +30,38 @@ def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
 
 def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
     """Ask the server on this machine. Raises StepError with the first difference."""
-    body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
-    if kept.tokens:
-        body["parameters"] = {"max_new_tokens": kept.tokens}
     connection = http.client.HTTPConnection(host, port, timeout=600)
-    connection.request("POST", "/predict", json.dumps(body), headers)
+    connection.request("POST", "/predict", json.dumps(question(kept, inputs)), headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
-    found = json.loads(text).get("predictions") if response.status == 200 else None
-    if found is None:
+    if response.status != 200:
         raise StepError(f"smoke: the server answered {response.status}: {text[:300]}")
+    compare(kept, json.loads(text))
+
+
+def prove(model: ServedModel, ask: Callable[[dict[str, Any]], Any]) -> None:
+    """Let a deployed version answer the rows of its evidence: `ask` sends a body of `/predict` the
+    way that requests take, and returns the answer. Raises StepError with the first difference."""
+    kept = Evidence.read(model.evidence).smoke if model.evidence else None
+    if kept is not None:
+        inputs = Inputs.of(model, open_model(Path(model.path), model.code))
+        compare(kept, ask(question(kept, inputs)))
+
+
+def question(kept: Smoke, inputs: Inputs) -> dict[str, Any]:
+    """The rows as the body of a request."""
+    body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
+    if kept.tokens:
+        body["parameters"] = {"max_new_tokens": kept.tokens}
+    return body
+
+
+def compare(kept: Smoke, answered: Any) -> None:
+    """Raises StepError with the first difference to what the model was judged by."""
+    found = answered.get("predictions") if isinstance(answered, dict) else None
+    if not isinstance(found, list) or len(found) != len(kept.rows):
+        raise StepError(f"smoke: the server answered {json.dumps(answered)[:300]}")
     for row, prediction in zip(kept.rows, found, strict=True):
         for name, expected in row.answer.items():
             answer = prediction.get(name)

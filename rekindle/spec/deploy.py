@@ -12,6 +12,14 @@ from rekindle.spec.platforms import Section
 class DeploySpec(Section):
     """How `rekindle deploy` rolls a version out, and when it rolls it back."""
 
+    machine: str = ""
+    """Machine of a version, as its platform calls it, such as `ml.m5.large`; default: the
+    platform's."""
+    replicas: int = Field(1, ge=1, le=1_000)
+    """Machines of each version; on this machine always one process."""
+    budget_usd_per_day: float | None = Field(None, gt=0)
+    """What a deployment may cost a day while one version answers; a dearer one, or one whose price
+    is unknown, is refused."""
     canary: tuple[int, ...] = (10, 50)
     """Percent of requests that the new version gets, one step after another, before it gets all;
     `[]`: it gets all at once."""

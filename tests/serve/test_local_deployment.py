@@ -39,7 +39,7 @@ class Deployed:
     def rollout(self, spec=FAST):
         self.endpoint = LocalEndpoint(self.folder / "d", None, self.port, {"OMP_NUM_THREADS": "1"})
         log = Log(storage_of(self.folder / "d" / "log"), self.events.append)
-        return Rollout(self.endpoint, log, spec, 0.1, True, lambda event, traffic: None)
+        return Rollout(self.endpoint, log, spec, True, lambda event, traffic: None)
 
     def own(self, version, code=OWN_TASK):
         return own(self.folder / f"m{version}", code, version)

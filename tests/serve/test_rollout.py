@@ -23,7 +23,7 @@ class Platform:
     """One endpoint: its versions and their shares. It keeps the rules of real ones: shares sum to 100 and name versions
     that are there, and a version with a share is not removed."""
 
-    address = "http://played"
+    address, poll_seconds = "http://played", 0.0
 
     def __init__(self):
         self.versions, self.shares, self.number, self.calls = set(), {}, 0, []
@@ -90,7 +90,7 @@ class World:
 
     def rollout(self, wait=True):
         log = Log(storage_of(self.folder / "log"), lambda event: None)
-        return Rollout(self.platform, log, self.spec, 0.0, wait, lambda event, traffic: None)
+        return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None)
 
     def states(self):
         return [event.state for event in self.rollout().log.events()]

@@ -41,6 +41,8 @@ class LocalEndpoint:
     """The deployment in `folder`. `host` and `port` are those that it has, if there is one, and
     RequestError is raised where others are asked for. `environment` is added to the router's."""
 
+    poll_seconds = 1.0
+
     def __init__(
         self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]
     ) -> None:
@@ -56,6 +58,15 @@ class LocalEndpoint:
         at = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.wanted.host, self.wanted.host)  # noqa: S104 - none is bound
         self.host, self.port = at, self.wanted.port
         self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
+
+    def usd_per_day(self) -> tuple[str, float | None]:
+        """See `Endpoint.usd_per_day`."""
+        return "this machine", 0.0
+
+    def standing(self) -> Mapping[str, tuple[str, int]]:
+        """See `Endpoint.standing`; nothing where the router does not run."""
+        versions, shares = getattr(self.status(), "versions", {}), self.wanted.shares
+        return {version: (one.state, shares.get(version, 0)) for version, one in versions.items()}
 
     def create(self, model: ServedModel, number: int) -> None:
         """See `Endpoint.create`."""

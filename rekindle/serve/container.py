@@ -1,0 +1,68 @@
+"""`python -m rekindle.serve.container`: the server in a container of a platform, which says by its
+environment where the model lies (as `staging.stage` left it), and what it asks on which port.
+
+| platform | model | port and routes |
+|---|---|---|
+| any | `REKINDLE_MODEL`, a folder or a URI | 8080; see docs/serving.md |
+| Vertex AI | `AIP_STORAGE_URI` | `AIP_HTTP_PORT`, `AIP_HEALTH_ROUTE`, `AIP_PREDICT_ROUTE` |
+| Azure ML | somewhere below `AZUREML_MODEL_DIR` | as configured |
+| SageMaker | `/opt/ml/model` | 8080, `/ping`, `/invocations` |
+| KServe | `/mnt/models` | 8080 |"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import fsspec
+
+from rekindle.errors import RekindleError, RequestError
+from rekindle.launch.process import compute_threads
+from rekindle.serve.__main__ import serve
+from rekindle.serve.model import ServeJob
+from rekindle.serve.staging import SERVED, staged_in
+
+_MOUNTED = ("/opt/ml/model", "/mnt/models")
+
+
+def model_folder() -> Path:
+    """The folder of the staged version, downloaded if the platform names a URI. Raises
+    RequestError where the platform names none."""
+    named = os.environ.get("REKINDLE_MODEL") or os.environ.get("AIP_STORAGE_URI")
+    if named and "://" in named:
+        fs, path = fsspec.core.url_to_fs(named)
+        folder = tempfile.mkdtemp(prefix="model-")
+        fs.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
+        return Path(folder)
+    if named:
+        return Path(named)
+    below = os.environ.get("AZUREML_MODEL_DIR")
+    for place in filter(None, (below, *_MOUNTED)):
+        if found := sorted(Path(place).rglob(SERVED)):
+            return found[0].parent
+    what = "the platform names no folder with a model"
+    raise RequestError(what, fix="set REKINDLE_MODEL to a folder or URI that was staged")
+
+
+def main() -> int:
+    """Serve; returns the exit code."""
+    os.environ.update(compute_threads())  # before torch is imported
+    try:
+        model = staged_in(model_folder())
+        asked = os.environ.get
+        job = ServeJob(
+            model=model, host="0.0.0.0", port=int(asked("AIP_HTTP_PORT", "8080")),  # noqa: S104 - the container's own network
+            health_route=asked("AIP_HEALTH_ROUTE", "/health/ready"),
+            predict_route=asked("AIP_PREDICT_ROUTE", "/predict"), smoke=bool(model.evidence),
+        )  # fmt: skip
+        serve(job)
+    except RekindleError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

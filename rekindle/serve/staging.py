@@ -1,0 +1,59 @@
+"""A version where the containers of a platform read it: a folder, or a prefix of an object store,
+that holds the model, its evidence and, written last, what a server has to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import TypeAdapter
+
+from rekindle.errors import RequestError
+from rekindle.records import Evidence
+from rekindle.serve.model import ServedModel
+from rekindle.train.modelfolder import digest_of
+from rekindle.train.storage import storage_of
+
+SERVED, _MODEL, _EVIDENCE = "served.json", "model", "evidence.json"
+_JSON = TypeAdapter(ServedModel)
+
+
+def stage(model: ServedModel, root: str) -> str:
+    """The URI below `root` at which the version lies; copies it there if it does not yet."""
+    place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{model.digest[:8]}"
+    storage, folder = storage_of(place), Path(model.path)
+    if storage.size(SERVED) is None:
+        files = {f"{_MODEL}/{path.relative_to(folder).as_posix()}": path
+                 for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+        if model.evidence:
+            files[_EVIDENCE] = Path(model.evidence)
+        for name, path in files.items():
+            storage.write(name, functools.partial(_copy, path))
+        evidence = _EVIDENCE if model.evidence else ""
+        staged = dataclasses.replace(model, path=_MODEL, evidence=evidence)
+        storage.put_new(SERVED, _JSON.dump_json(staged))
+    return place
+
+
+def staged_in(folder: Path) -> ServedModel:
+    """The version in a folder that `stage` filled, wherever it lies now. Raises RequestError where
+    its files are not those that were judged."""
+    if not (folder / SERVED).is_file():
+        what = f"{folder} holds no model that `rekindle deploy` put there"
+        raise RequestError(what, fix=f"deploy again; it has to hold {SERVED}")
+    staged = _JSON.validate_json((folder / SERVED).read_bytes())
+    evidence = str(folder / staged.evidence) if staged.evidence else ""
+    model = dataclasses.replace(staged, path=str(folder / staged.path), evidence=evidence)
+    judged = Evidence.read(evidence).model_digest if evidence else model.digest
+    if not digest_of(Path(model.path)) == model.digest == judged:
+        what = f"the files of version {model.version} are not those that were judged"
+        raise RequestError(what, where=model.path, fix="delete the folder and deploy again")
+    return model
+
+
+def _copy(path: Path, file: BinaryIO) -> None:
+    with path.open("rb") as source:
+        shutil.copyfileobj(source, file, 1 << 20)
