@@ -601,7 +601,7 @@ class ChampionRecord(Record):
 class RolloutEvent(Record):
     """What a roll-out does next, written before it does it: `state` for the `version`, `previous`
     the one that had the requests before ("": none), `shares` of requests in percent, and the
-    `reason` of a roll back. `at` is UTC."""
+    `reason` of a roll back. `at` is UTC. `digest` is the model's, where it is created."""
 
     number: int
     state: RolloutState
@@ -610,6 +610,7 @@ class RolloutEvent(Record):
     at: str
     shares: Mapping[str, int]
     reason: str
+    digest: str = ""
 
 
 class VersionTraffic(Record):

@@ -84,11 +84,13 @@ def roll_back(
             last = rollout.log.last()
             if last is None or last.state in ("delete", "deleted"):
                 continue
+            model = served_model(where, spec, moved[1])
             if last.previous == moved[1] and last.version != moved[1]:
+                rollout.endpoint.create(model, last.number)  # it may have ended since
                 rollout.back(reason)
             else:
                 rollout.spec = spec.deploy.model_copy(update={"canary": ()})
-                rollout.to(served_model(where, spec, moved[1]))
+                rollout.to(model)
     return moved
 
 

@@ -75,23 +75,34 @@ class Log:
     def events(self) -> list[RolloutEvent]:
         """All of them, oldest first."""
         found = list[RolloutEvent]()
-        while (content := self.storage.read(_name(len(found) + 1))) is not None:
-            found.append(RolloutEvent.model_validate_json(content))
+        while (event := self._read(len(found) + 1)) is not None:
+            found.append(event)
         return found
 
     def last(self) -> RolloutEvent | None:
-        """The newest of them."""
-        return next(iter(self.events()[::-1]), None)
+        """The newest of them, found by few requests: their numbers have no gaps."""
+        low, high = 0, 1
+        while self.storage.size(_name(high)) is not None:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_there = self.storage.size(_name(middle)) is not None
+            low, high = (middle, high) if is_there else (low, middle)
+        return self._read(low)
+
+    def _read(self, number: int) -> RolloutEvent | None:
+        content = self.storage.read(_name(number))
+        return RolloutEvent.model_validate_json(content) if content is not None else None
 
     def put(
         self, last: RolloutEvent | None, state: RolloutState, version: str, previous: str,
-        shares: Mapping[str, int] | None = None, reason: str = "",
+        shares: Mapping[str, int] | None = None, reason: str = "", digest: str = "",
     ) -> RolloutEvent:  # fmt: skip
         """Announce the event after `last`. Raises RequestError where another command did."""
         event = RolloutEvent(
             number=last.number + 1 if last else 1, state=state, version=version, previous=previous,
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            shares=dict(shares or {}), reason=reason[:_MOST_REASON],
+            shares=dict(shares or {}), reason=reason[:_MOST_REASON], digest=digest,
         )  # fmt: skip
         try:
             self.storage.put_new(_name(event.number), event.to_json().encode())
@@ -123,6 +134,7 @@ class Rollout:
     def to(self, model: ServedModel) -> RolloutEvent:
         """Roll this version out, from wherever the deployment is; returns the last event."""
         last = self.log.last()
+        self._check_same(model)
         if last is not None and last.state not in ENDS:
             if last.version == model.version and last.state != "delete":
                 return self._advance(last, model)
@@ -134,8 +146,20 @@ class Rollout:
             self.endpoint.create(model, last.number)
             self.endpoint.split({model.version: 100}, last.number)
             return last
-        last = self.log.put(last, "create", model.version, serving(last))
+        before = serving(last)
+        last = self.log.put(last, "create", model.version, before, digest=model.digest)
         return self._advance(last, model)
+
+    def _check_same(self, model: ServedModel) -> None:
+        """Raise RequestError where the deployment knows the version's number of another model: a
+        registry that was set up again gives its numbers out again."""
+        for event in self.log.events()[::-1]:
+            if event.state == "deleted":
+                return
+            if event.version == model.version and event.digest not in ("", model.digest):
+                what = f"version {model.version} is another model than the one deployed before"
+                fix = "`rekindle deploy delete` ends that deployment; then deploy again"
+                raise RequestError(what, where=self.endpoint.address, fix=fix)
 
     def back(self, reason: str) -> RolloutEvent:
         """Give all requests to the version before. Raises RequestError where there is none."""

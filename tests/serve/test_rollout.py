@@ -1,6 +1,8 @@
 """The roll-out's states on a platform that a test plays: what it asks of a platform, in which order, and that a
 command which is killed before or after any call is completed by the same command."""
 
+import dataclasses
+
 import pytest
 
 from rekindle.errors import RequestError, StepError
@@ -206,6 +208,31 @@ def test_of_two_commands_at_once_one_stops(world):
     world.rollout().to(model("1"))
     with pytest.raises(RequestError, match="another command moved this deployment on meanwhile"):
         slow.log.put(seen, "create", "2", "")
+
+
+def test_the_newest_entry_is_found_by_few_requests(world):
+    log = world.rollout().log
+    asked, size = [], log.storage.size
+    log.storage.size = lambda path: asked.append(path) or size(path)
+    last = None
+    for number in range(1, 40):
+        assert log.last() == last
+        last = log.put(last, "create", str(number), "")
+    asked.clear()
+    assert log.last().version == "39"
+    assert len(asked) < 14
+    assert [event.number for event in log.events()] == list(range(1, 40))
+
+
+def test_a_number_that_the_registry_gave_out_again_is_another_model(world):
+    world.rollout().to(model("1"))
+    other = dataclasses.replace(model("1"), digest="other")
+    with pytest.raises(
+        RequestError, match="version 1 is another model than the one deployed before"
+    ):
+        world.rollout().to(other)
+    world.rollout().delete()
+    assert world.rollout().to(other).state == "settled"
 
 
 STORIES = {

@@ -72,6 +72,9 @@ class LocalEndpoint:
         """See `Endpoint.create`."""
         status = self.status()
         known = status.versions.get(model.version) if status else None
+        digests = {other.version: other.digest for other in self.wanted.models}
+        if known and known.state == "ready" and digests.get(model.version) == model.digest:
+            return
         if known is not None and known.state == "failed":  # it is started again
             self.retain({other.version for other in self.wanted.models} - {model.version}, number)
         others = tuple(other for other in self.wanted.models if other.version != model.version)
