@@ -8,6 +8,7 @@
     run.metrics, run.gate, run.history
     rekindle.compare(*rekindle.runs()[-2:])
     run = rekindle.submit(spec, platform="sagemaker").wait()
+    rekindle.deploy(spec).address, rekindle.champion(spec).version
 
 Importing this imports neither torch nor kfp; the names below load what they need when first used.
 """
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rekindle.app.api import Comparison, Run, compare, load, planned, run, runs, submit
+    from rekindle.app.deployed import champion, deploy, rollback
     from rekindle.app.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "app.api": ("Comparison", "Run", "compare", "load", "planned", "run", "runs", "submit"),
+    "app.deployed": ("champion", "deploy", "rollback"),
     "app.forecast": ("Forecast",), "errors": ("RekindleError",), "spec.model": ("Spec",),
     "ir.distribution": ("distribute",), "tasks.base": ("Task",),
 }  # fmt: skip
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "compare",
-    "distribute", "load", "planned", "run", "runs", "submit",
+    "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "champion",
+    "compare", "deploy", "distribute", "load", "planned", "rollback", "run", "runs", "submit",
 ]  # fmt: skip
 
 

@@ -5,12 +5,9 @@ from pathlib import Path
 import click
 
 from rekindle import formats
-from rekindle.app.champion import registry_of
-from rekindle.app.deploy import serving_at
-from rekindle.app.runs import wanted
+from rekindle.app.deployed import champion
 from rekindle.cli.options import shared, tell
 from rekindle.records import ChampionChange, ChampionRecord
-from rekindle.registry.history import champion_of
 
 _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"}
 
@@ -21,10 +18,7 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 def command(target: str | None, home: Path, as_json: bool) -> None:
     """Say which version is champion, since when, on what evidence, and which were before. Without
     an argument, of the model of the latest run."""
-    spec = wanted(target, home)[0]
-    found = champion_of(registry_of(spec, home))
-    addresses = tuple(serving_at(spec, home, found.version))
-    found = found.model_copy(update={"serves_at": addresses})
+    found = champion(target, home)
     tell(found, "\n".join(_lines(found)), as_json)
 
 

@@ -19,6 +19,7 @@ from tests.docs.blocks import ROOT
 NOTEBOOK = ROOT / "notebooks" / "01_first_run.ipynb"
 PLANNED = NOTEBOOK.with_name("02_plan.ipynb")
 PLATFORMS = NOTEBOOK.with_name("03_platforms.ipynb")
+DEPLOYED = NOTEBOOK.with_name("04_deploy.ipynb")
 
 
 def environment() -> dict[str, str]:
@@ -59,6 +60,12 @@ def executed_plan(tmp_path_factory):
 def executed_platforms(tmp_path_factory):
     """The same of the notebook that compiles and submits."""
     return _executed(PLATFORMS, tmp_path_factory.mktemp("platforms"))
+
+
+@pytest.fixture(scope="session")
+def executed_deployment(tmp_path_factory):
+    """The same of the notebook that deploys."""
+    return _executed(DEPLOYED, tmp_path_factory.mktemp("deployed"))
 
 
 def _executed(path: Path, work: Path) -> tuple[Path, nbformat.NotebookNode]:

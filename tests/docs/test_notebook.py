@@ -11,12 +11,15 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import rekindle
 from rekindle.app.api import Run
-from tests.docs.conftest import NOTEBOOK, PLANNED, PLATFORMS
+from rekindle.records import Deployment
+from tests.docs.conftest import DEPLOYED, NOTEBOOK, PLANNED, PLATFORMS
 
 PLOTTING = {"matplotlib", "numpy", "pandas"}
 
 
-@pytest.fixture(scope="module", params=[NOTEBOOK, PLANNED, PLATFORMS], ids=lambda path: path.stem)
+@pytest.fixture(
+    scope="module", params=[NOTEBOOK, PLANNED, PLATFORMS, DEPLOYED], ids=lambda path: path.stem
+)
 def path(request):
     return request.param
 
@@ -61,6 +64,12 @@ def test_it_imports_rekindle_and_plotting_only(path, trees):
             {"rekindle", "subprocess", "sys"},
             {"IPython.display", "pathlib"},
         )
+    elif path == DEPLOYED:
+        standard = {"json", "threading", "time", "urllib"}
+        assert (imported, more) == (
+            {"rekindle", "matplotlib", "pandas", *standard},
+            {"sklearn.datasets"},
+        )
     else:
         assert (imported, more) == ({"rekindle", *PLOTTING}, set())
 
@@ -69,8 +78,11 @@ def test_it_uses_public_names_only(trees):
     assert _attributes_of(trees, "rekindle") <= set(rekindle.__all__)
     runs = _attributes_of(trees, "run", "first", "second", "sent")
     plans = _attributes_of(trees, "plan", "each", "late")
-    assert runs | plans
-    for names, kind in ((runs, Run), (plans, rekindle.Forecast)):
+    deployments = _attributes_of(trees, "deployment")
+    assert runs | plans | deployments
+    kinds = ((runs, Run), (plans, rekindle.Forecast))
+    assert deployments <= set(Deployment.model_fields)
+    for names, kind in kinds:
         assert not [name for name in names if name.startswith("_") or not hasattr(kind, name)]
 
 
@@ -120,3 +132,16 @@ def test_a_pipeline_is_compiled_for_all_and_submitted_to_a_server_that_runs_it(e
     assert "6 words, 4 of them different" in printed
     (run,) = rekindle.runs(folder / ".rekindle")
     assert (run.status, run.record.platform) == ("succeeded", "kubeflow")
+
+
+@pytest.mark.slow
+def test_a_deployment_rolls_out_and_back_under_requests(executed_deployment):
+    folder, notebook = executed_deployment
+    outputs = [out for c in notebook.cells for out in c.get("outputs", [])]
+    assert sum("image/png" in out.get("data", {}) for out in outputs) == 1
+    champion = rekindle.champion("digits", folder / ".rekindle")
+    assert [change.version for change in champion.history] == ["1", "2", "1"]
+    assert champion.change.reason == "to see how it looks"
+    assert champion.serves_at == (), "the last cell ended it"
+    printed = "".join(out.get("text", "") for out in outputs)
+    assert "digits is not deployed any more" in printed
