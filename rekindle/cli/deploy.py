@@ -57,11 +57,15 @@ def command() -> None:
     CONFIG`."""
 
 
-@command.command("start")
+@command.command("start", short_help="roll out the champion of CONFIG")
 @config
 @overrides
 @_platform
-@click.option("--host", help="On this machine: address to listen at. Default: 127.0.0.1.")
+@click.option(
+    "--host",
+    help="On this machine: address to listen at; at any other than the "
+    "default, 127.0.0.1, all who reach it may ask.",
+)
 @click.option("--port", type=click.IntRange(1, 65_535),
               help="On this machine. Default: 8080, or that of the deployment.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what it would run on and cost.")
@@ -82,7 +86,8 @@ def start(
 
     def may(machines: str, usd: float | None, new: bool) -> bool:
         cost = "an unknown price" if usd is None else f"${usd:,.2f} a day"
-        plan = f"{spec.model_name} on {platform}: {machines} for each version, {cost}"
+        plan = f"{spec.model_name} on {platform}: {machines} for each version"
+        plan += f", {cost}" if usd != 0 else ""
         if dry_run:
             click.echo(plan)
         elif new and usd != 0:
@@ -94,7 +99,7 @@ def start(
         tell(done, "\n".join(_lines(done)), as_json)
 
 
-@command.command("status")
+@command.command("status", short_help="versions, their shares and requests, and what happened")
 @_target
 @_platform
 @shared
@@ -104,7 +109,7 @@ def status(target: str | None, platform: str, home: Path, as_json: bool) -> None
     tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
 
 
-@command.command("rollback")
+@command.command("rollback", short_help="give all requests to the version before")
 @_target
 @_platform
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
@@ -119,7 +124,7 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
     tell(done, "\n".join(_lines(done)), as_json)
 
 
-@command.command("delete")
+@command.command("delete", short_help="end the deployment")
 @_target
 @_platform
 @yes
