@@ -1,8 +1,6 @@
 """The champion of a model, and moving that alias by hand: the registry first, then the records,
 cards and lists of the runs that it concerns."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

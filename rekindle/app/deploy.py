@@ -1,8 +1,6 @@
 """Deployments: the champion rolled out where it serves, rolled back with its alias, looked at and
 deleted."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

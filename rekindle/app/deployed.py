@@ -1,7 +1,5 @@
 """Deployments for the notebook: the champion, where it answers, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

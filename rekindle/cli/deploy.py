@@ -1,8 +1,6 @@
 """`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`, `rollback` and
 `delete` of a deployment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

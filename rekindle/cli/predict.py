@@ -1,7 +1,5 @@
 """`rekindle predict CONFIG`: the champion's predictions for a file, here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rekindle serve [MODEL|RUN|CONFIG]`: the champion answers requests on this machine."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

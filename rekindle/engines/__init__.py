@@ -3,8 +3,6 @@
 `rekindle` is the loop's own (train/optimizer.py). A new engine is a file here with a class that is
 an `Engine`, and a row of this table."""
 
-from __future__ import annotations
-
 from rekindle.engines.base import Engine
 from rekindle.engines.deepspeed import DeepSpeed
 from rekindle.engines.trainer import Trainer

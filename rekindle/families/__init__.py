@@ -1,8 +1,6 @@
 """What is known of model architectures: the numbers of a config, and the names of its modules. No
 torch: the spec, the planner and the engine read the same facts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

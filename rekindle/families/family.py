@@ -3,8 +3,6 @@
 Names of fields, modules and defaults are those of transformers 5. To add a family, add a row to
 `FAMILIES`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal

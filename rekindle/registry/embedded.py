@@ -5,8 +5,6 @@ interrupted can neither be opened nor finished. So it is made aside and renamed,
 left half-made is put aside if it holds nothing. Its rows name files by absolute URIs, which are
 updated where the home was moved or copied."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Loads and asks a registered model; MLflow runs this file to load `models:/NAME@champion`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A version with all that a server of it needs: its files, checked, and the evidence that is kept
 beside them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rekindle.errors import ChangedModelError, RequestError

@@ -1,8 +1,6 @@
 """`python -m rekindle.serve JOB`: the server process, JOB a ServeJob as JSON. `rekindle serve`
 becomes it, so that it holds neither the registry's client nor the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

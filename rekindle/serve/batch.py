@@ -4,8 +4,6 @@ A part is there whole or not at all, and parts follow from the input and the mod
 command goes on behind the parts that a killed one left, and ends with the same bytes.
 `_predictions.json`, written last, says that all are there."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Classes and tags of instances, in batches of like length. Shapes: B instances, C classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """What is deployed on this machine: the file that `rekindle deploy` writes and the router follows,
 and what the router says of each version."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

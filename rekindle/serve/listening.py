@@ -1,7 +1,5 @@
 """The sockets and the HTTP loop of the server and of the router."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket

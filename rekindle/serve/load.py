@@ -1,7 +1,5 @@
 """A served model in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

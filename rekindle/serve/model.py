@@ -1,8 +1,6 @@
 """What a server, or a batch inference, is asked to do: which files are the model, and what columns
 its inputs have. Imports no torch: the command line writes it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.spec.model import ColumnsSpec

@@ -6,8 +6,6 @@ version fails is given to another one, so that clients do not see a bad canary o
 SIGTERM: what was accepted is answered, the servers end, and the router does. The servers die with
 it."""
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import collections

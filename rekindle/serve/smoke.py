@@ -2,8 +2,6 @@
 route, are answered as the model was judged. Other weights, another tokenizer, other processing of
 images do not."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -1,8 +1,6 @@
 """A version where the containers of a platform read it: a folder, or a prefix of an object store,
 that holds the model, its evidence and, written last, what a server has to know of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import shutil

@@ -6,8 +6,6 @@ so that any number of looks spends at most all of it; the signals share it evenl
 latency each have to be significantly worse than those of the version before, and than what is
 allowed: one-sided tests, Fisher's exact and the binomial one."""
 
-from __future__ import annotations
-
 import math
 from itertools import accumulate
 

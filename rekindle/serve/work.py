@@ -4,8 +4,6 @@ The thread takes what waits, at most as much as the model has room for, and neve
 under load batches fill by themselves, and a single request is answered at once. The queue is
 bounded: a client that finds it full has to try again (429)."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

@@ -4,8 +4,6 @@ Instances join and leave between two tokens: keys and values of those under way 
 left to the longest. Each gets the tokens that it would get alone: the most probable ones, as the
 task's own `generate` writes, or drawn by its seed. Shapes: B instances, T tokens, V vocabulary."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 """Learning objectives, registered by name; `load_task` also takes a user's
 `path.py:Class`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -10,8 +10,6 @@ random number.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@
 with. Each name here says what changed and when. `make test-oldest` trains with the oldest version,
 and tests/train/oldest_torch.py checks every other name that rekindle imports from torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 from collections.abc import Callable

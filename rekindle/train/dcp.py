@@ -6,8 +6,6 @@ which checks that everything asked for is there. DCP pickles its `.metadata`: it
 allow-list, and the entries of the files with `weights_only`, all of it after hashes were checked by
 the caller."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import hashlib

@@ -5,8 +5,6 @@ computes for a short text (measured: 12 of 130 ms of a step of a small text clas
 enough: the share that is kept is right to 1 in 65,536. A GPU draws beside what it computes, and
 torch.compile with a generator of its own; both keep torch's own masks."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

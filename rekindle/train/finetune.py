@@ -6,8 +6,6 @@ worker. The words of the entrypoint may hold {data} (the shards), {model} (where
 model), {checkpoints} (a folder that outlives attempts), {seed} and {init} (a model folder to start
 from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ rank, ids. A resumed run first forgets the steps that it is about to do again, w
 of ranks was; so what is left at the end is what shaped the weights, and `read_ledger` can be held
 against the order of the data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

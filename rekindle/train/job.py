@@ -1,7 +1,5 @@
 """What the ranks of one training are asked to do, as a JSON file that every rank reads."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ few, the best, and one for each span of training time.
 `manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of every
 file, and a hash of itself."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import gzip

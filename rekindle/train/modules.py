@@ -8,8 +8,6 @@ fused, transposed projections are taken apart into plain linear layers while tra
 (`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined again on
 export."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Every block draws its dropout from (seed, step, micro-batch, block), so neither 
 nor the cutting into stages changes a mask. Shapes: B rows, T tokens, H hidden, V vocabulary, N
 supervised tokens, C classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import zlib

@@ -24,8 +24,6 @@ change.
 
 Nothing here imports torch."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

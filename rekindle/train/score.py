@@ -8,8 +8,6 @@ goes on, and a champion that was scored on the same examples before is not score
 
 Nothing here imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from pathlib import Path

@@ -4,8 +4,6 @@ Decides how they are made (once allocated, in huge pages, pinned where tensors l
 whether a machine can hold those of all its ranks: 12 bytes a parameter that is trained with AdamW
 in fp32."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import logging

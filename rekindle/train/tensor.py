@@ -7,8 +7,6 @@ Parameters are DTensors, so that loading, saving and FSDP know of the whole; the
 plain local tensors with collectives between them, because a DTensor's every operation costs the
 host a tenth of a millisecond or more. Shapes: B rows, T tokens, H hidden."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

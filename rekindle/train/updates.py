@@ -8,8 +8,6 @@ changes weights in place, on the device: it reads nothing there, and where a ste
 neither weights nor state change. To add one, write a class here and name it in `UPDATES`, in
 TrainSpec.optimizer, in plan/updates.py, and in spec/layout.py if it needs whole matrices."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

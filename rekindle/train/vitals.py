@@ -7,8 +7,6 @@ term of `rekindle plan` asked for more than there was, by the innermost frame of
 traceback, and what makes it smaller. No torch is imported: what ran out of memory may be imported
 already."""
 
-from __future__ import annotations
-
 import errno
 import faulthandler
 import signal

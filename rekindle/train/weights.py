@@ -6,8 +6,6 @@ a safetensors checkpoint, or by replaying the notes for one whole parameter, see
 and keeping its part. So fresh weights are the same in every layout. Export gathers one parameter
 after the other and writes safetensors files of bounded size."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

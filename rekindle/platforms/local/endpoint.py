@@ -3,8 +3,6 @@
 The router is started when something is asked of it, and follows the file `wanted.json`, which only
 holders of the deployment's lock write."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Objectives: what is minimised, and what examples score."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 
