@@ -118,8 +118,8 @@ class Account:
     """The account that `place` names; each client is made once and shared by all questions, since
     making them takes longer than asking."""
 
-    def __init__(self, place: SageMakerSpec) -> None:
-        self.place = place
+    def __init__(self, place: SageMakerSpec, more: Mapping[str, Any] = _BRIEF) -> None:
+        self.place, self._more = place, more
         self._made: Any = None
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()  # boto3 makes clients in one thread only
@@ -127,7 +127,7 @@ class Account:
     @contextlib.contextmanager
     def client(self, service: str) -> Iterator[Any]:
         """botocore's client of a service; what it raises becomes a PlatformError."""
-        with connected(self.place, **_BRIEF) as made:
+        with connected(self.place, **self._more) as made:
             with self._lock:
                 self._made = self._made or made
                 if service not in self._clients:

@@ -385,7 +385,8 @@ def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:
         least, most = shape.metadata.get("min", 0), shape.metadata.get("max", len(value))
         if not least <= len(value) <= most:
             yield f"{path}: {len(value)} characters, not {least} to {most}"
-        if not re.fullmatch(shape.metadata.get("pattern", ".*"), value, re.DOTALL):
+        pattern = re.sub(r"\\p\{\w+\}", r"\\w\\s", shape.metadata.get("pattern", ".*"))
+        if not re.fullmatch(pattern, value, re.DOTALL):
             yield f"{path}: {value[:80]!r} does not fit"
         if shape.enum and value not in shape.enum:
             yield f"{path}: {value!r} is none of {shape.enum}"
