@@ -36,6 +36,15 @@ _NETWORK = [  # IAM knows no resources of these
     "ec2:DescribeSubnets", "ec2:DescribeVpcs",
 ]  # fmt: skip
 
+_DEPLOYS = (
+    *(f"sagemaker:{verb}{noun}" for noun in ("Model", "EndpointConfig", "Endpoint")
+      for verb in ("Create", "Describe", "Delete")),
+    "sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities",
+    "sagemaker:InvokeEndpoint", "sagemaker:ListModels", "sagemaker:ListEndpointConfigs",
+    "sagemaker:ListTags", "sagemaker:AddTags", "iam:PassRole", "cloudwatch:GetMetricStatistics",
+    "logs:DescribeLogStreams", "logs:GetLogEvents",
+)  # fmt: skip
+
 
 def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
@@ -58,7 +67,8 @@ def permissions(place: SageMakerSpec) -> str:
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
-        f"{json.dumps(policy, indent=2)}"
+        f"{json.dumps(policy, indent=2)}\n"
+        f"Who deploys needs, beside the bucket: {', '.join(_DEPLOYS)}"
     )
 
 

@@ -10,7 +10,6 @@ S3 says, wrongly if its version is in `wrong`. Time is the service's own: it pas
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import threading
 import time
@@ -19,15 +18,9 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import botocore.session
-from botocore.parsers import RpcV2CBORParser
-from botocore.serialize import RpcV2CBORSerializer
-from botocore.validate import ParamValidator
-
 from tests.servers.aws.rest import _PAGE, ACCOUNT, REGION, Account, Refused
 from tests.servers.troubles import Broken
 
-_CLOUDWATCH = botocore.session.get_session().get_service_model("cloudwatch")
 _BUSY = ("Creating", "Updating", "Deleting")
 _NOUNS = {"model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint"}
 _LATE = {"Invocations": 70, "Invocation5XXErrors": 130}  # seconds until a minute is there
@@ -56,7 +49,7 @@ class Hosting(Account):
         self.operations |= {
             "UpdateEndpoint": self.update_endpoint, "ListTags": self.list_tags, "AddTags": self.add_tags,
             "UpdateEndpointWeightsAndCapacities": self.weigh, "GetLogEvents": self.log_events,
-            "DescribeLogStreams": self.log_streams,
+            "DescribeLogStreams": self.log_streams, "GetMetricStatistics": self.statistics,
         }  # fmt: skip
 
     @property
@@ -76,10 +69,15 @@ class Hosting(Account):
 
     def add(self, kind: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if name in self.things[kind]:
-            what = f"{kind.replace('-', ' ')} \"{_arn(kind, name)}\""
+            what = f'{kind.replace("-", " ")} "{_arn(kind, name)}"'
             raise _invalid(f"Cannot create already existing {what}.")
         tags = {one["Key"]: one["Value"] for one in body.pop("Tags", ())}
-        self.things[kind][name] = {"body": body, "tags": tags, "made": self.clock, "shown": not self.late}
+        self.things[kind][name] = {
+            "body": body,
+            "tags": tags,
+            "made": self.clock,
+            "shown": not self.late,
+        }
         return {f"{_NOUNS[kind]}Arn": _arn(kind, name)}
 
     def plain(self, verb: str, kind: str) -> Any:
@@ -92,7 +90,7 @@ class Hosting(Account):
                 known = {f"{noun}Name": name, f"{noun}Arn": _arn(kind, name)}
                 return {**found["body"], **known, "CreationTime": found["made"]}
             self.get(kind, name)
-            if kind == "model" and not verb == "create":
+            if kind == "model":
                 used = [v for one in self.things["endpoint"].values() for v in one["variants"]]
                 if name in used:
                     raise _invalid(f"the test allows no deletion of {name}, which is in use")
@@ -131,7 +129,9 @@ class Hosting(Account):
         self.get("endpoint-config", EndpointConfigName)
         for one in self.things["endpoint"].values():
             if EndpointConfigName in (one["config"], one["next"]):
-                raise _invalid(f"the test allows no deletion of {EndpointConfigName}, which is in use")
+                raise _invalid(
+                    f"the test allows no deletion of {EndpointConfigName}, which is in use"
+                )
         del self.things["endpoint-config"][EndpointConfigName]
         return {}
 
@@ -139,14 +139,18 @@ class Hosting(Account):
         found = self.get("endpoint-config", name)
         if not found["shown"]:
             found["shown"] = True
-            raise _invalid(f'Could not find endpoint configuration "{_arn("endpoint-config", name)}".')
+            raise _invalid(
+                f'Could not find endpoint configuration "{_arn("endpoint-config", name)}".'
+            )
         variants: list[dict[str, Any]] = found["body"]["ProductionVariants"]
         if sum(one["InitialInstanceCount"] for one in variants) > self.quota:
             what = "The account-level service limit 'ml.m5.xlarge for endpoint usage' is exceeded"
             raise Refused("ResourceLimitExceeded", what)
         return variants
 
-    def create_endpoint(self, EndpointName: str, EndpointConfigName: str, Tags: Any) -> dict[str, Any]:
+    def create_endpoint(
+        self, EndpointName: str, EndpointConfigName: str, Tags: Any
+    ) -> dict[str, Any]:
         if EndpointName not in self.things["endpoint"]:
             self.config(EndpointConfigName)
         answer = self.add("endpoint", EndpointName, {"Tags": Tags})
@@ -157,8 +161,8 @@ class Hosting(Account):
         return answer
 
     def describe_endpoint(self, EndpointName: str) -> dict[str, Any]:
-        self.ahead += 5
         found = self.get("endpoint", EndpointName)
+        self.ahead += 5 if found["status"] in _BUSY else 150
         if found["status"] in _BUSY:
             found["looks"] -= 1
             if found["looks"] <= 0:
@@ -206,7 +210,9 @@ class Hosting(Account):
                 for one in wanted
             }
         found["weights"] = {}
-        self.history.append((self.clock, {v: one["weight"] for v, one in found["variants"].items()}))
+        self.history.append(
+            (self.clock, {v: one["weight"] for v, one in found["variants"].items()})
+        )
 
     def idle(self, name: str) -> dict[str, Any]:
         found = self.get("endpoint", name)
@@ -222,7 +228,9 @@ class Hosting(Account):
             raise _invalid("a failed endpoint can only be deleted")
         self.get("endpoint-config", found["config"])
         self.config(EndpointConfigName)
-        found.update(next=EndpointConfigName, status="Updating", looks=3, keep=RetainAllVariantProperties)
+        found.update(
+            next=EndpointConfigName, status="Updating", looks=3, keep=RetainAllVariantProperties
+        )
         return {"EndpointArn": _arn("endpoint", EndpointName)}
 
     def weigh(self, EndpointName: str, DesiredWeightsAndCapacities: Any) -> dict[str, Any]:
@@ -254,17 +262,27 @@ class Hosting(Account):
             raise Refused("ResourceNotFoundException", "The specified log group does not exist.")
         assert logGroupName.startswith("/aws/sagemaker/Endpoints/")
         names = [f"{logStreamNamePrefix}i-{i}" for i in range(2)]
-        return {"logStreams": [{"logStreamName": n, "lastEventTimestamp": i} for i, n in enumerate(names)]}
+        return {
+            "logStreams": [
+                {"logStreamName": n, "lastEventTimestamp": i} for i, n in enumerate(names)
+            ]
+        }
 
     def log_events(self, logGroupName: str, logStreamName: str, limit: int) -> dict[str, Any]:
         said = "error: the files of version 2 are not those that were judged"
         return {"events": [{"message": said if logStreamName.endswith("i-1") else "an older one"}]}
 
-    def invoke(self, name: str, variant: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], str]:
+    def invoke(
+        self, name: str, variant: str, body: dict[str, Any]
+    ) -> tuple[int, dict[str, Any], str]:
         """HTTP's status, the answer and the kind of error."""
         found = self.things["endpoint"].get(name)
         if found is None or variant not in found["variants"]:
-            return 400, {"Message": f"variant {variant} of endpoint {name} not found"}, "ValidationError"
+            return (
+                400,
+                {"Message": f"variant {variant} of endpoint {name} not found"},
+                "ValidationError",
+            )
         if _version(variant) in self.crashing:
             message = 'Received server error (500) from primary with message "CUDA error"'
             return 424, {"Message": message, "OriginalStatusCode": 500}, "ModelError"
@@ -280,11 +298,11 @@ class Hosting(Account):
             answers = [{**one, "label": "low"} for one in answers]
         return 200, {"predictions": answers}, ""
 
-    def statistics(self, given: dict[str, Any]) -> dict[str, Any]:
+    def statistics(self, **given: Any) -> dict[str, Any]:
         """CloudWatch's GetMetricStatistics."""
         metric, of = given["MetricName"], {one["Name"]: one["Value"] for one in given["Dimensions"]}
-        assert given["Namespace"] == "AWS/SageMaker" and given["Statistics"] == ["Sum"]
-        begin, end = (int(given[key].timestamp()) for key in ("StartTime", "EndTime"))
+        assert (given["Namespace"], given["Statistics"]) == ("AWS/SageMaker", ["Sum"])
+        begin, end = (int(given[key]) for key in ("StartTime", "EndTime"))
         if (end - begin) / given["Period"] > 1_440 or given["Period"] % 60:
             raise Refused("InvalidParameterCombination", "more than 1,440 data points")
         self.ahead += 60 * (metric == "Invocations")
@@ -295,8 +313,8 @@ class Hosting(Account):
             requests = round(share * self.per_minute)
             failed = round(requests * self.fails.get(_version(of["VariantName"]), 0))
             if requests and metric in _LATE and minute + 60 + _LATE[metric] <= self.clock:
-                at = datetime.datetime.fromtimestamp(minute, datetime.UTC)
-                points.append({"Timestamp": at, "Sum": float(requests if metric == "Invocations" else failed)})
+                value = requests if metric == "Invocations" else failed
+                points.append({"Timestamp": minute, "Sum": float(value)})
         return {"Label": metric, "Datapoints": points[::-1]}  # in no order
 
 
@@ -314,49 +332,26 @@ def serving(account: Hosting) -> Iterator[str]:
                 if target := self.headers["X-Amz-Target"]:
                     service, _, call = target.partition(".")
                     status, found = account.answer(service, call, json.loads(raw or b"{}"))
-                    self.reply(status, json.dumps(found).encode(), {"Content-Type": "application/x-amz-json-1.1"})
-                elif self.path.startswith("/endpoints/"):
-                    self.runtime(raw)
+                    self.reply(
+                        status,
+                        json.dumps(found).encode(),
+                        {"Content-Type": "application/x-amz-json-1.1"},
+                    )
                 else:
-                    self.cloudwatch(self.path.rpartition("/")[2], raw)
+                    self.runtime(raw)
             except ConnectionError:
                 self.close_connection = True
 
         def runtime(self, raw: bytes) -> None:
             variant = self.headers["X-Amzn-SageMaker-Target-Variant"]
             name = self.path.split("/")[2]
-            try:
-                done = account.met("InvokeEndpoint", lambda: account.invoke(name, variant, json.loads(raw)))
-            except Broken as broken:
-                if broken.dropped():
-                    raise ConnectionError from None
-                done = broken.fault.status, {"Message": "as the test wants it"}, broken.fault.code
-            headers = {"x-Amzn-Invoked-Production-Variant": variant, "Content-Type": "application/json"}
+            done = account.invoked(name, variant, json.loads(raw))
+            headers = {
+                "x-Amzn-Invoked-Production-Variant": variant,
+                "Content-Type": "application/json",
+            }
             headers |= {"x-amzn-ErrorType": done[2]} if done[2] else {}
             self.reply(done[0], json.dumps(done[1]).encode(), headers)
-
-        def cloudwatch(self, call: str, raw: bytes) -> None:
-            operation = _CLOUDWATCH.operation_model(call)
-            assert call == "GetMetricStatistics"
-            parsed = RpcV2CBORParser().parse(
-                {"status_code": 200, "headers": {}, "body": raw}, operation.input_shape
-            )
-            del parsed["ResponseMetadata"]
-            assert not ParamValidator().validate(parsed, operation.input_shape).has_errors()
-            status, content = 200, bytearray()
-            serializer = RpcV2CBORSerializer()
-            try:
-                found = account.met(call, lambda: account.statistics(parsed))
-                serializer._serialize_data_item(content, found, operation.output_shape)
-            except Broken as broken:
-                if broken.dropped():
-                    raise ConnectionError from None
-                status = broken.fault.status
-                serializer._serialize_type_map(
-                    content, {"__type": broken.fault.code}, _Text, None
-                )
-            headers = {"Content-Type": "application/cbor", "smithy-protocol": "rpc-v2-cbor"}
-            self.reply(status, bytes(content), headers)
 
         def reply(self, status: int, content: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
@@ -375,13 +370,6 @@ def serving(account: Hosting) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-class _Text:
-    """The shape of a map of strings."""
-
-    type_name = "string"
-    key = value = type("shape", (), {"type_name": "string"})
 
 
 def _version(variant: str) -> str:

@@ -28,7 +28,11 @@ from tests.servers.troubles import Broken, Troubled
 ACCOUNT, REGION = "123456789012", "eu-central-1"
 _MODELS = {
     target: botocore.session.get_session().get_service_model(name)
-    for target, name in {"SageMaker": "sagemaker", "Logs_20140328": "logs"}.items()
+    for target, name in {
+        "SageMaker": "sagemaker",
+        "Logs_20140328": "logs",
+        "GraniteServiceVersion20100801": "cloudwatch",
+    }.items()
 }
 _PAGE = 3  # steps and lines that one answer holds at most, so that pages are asked for
 _BUNDLE = re.compile(r's3://([a-z0-9.-]+)/([^"]*bundles/[0-9a-f]{32})')
