@@ -212,9 +212,10 @@ def test_a_first_version_that_never_becomes_ready_leaves_nothing_and_can_be_trie
     assert world.rollout().to(versions["1"]).state == "settled"
 
 
-def test_a_canary_that_fails_is_rolled_back_with_its_reason(world, versions) -> None:
+@pytest.mark.parametrize("how", ["fails", "dying"])
+def test_a_canary_that_fails_is_rolled_back_with_its_reason(world, versions, how) -> None:
     world.rollout().to(versions["1"])
-    world.account.fails = {"2": 0.2}
+    setattr(world.account, how, {"2": 0.2})
     event = world.rollout().to(versions["2"])
     assert "1.0% are allowed" in event.reason
     assert world.platform.standing() == {"1": ("ready", 100)}
@@ -269,6 +270,25 @@ def test_without_an_image_or_with_a_limit_that_nothing_measures_nothing_is_made(
     with pytest.raises(RequestError, match=r"deploy\.max_p99_ms"):
         World(account, tmp_path / "b", spec).rollout().to(versions["1"])
     assert not account.calls
+
+
+def test_network_key_and_tags_go_into_what_is_made(account, versions, tmp_path) -> None:
+    place = {
+        "subnets": ("subnet-1",),
+        "security_groups": ("sg-1",),
+        "kms_key": "alias/mine",
+        "tags": {"team": "search"},
+    }
+    World(account, tmp_path, **place).rollout().to(versions["1"])
+    (made,), (config,) = (
+        account.things["model"].values(),
+        account.things["endpoint-config"].values(),
+    )
+    assert made["body"]["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    assert config["body"]["KmsKeyId"] == "alias/mine"
+    tags = {"team": "search", "rekindle": "tickets"}
+    assert made["tags"] == config["tags"] == tags
+    assert account.endpoint["tags"].items() > tags.items()
 
 
 def test_a_quota_is_said_and_the_version_before_stays(world, versions) -> None:

@@ -23,12 +23,16 @@ from tests.servers.troubles import Broken
 
 _BUSY = ("Creating", "Updating", "Deleting")
 _NOUNS = {"model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint"}
-_LATE = {"Invocations": 70, "Invocation5XXErrors": 130}  # seconds until a minute is there
+_LATE = {
+    "Invocations": 70,
+    "Invocation5XXErrors": 130,
+    "InvocationModelErrors": 130,
+}  # seconds until a minute is there
 
 
 class Hosting(Account):
     """An account with endpoints. Versions in `broken` never become ready; `fails` is the share of requests that a version
-    fails; `quota` is the number of instances."""
+    fails, `dying` of those that get no answer; `quota` is the number of instances."""
 
     def __init__(self, s3: Any) -> None:
         super().__init__(s3)
@@ -37,6 +41,7 @@ class Hosting(Account):
         self.wrong: set[str] = set()
         self.crashing: set[str] = set()
         self.fails: dict[str, float] = {}
+        self.dying: dict[str, float] = {}
         self.history: list[tuple[float, dict[str, float]]] = []
         self.per_minute, self.ahead, self.quota = 2_000, 0.0, 20
         self.silent = self.late = False
@@ -322,7 +327,10 @@ class Hosting(Account):
             requests = round(share * self.per_minute)
             failed = round(requests * self.fails.get(_version(of["VariantName"]), 0))
             if requests and metric in _LATE and minute + 60 + _LATE[metric] <= self.clock:
-                value = requests if metric == "Invocations" else failed
+                dead = round(requests * self.dying.get(_version(of["VariantName"]), 0))
+                value = {"Invocations": requests, "Invocation5XXErrors": failed}.get(
+                    metric, failed + dead
+                )
                 points.append({"Timestamp": minute, "Sum": float(value)})
         return {"Label": metric, "Datapoints": points[::-1]}  # in no order
 
