@@ -21,7 +21,6 @@ from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.serve.models import own
-from tests.serve.test_rollout import CALLS, STORIES, Killed
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
 from tests.servers.troubles import Fault
@@ -29,6 +28,19 @@ from tests.support.sagemaker_compile import PLACE
 
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100, machine="ml.m5.xlarge")
 SHORT = FAST.model_copy(update={"canary": (50,)})
+
+CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+STORIES: dict[str, tuple[tuple[str, ...], str, dict[str, float]]] = {
+    "first": ((), "1", {}),
+    "next": (("1",), "2", {}),
+    "rolled back": (("1",), "2", {"2": 0.5}),
+    "deleted": (("1", "2"), "", {}),
+    "by hand": (("1", "2"), "back", {}),
+}
+
+
+class Killed(BaseException):
+    pass
 
 
 class Killable:
