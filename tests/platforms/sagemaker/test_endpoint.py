@@ -173,9 +173,9 @@ def test_only_minutes_are_counted_of_which_requests_and_errors_are_known(world, 
     world.rollout(wait=False).to(versions["2"])
     since = int(world.account.endpoint["tags"]["rekindle-split"].split(" ")[1])
     world.account.per_minute, world.account.fails = 1_000, {"2": 0.5}
-    world.account.ahead += 600
+    world.account.ahead += 900
     seen = world.platform.observe()
-    known = (world.account.clock - 130) // 60 - (-(-since // 60))
+    known = (world.account.clock - 260) // 60 - (-(-since // 60))
     assert 0 < seen["2"].requests <= known * 100
     assert seen["1"].requests <= known * 900
     assert seen["2"].errors * 2 == seen["2"].requests

@@ -25,8 +25,8 @@ _BUSY = ("Creating", "Updating", "Deleting")
 _NOUNS = {"model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint"}
 _LATE = {
     "Invocations": 70,
-    "Invocation5XXErrors": 130,
-    "InvocationModelErrors": 130,
+    "Invocation5XXErrors": 260,
+    "InvocationModelErrors": 260,
 }  # seconds until a minute is there
 
 
