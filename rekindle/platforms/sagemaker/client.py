@@ -10,6 +10,7 @@ throttling, 5xx and broken connections, a few times.
 Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -89,9 +90,9 @@ def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any
     settings = {"retries": _RETRIES, "read_timeout": ANSWER_SECONDS, **more}
     config = Config(region_name=place.region, user_agent_extra="rekindle", **settings)
     # of its own: the shared one keeps who was logged in, and is no thread's
-    session = Session()
+    session = functools.cache(Session)
     try:
-        yield lambda service: session.client(service, config=config)
+        yield lambda service: session().client(service, config=config)
     except (BotoCoreError, ClientError) as error:
         raise _explained(error, place) from error
 

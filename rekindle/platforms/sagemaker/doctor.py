@@ -36,6 +36,15 @@ _NETWORK = [  # IAM knows no resources of these
     "ec2:DescribeSubnets", "ec2:DescribeVpcs",
 ]  # fmt: skip
 
+_DEPLOYS = (
+    *(f"sagemaker:{verb}{noun}" for noun in ("Model", "EndpointConfig", "Endpoint")
+      for verb in ("Create", "Describe", "Delete")),
+    "sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities",
+    "sagemaker:InvokeEndpoint", "sagemaker:ListModels", "sagemaker:ListEndpointConfigs",
+    "sagemaker:ListTags", "sagemaker:AddTags", "iam:PassRole", "cloudwatch:GetMetricStatistics",
+    "logs:DescribeLogStreams", "logs:GetLogEvents",
+)  # fmt: skip
+
 
 def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
@@ -58,7 +67,8 @@ def permissions(place: SageMakerSpec) -> str:
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
-        f"{json.dumps(policy, indent=2)}"
+        f"{json.dumps(policy, indent=2)}\n"
+        f"Who deploys needs, beside the bucket: {', '.join(_DEPLOYS)}"
     )
 
 
@@ -118,8 +128,8 @@ class Account:
     """The account that `place` names; each client is made once and shared by all questions, since
     making them takes longer than asking."""
 
-    def __init__(self, place: SageMakerSpec) -> None:
-        self.place = place
+    def __init__(self, place: SageMakerSpec, more: Mapping[str, Any] = _BRIEF) -> None:
+        self.place, self._more = place, more
         self._made: Any = None
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()  # boto3 makes clients in one thread only
@@ -127,7 +137,7 @@ class Account:
     @contextlib.contextmanager
     def client(self, service: str) -> Iterator[Any]:
         """botocore's client of a service; what it raises becomes a PlatformError."""
-        with connected(self.place, **_BRIEF) as made:
+        with connected(self.place, **self._more) as made:
             with self._lock:
                 self._made = self._made or made
                 if service not in self._clients:
