@@ -1,20 +1,20 @@
-"""A deployment on Vertex AI: an endpoint, in which each version is a DeployedModel under an id of
-ours. Whatever an interrupted command made, or has under way, is found by its name.
+"""A deployment on Vertex AI: an endpoint, in which each version is a DeployedModel. All names and ids
+are ours: what an interrupted command made, or has under way, is found by them.
 
-A request cannot choose among the deployed models (PredictRequest has no field for it), so a version
-is smoked on a second endpoint of its own. `response_count` has requests by class of status code,
-where `prediction_count` has instances and `error_count` also what clients did wrong. Authority:
+A request cannot choose among deployed models (PredictRequest has no field for it), so a version is
+smoked on a second endpoint of its own. `response_count` has requests by class of status code, while
+`prediction_count` has instances and `error_count` also what clients did wrong. Authority:
 aiplatform_v1 2.7; cloud.google.com/monitoring/api/metrics_gcp. Untested against a real project."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.catalog.prices import book
@@ -32,11 +32,10 @@ from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 
 LABEL, NUMBER, SINCE = "rekindle", "rekindle-split", "rekindle-since"
-LAG_SECONDS = 240  # what is newer may yet change: points are late by up to 120 s
+LAG_SECONDS = 240  # what is newer may yet change: points come up to 120 s late
 _TRIES, _LONGEST_SECONDS = 5, 3 * 3600.0  # the service ends a deployment after 2 hours at most
 _OF = 'resource.type="aiplatform.googleapis.com/Endpoint" AND resource.labels.endpoint_id='
 _COUNT = 'metric.type="aiplatform.googleapis.com/prediction/online/response_count" AND '
-_LOGS, _METRICS = "https://logging.googleapis.com/v2", "https://monitoring.googleapis.com/v3"
 
 
 def endpoint(settings: VertexSpec, deploy: DeploySpec, name: str) -> Endpoint:
@@ -45,7 +44,7 @@ def endpoint(settings: VertexSpec, deploy: DeploySpec, name: str) -> Endpoint:
 
 
 class VertexEndpoint:
-    """What `Endpoint` says, for the model `name`."""
+    """The deployment of the model `name`, as `Endpoint` describes its methods."""
 
     poll_seconds = 15.0
 
@@ -54,7 +53,7 @@ class VertexEndpoint:
         self.machine = deploy.machine or limits("vertex")["custom_job"]["cpu_machines"][0]
         with connected(place) as self.project:
             self.url = f"{self.project.url}/{self.project.parent}"
-        self.address = f"{self.url}/endpoints/{self.id}:predict"
+        self.address, self.main = f"{self.url}/endpoints/{self.id}:predict", f"endpoints/{self.id}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
         price, count = book().find(self.machine, self.place.region), self.deploy.replicas
@@ -62,161 +61,150 @@ class VertexEndpoint:
         return f"{count} x {self.machine}", None if usd is None else 24 * usd * count
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        found = self._own("endpoints", self.id)
-        shares, versions = found.get("trafficSplit", {}), self._versions(found).items()
-        return {version: (_state(one), shares.get(one["id"], 0)) for version, one in versions}
+        shares = (found := self._own(self.main)).get("trafficSplit", {})
+        return {v: (_state(one), shares.get(one["id"], 0)) for v, one in _versions(found).items()}
 
     def create(self, model: ServedModel, number: int) -> None:
-        name = self._name(model)
         if not self.place.image:
-            fix = "name one that is in Artifact Registry, by its digest"
-            raise RequestError(
-                "an endpoint needs an image", where="platforms.vertex.image", fix=fix
-            )
-        for kind in (f"endpoints/{self.id}", f"endpoints/{name}", f"models/{name}"):
-            self._own(*kind.split("/"))  # what is foreign is refused before anything is made
-        source = stage(model, self.place.artifact_root)
-        made = {**self._about(name), "artifactUri": source, "containerSpec": {
-            "imageUri": self.place.image, "args": ["serve"], "ports": [{"containerPort": 8080}],
-            "predictRoute": "/predict", "healthRoute": "/health/ready"}}  # fmt: skip
-        self._do("POST", "models:upload", f"models/{name}",
-                 lambda: bool(self._own("models", name)), {"modelId": name, "model": made})  # fmt: skip
-        self._stand(self.id, model, {})
+            fix = "name one in Artifact Registry, by its digest"
+            raise RequestError("an endpoint needs one", where="platforms.vertex.image", fix=fix)
+        name = self._name(model)
+        for path in (self.main, f"endpoints/{name}", of := f"models/{name}"):
+            self._own(path)  # what is foreign is refused before anything is made
+        container = {"imageUri": self.place.image, "args": ["serve"], "predictRoute": "/predict",
+            "healthRoute": "/health/ready", "ports": [{"containerPort": 8080}]}  # fmt: skip
+        made = {"artifactUri": stage(model, self.place.artifact_root), "containerSpec": container}
+        body = {"modelId": name, "model": self._about(name) | made}
+        self._do("models:upload", of, lambda: self._own(of), body)
+        self._stand(self.main, model, {})
 
     def smoke(self, model: ServedModel) -> None:
-        name, id = self._name(model), _deployed_id(model)
+        path, id = f"endpoints/{self._name(model)}", _deployed_id(model)
 
         def ask(body: Message) -> Any:
-            self._stand(name, model, {"trafficSplit": {"0": 100}})
-            answer = self._call("POST", f"endpoints/{name}:predict", json=body)
+            self._stand(path, model, {"trafficSplit": {"0": 100}})
+            answer = self._call("POST", f"{path}:predict", json=body)
             if answer.get("deployedModelId") != id:
                 raise StepError(f"smoke: {answer.get('deployedModelId')} answered instead of {id}")
             return json.loads(json.dumps(answer), parse_int=float)  # a Struct may say 1 for 1.0
 
         prove(model, ask)
-        self._remove(name)
+        self._remove(path)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         for _ in range(_TRIES):
-            found = self._own("endpoints", self.id)
-            ids = {version: one["id"] for version, one in self._versions(found).items()}
-            if missing := shares.keys() - ids.keys():
+            versions = _versions(found := self._own(self.main))
+            if missing := shares.keys() - versions.keys():
                 raise StepError(f"version {min(missing)} does not run", where=self.address)
-            wanted, labels = {ids[v]: share for v, share in shares.items()}, found["labels"]
-            if found.get("trafficSplit") == wanted and labels.get(NUMBER) == str(number):
+            wanted = {versions[version]["id"]: share for version, share in shares.items()}
+            if found.get("trafficSplit") == wanted and found["labels"].get(NUMBER) == str(number):
                 return  # perhaps since a command before: its requests stay counted
-            marks = {**labels, NUMBER: str(number), SINCE: str(int(time.time()) + 1)}
-            self._change(found, trafficSplit=wanted, labels=marks)
+            marks = {NUMBER: str(number), SINCE: str(int(time.time()) + 1)}
+            self._change(found, trafficSplit=wanted, labels=found["labels"] | marks)
         what = f"the shares are not what was asked for after {_TRIES} tries"
         raise StepError(what, where=self.address, fix="see who else changes this endpoint")
 
     def observe(self) -> Mapping[str, Traffic]:
-        found = self._own("endpoints", self.id)
+        versions = _versions(found := self._own(self.main))
         began, end = float(found.get("labels", {}).get(SINCE, 0)), time.time() - LAG_SECONDS
-        counts = {one["id"]: [0, 0] for one in self._versions(found).values()}
-        query = {"filter": f'{_COUNT}{_OF}"{self.id}"', "interval.startTime": _time(began),
-                 "interval.endTime": _time(end)}  # fmt: skip
-        url = f"{_METRICS}/projects/{self.place.project}/timeSeries"
+        start, stop = (datetime.fromtimestamp(t, UTC).isoformat() for t in (began, end))
+        query = {"filter": f'{_COUNT}{_OF}"{self.id}"', "interval.startTime": start,
+                 "interval.endTime": stop}  # fmt: skip
+        url = f"https://monitoring.googleapis.com/v3/projects/{self.place.project}/timeSeries"
+        counts = {one["id"]: [0, 0] for one in versions.values()}
         for series in self._pages("timeSeries", url, query) if 0 < began < end else ():
-            labels, points = series["metric"]["labels"], series["points"]
+            labels = series["metric"]["labels"]
+            requests = sum(
+                int(point["value"]["int64Value"]) for point in series["points"]
+                if began <= _when(point, "startTime") and _when(point, "endTime") <= end
+            )  # fmt: skip
             count = counts.setdefault(labels["deployed_model_id"], [0, 0])
-            for point in points:
-                if _seconds(point, "startTime") >= began and _seconds(point, "endTime") <= end:
-                    count[0] += int(point["value"]["int64Value"])
-                    if labels["response_code"].startswith("5"):
-                        count[1] += int(point["value"]["int64Value"])
-        versions = self._versions(found).items()
-        return {version: Traffic(*counts[one["id"]], ()) for version, one in versions}
+            count[0] += requests
+            count[1] += requests * labels["response_code"].startswith("5")
+        return {version: Traffic(*counts[one["id"]], ()) for version, one in versions.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
-        for version, one in self._versions(self._own("endpoints", self.id)).items():
+        for version, one in _versions(self._own(self.main)).items():
             if version not in versions:
-                self._undeploy(self.id, one["id"])
-        self._clear(versions, {self.id})
+                self._undeploy(self.main, one["id"])
+        self._clear(versions, self.main)
 
     def delete(self) -> None:
-        self._own("endpoints", self.id)
-        self._clear(set(), set())
+        self._own(self.main)
+        self._clear(set(), "")
 
-    def _clear(self, versions: set[str], endpoints: set[str]) -> None:
+    def _clear(self, versions: set[str], but: str) -> None:
         """Remove the other endpoints of the deployment, and the models of other versions."""
-        ours = {"filter": f"labels.{LABEL}={self.id}"}
-        kinds = ("endpoints", "models")
-        names = {kind: [one["name"].rpartition("/")[2] for one in
-                        self._pages(kind, f"{self.url}/{kind}", dict(ours))] for kind in kinds}  # fmt: skip
-        for name in set(names["endpoints"]) - endpoints:
-            self._remove(name)
-        for name in names["models"]:
-            if self._version(name) not in versions:
-                self._delete("models", name)
+        for kind in ("endpoints", "models"):
+            query = {"filter": f"labels.{LABEL}={self.id}"}
+            for one in self._pages(kind, f"{self.url}/{kind}", query):
+                path = f"{kind}/{one['name'].rpartition('/')[2]}"
+                version = path.removeprefix(f"models/{self.id}-v").rpartition("-")[0]
+                if path != but and version not in versions:
+                    self._remove(path)
 
-    def _stand(self, endpoint: str, model: ServedModel, more: Message) -> None:
+    def _stand(self, path: str, model: ServedModel, more: Message) -> None:
         """Have the version run in that endpoint, and wait until it is ready."""
         name, id, count = self._name(model), _deployed_id(model), self.deploy.replicas
-        self._do("POST", f"endpoints?endpointId={endpoint}", f"endpoints/{endpoint}",
-                 lambda: bool(self._own("endpoints", endpoint)), self._about(endpoint))  # fmt: skip
-        deployed = {"id": id, "displayName": name, "model": f"{self.project.parent}/models/{name}",
-            "dedicatedResources": {"machineSpec": _machine_spec(self.machine),
-                                   "minReplicaCount": count, "maxReplicaCount": count}}  # fmt: skip
-        if self.place.service_account:
-            deployed["serviceAccount"] = self.place.service_account
+        new, about = path.rpartition("/")[2], self._about(path.rpartition("/")[2])
+        self._do(f"endpoints?endpointId={new}", path, lambda: self._own(path), about)
+        machines = {"machineSpec": _machine_spec(self.machine), "minReplicaCount": count,
+                    "maxReplicaCount": count}  # fmt: skip
+        body = {"deployedModel": {
+            "id": id, "displayName": name, "model": f"{self.project.parent}/models/{name}",
+            "dedicatedResources": machines, "serviceAccount": self.place.service_account}}  # fmt: skip
         try:
-            self._do("POST", f"endpoints/{endpoint}:deployModel", f"endpoints/{endpoint}",
-                     lambda: id in self._deployed(endpoint), {"deployedModel": deployed, **more})  # fmt: skip
+            self._do(f"{path}:deployModel", path, lambda: id in self._ids(path), body | more)
         except StepError as error:
-            wanted = f'{_OF}"{endpoint}" AND labels.deployed_model_id="{id}"'
+            wanted, lines = f'{_OF}"{new}" AND labels.deployed_model_id="{id}"', ["(not readable)"]
             query = {"resourceNames": [f"projects/{self.place.project}"], "filter": wanted,
                      "orderBy": "timestamp desc", "pageSize": 20}  # fmt: skip
-            lines = ["its log cannot be read"]
             with contextlib.suppress(PlatformError):
-                entries = self._call("POST", f"{_LOGS}/entries:list", json=query).get("entries", ())
-                lines = [text_of(entry).rstrip() for entry in reversed(entries)]
-            what = f"version {model.version} is not ready: {error}\nthe end of its log:\n"
-            raise StepError(what + "\n".join(lines), where=f"endpoints/{endpoint}") from None
+                log = self._call(
+                    "POST", "https://logging.googleapis.com/v2/entries:list", json=query
+                )
+                lines = [text_of(entry).rstrip() for entry in log.get("entries", ())[::-1]]
+            what = [f"version {model.version} is not ready: {error}", "the end of its log:", *lines]
+            raise StepError("\n".join(what), where=path) from None
 
-    def _remove(self, endpoint: str) -> None:
-        if (found := self._own("endpoints", endpoint)).get("trafficSplit"):
+    def _remove(self, path: str) -> None:
+        if (found := self._own(path)).get("trafficSplit"):
             self._change(found, trafficSplit={})  # what has a share is not undeployed
-        for id in self._deployed(endpoint):
-            self._undeploy(endpoint, id)
-        self._delete("endpoints", endpoint)
+        for id in self._ids(path):
+            self._undeploy(path, id)
+        self._do(path, path, lambda: not self._own(path), None, "DELETE")
 
-    def _undeploy(self, endpoint: str, id: str) -> None:
-        self._do("POST", f"endpoints/{endpoint}:undeployModel", f"endpoints/{endpoint}",
-                 lambda: id not in self._deployed(endpoint), {"deployedModelId": id})  # fmt: skip
-
-    def _delete(self, kind: str, name: str) -> None:
-        self._do("DELETE", f"{kind}/{name}", f"{kind}/{name}", lambda: not self._own(kind, name))
+    def _undeploy(self, path: str, id: str) -> None:
+        body = {"deployedModelId": id}
+        self._do(f"{path}:undeployModel", path, lambda: id not in self._ids(path), body)
 
     def _do(
-        self, method: str, path: str, resource: str, done: Callable[[], bool],
-        body: Message | None = None,
-    ) -> None:  # fmt: skip
-        """Have the service do it and wait, unless it is done, or is so by what is under way. What
-        is refused because a call did it whose answer was lost, is done, too."""
-
-        def settled() -> bool:
-            known = self._call("GET", f"{resource}/operations", 404).get("operations", ())
-            for operation in known:
-                with contextlib.suppress(StepError):
-                    self._wait(operation)
-            return done()
-
-        if not settled():
+        self, path: str, of: str, done: Callable[[], Any], body: Any, how: str = "POST"
+    ) -> None:
+        """Have it done and wait, unless it is, by what is under way or a call without an answer."""
+        if not self._settled(of, done):
             try:
-                self._wait(self._call(method, path, json=body))
+                self._wait(self._call(how, path, json=body))
             except PlatformError:
-                if not settled():
+                if not self._settled(of, done):
                     raise
 
+    def _settled(self, of: str, done: Callable[[], Any]) -> Any:
+        for operation in self._call("GET", f"{of}/operations", 404).get("operations", ()):
+            with contextlib.suppress(StepError):  # that of a command before
+                self._wait(operation)
+        return done()
+
     def _wait(self, operation: Message) -> None:
-        """Raises StepError with what the service says of an operation that failed."""
-        give_up, name = time.monotonic() + _LONGEST_SECONDS, operation["name"]
+        give_up, url = (
+            time.monotonic() + _LONGEST_SECONDS,
+            f"{self.project.url}/{operation['name']}",
+        )
         while not operation.get("done"):
             if time.monotonic() > give_up:
-                raise StepError(f"{name} does not end")
+                raise StepError("it does not end", where=url)
             time.sleep(self.poll_seconds)
-            operation = self._call("GET", f"{self.project.url}/{name}", 404) or {"done": True}
+            operation = self._call("GET", url, 404) or {"done": True}
         if "error" in operation:
             raise StepError(str(operation["error"]["message"]))
 
@@ -225,16 +213,16 @@ class VertexEndpoint:
         path = f"endpoints/{found['name'].rpartition('/')[2]}?updateMask={','.join(fields)}"
         self._call("PATCH", path, 409, 412, json={"etag": found["etag"], **fields})
 
-    def _own(self, kind: str, name: str) -> Message:
-        """What has this name, {} where nothing has; RequestError where it is not ours."""
-        found = self._call("GET", f"{kind}/{name}", 404)
+    def _own(self, path: str) -> Message:
+        """What is there, {} where nothing is; RequestError where it is not ours."""
+        found = self._call("GET", path, 404)
         if found and found.get("labels", {}).get(LABEL) != self.id:
-            what = f"{kind}/{name} is there, and rekindle did not make it for this model"
+            what = f"{path} is there, and rekindle did not make it for this model"
             raise RequestError(what, where=self.url, fix="remove it, or set register.model_name")
         return found
 
-    def _deployed(self, endpoint: str) -> list[str]:
-        return [one["id"] for one in self._own("endpoints", endpoint).get("deployedModels", ())]
+    def _ids(self, path: str) -> list[str]:
+        return [one["id"] for one in self._own(path).get("deployedModels", ())]
 
     def _pages(self, kind: str, url: str, query: Message) -> list[Message]:
         with connected(self.place):
@@ -260,17 +248,9 @@ class VertexEndpoint:
     def _name(self, model: ServedModel) -> str:
         return f"{self.id}-v{model.version}-{model.digest[:8]}"
 
-    def _version(self, name: str) -> str:
-        match = re.fullmatch(rf"{self.id}-v(\d+)-[0-9a-f]{{8}}", name)
-        return match[1] if match else ""
-
-    def _versions(self, found: Message) -> dict[str, Message]:
-        models = found.get("deployedModels", ())
-        return {v: one for one in models if (v := self._version(one["displayName"]))}
-
 
 def _id(name: str) -> str:
-    """Of an endpoint: up to 40 of a-z, 0-9 and -, from a letter on."""
+    """Up to 40 of a-z, 0-9 and -, from a letter on."""
     if re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
         return name
     plain = re.sub(r"[^a-z0-9]", "-", name)[:29]
@@ -282,24 +262,23 @@ def _deployed_id(model: ServedModel) -> str:
     return f"{model.version}{int(model.digest[:8], 16) % 100_000:05}"
 
 
+def _versions(found: Message) -> dict[str, Message]:
+    """The deployed models with ids of ours; those of the service are longer."""
+    return {o["id"][:-5]: o for o in found.get("deployedModels", ()) if len(o["id"]) <= 10}
+
+
 def _state(deployed: Message) -> str:
-    status = deployed.get("status", {"availableReplicaCount": 1})  # proto3 leaves out a zero
+    status = deployed.get("status", {"availableReplicaCount": 1})  # JSON leaves out a zero
     return "ready" if status.get("availableReplicaCount") else "starting"
 
 
 def _machine_spec(name: str) -> Message:
     """With the GPUs that a machine of this type always has; n1 machines are taken without."""
-    rows = [row for row in limits("vertex")["custom_job"]["machines"] if row[0] == name]
-    if not rows or name.startswith("n1-"):
-        return {"machineType": name}
-    return {
-        "machineType": name, "acceleratorType": rows[0][2], "acceleratorCount": rows[0][3]
-    }  # fmt: skip
+    for machine, _, gpu, count in limits("vertex")["custom_job"]["machines"]:
+        if machine == name and not name.startswith("n1-"):
+            return {"machineType": name, "acceleratorType": gpu, "acceleratorCount": count}
+    return {"machineType": name}
 
 
-def _time(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
-
-
-def _seconds(point: Message, side: str) -> float:
-    return datetime.datetime.fromisoformat(point["interval"][side]).timestamp()
+def _when(point: Message, side: str) -> float:
+    return datetime.fromisoformat(point["interval"][side]).timestamp()

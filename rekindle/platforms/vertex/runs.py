@@ -273,18 +273,15 @@ def _entries(
 def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     """The answer of a service that the generated client does not know, asked again as it would."""
     from google.api_core import exceptions
-    from google.auth.transport.requests import AuthorizedSession
 
-    with AuthorizedSession(project.credentials) as session:  # type: ignore[no-untyped-call]
+    def once() -> Response:
+        response = project.session.request(method, url, timeout=_SECONDS, **more)
+        if response.status_code >= 400:
+            raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
+        return response
 
-        def once() -> Response:
-            response: Response = session.request(method, url, timeout=_SECONDS, **more)
-            if response.status_code >= 400:
-                raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
-            return response
-
-        answer: Response = project.retry(once)()
-        return answer
+    answer: Response = project.retry(once)()
+    return answer
 
 
 def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:
