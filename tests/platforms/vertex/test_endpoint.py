@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import shutil
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -18,7 +20,7 @@ from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
 from tests.serve.models import own
 from tests.servers.google.endpoints import Endpoints
-from tests.servers.google.rest import HOSTS, PROJECT, REGION, Refused, key_file
+from tests.servers.google.rest import HOSTS, PROJECT, REGION, Refused, api, key_file, parsed
 from tests.servers.tls_hosts import Hosts
 from tests.servers.troubles import Fault
 
@@ -52,21 +54,21 @@ class Cut(VertexEndpoint):
 class World:
     def __init__(self, service, folder, models):
         self.service, self.folder, self.models = service, folder, models
-        self.calls, self.kill = [], (0, "")
+        self.calls, self.kill, self.spec = [], (0, ""), FAST
 
     def called(self, name, call, given):
         self.calls.append(name)
-        at, when = self.kill
-        if at == len(self.calls) and when == "before":
+        number = len(self.calls)
+        if self.kill == (number, "before"):
             raise Killed
         answer = call(*given)
-        if at == len(self.calls) and when == "after":
+        if self.kill == (number, "after"):
             raise Killed
         return answer
 
     def rollout(self, wait=True):
         log = Log(storage_of(self.folder / "log"), lambda event: None)
-        return Rollout(Cut(self), log, FAST, wait, lambda event, traffic: None)
+        return Rollout(Cut(self), log, self.spec, wait, lambda event, traffic: None)
 
     def to(self, version, wait=True):
         return self.rollout(wait).to(self.models[version])
@@ -79,7 +81,14 @@ class World:
         last, standing = self.rollout().log.last(), Cut(self).standing()
         shares = {version: share for version, (_, share) in standing.items() if share}
         models = sorted(name.split("-")[1] for name in self.service.models)
-        return last.state, serving(last), shares, set(standing), sorted(self.service.endpoints), models
+        return (
+            last.state,
+            serving(last),
+            shares,
+            set(standing),
+            sorted(self.service.endpoints),
+            models,
+        )
 
 
 def settled(version, *before):
@@ -150,7 +159,9 @@ def test_the_first_version_is_proven_on_an_endpoint_of_its_own_and_gets_all_requ
     (model,) = world.service.models.values()
     assert list(model.container_spec.args) == ["serve"]
     assert model.artifact_uri.startswith("gs://lake/rekindle/deployments/tickets/v1-")
-    assert Cut(world).address.endswith("/v1/projects/forge/locations/europe-west4/endpoints/tickets:predict")
+    assert Cut(world).address.endswith(
+        "/v1/projects/forge/locations/europe-west4/endpoints/tickets:predict"
+    )
 
 
 def test_a_canary_gets_more_and_more_and_the_version_before_stays(world):
@@ -246,8 +257,12 @@ def test_without_an_image_nothing_is_made(world):
 
 
 def test_a_quota_and_a_missing_permission_are_named_with_a_way_out(world):
-    world.service.quota = "The following quotas are exceeded: CustomModelServingCPUsPerProjectPerRegion"
-    with pytest.raises(PlatformError, match=r"CustomModelServingCPUs[^:]*\n.*\n.*ask for more of this quota"):
+    world.service.quota = (
+        "The following quotas are exceeded: CustomModelServingCPUsPerProjectPerRegion"
+    )
+    with pytest.raises(
+        PlatformError, match=r"CustomModelServingCPUs[^:]*\n.*\n.*ask for more of this quota"
+    ):
         Cut(world).create(world.models["1"], 1)
     world.service.quota, world.service.faults = "", [Fault("POST endpoints:deployModel", 403)]
     with pytest.raises(PlatformError, match="rekindle doctor CONFIG --platform vertex"):
@@ -317,12 +332,17 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
 ):
     before, target, fails = STORIES[story]
 
+    first = fresh(hosts, world.folder / "first", models, monkeypatch)
+    first.service.polls = 1
+    for version in before:
+        first.to(version)
+
     def prepared(name):
         made = fresh(hosts, world.folder / name, models, monkeypatch)
-        made.service.polls = 1
-        for version in before:
-            made.to(version)
-        made.calls, made.service.fails = [], fails
+        shutil.copytree(first.folder, made.folder)
+        made.service.polls, made.service.fails = 1, fails
+        made.spec = FAST.model_copy(update={"canary": (50,)})
+        made.service.kinds = copy.deepcopy(first.service.kinds)
         return made
 
     plain = prepared("plain")
@@ -337,7 +357,9 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
             assert (killed.end, killed.states()) == (end, states)
 
 
-def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(world, hosts, models, monkeypatch):
+def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
+    world, hosts, models, monkeypatch
+):
     methods = {
         "create": lambda made: made.create(models["2"], 1), "smoke": lambda made: made.smoke(models["2"]),
         "split": lambda made: made.split({"2": 100}, 2), "retain": lambda made: made.retain({"2"}, 2),
@@ -375,7 +397,10 @@ def test_a_machine_is_taken_with_its_gpus_and_at_its_price(world):
     deploy = FAST.model_copy(update={"machine": "g2-standard-4", "replicas": 2})
     words, usd = endpoint(place, deploy, "tickets").usd_per_day()
     assert (words, round(usd, 2)) == ("2 x g2-standard-4", 33.93)
-    assert endpoint(place, FAST.model_copy(update={"machine": "n1-standard-2"}), "t").usd_per_day()[1] is None
+    assert (
+        endpoint(place, FAST.model_copy(update={"machine": "n1-standard-2"}), "t").usd_per_day()[1]
+        is None
+    )
     made = VertexEndpoint(PLACE, deploy, "tickets")
     made.poll_seconds = 0.0
     made.create(world.models["1"], 1)
@@ -393,9 +418,6 @@ def test_a_name_that_the_service_does_not_take_becomes_one_that_it_takes(world, 
     assert [one for one in world.service.refused if not one.startswith("GET")] == []
 
 
-def test_the_service_refuses_what_the_protos_do_not_have(world):
-    world.to("1")
+def test_the_service_refuses_what_the_protos_do_not_have():
     with pytest.raises(Refused, match="no field named"):
-        from tests.servers.google.rest import api, parsed
-
         parsed(api.Endpoint, b'{"shares": {}}')

@@ -21,7 +21,16 @@ from typing import Any
 
 from google.cloud import aiplatform_v1 as api
 
-from tests.servers.google.rest import PARENT, PROJECT, REGION, Project, Refused, check_token, parsed, shown_of
+from tests.servers.google.rest import (
+    PARENT,
+    PROJECT,
+    REGION,
+    Project,
+    Refused,
+    check_token,
+    parsed,
+    shown_of,
+)
 from tests.servers.tls_hosts import Asked
 
 NUMBERED = f"projects/7/locations/{REGION}"
@@ -53,7 +62,9 @@ class Endpoints(Project):
         self.requests, self.quota, self.log_denied = 500, "", False
         self.rivals = 0  # changes of others that come just before a change
         self.smoked: list[str] = []
-        self.cut: tuple[int, bool] | None = None  # at this call, before or after it, a login runs out
+        self.cut: tuple[int, bool] | None = (
+            None  # at this call, before or after it, a login runs out
+        )
 
     @property
     def endpoints(self) -> dict[str, Any]:
@@ -64,7 +75,9 @@ class Endpoints(Project):
         return self.kinds["models"]
 
     def name_of(self, asked: Asked) -> str:
-        return f"{asked.method} operations" if "/operations" in asked.path else super().name_of(asked)
+        return (
+            f"{asked.method} operations" if "/operations" in asked.path else super().name_of(asked)
+        )
 
     def done(self, asked: Asked) -> Any:
         check_token(asked)
@@ -110,7 +123,9 @@ class Endpoints(Project):
             raise Refused(404, f"nobody answers {asked}")
         return call(asked, kind, id or "")
 
-    def begin(self, kind: str, id: str, work: Callable[[], None], error: str = "", what: str = "") -> Any:
+    def begin(
+        self, kind: str, id: str, work: Callable[[], None], error: str = "", what: str = ""
+    ) -> Any:
         """An operation; `what` it makes is taken from now on."""
         name = f"{NUMBERED}/{kind}/{id}/operations/{len(self.operations) + 1}"
         self.operations[name] = {"left": self.polls, "work": work, "error": error, "what": what}
@@ -125,7 +140,11 @@ class Endpoints(Project):
             return {"name": name, "done": False}
         if operation["left"] == 0 and not operation["error"]:
             operation["work"]()
-        ends = {"error": {"code": 9, "message": operation["error"]}} if operation["error"] else {"response": {}}
+        ends = (
+            {"error": {"code": 9, "message": operation["error"]}}
+            if operation["error"]
+            else {"response": {}}
+        )
         return {"name": name, "done": True, **ends}
 
     def taken(self, what: str) -> bool:
@@ -141,7 +160,11 @@ class Endpoints(Project):
         match = re.fullmatch(r"labels\.([a-z-]+)=([a-z0-9-]+)", asked.query["filter"])
         if match is None or asked.query.keys() - {"filter", "pageToken"}:
             raise Refused(400, f"no filter: {asked.query}")
-        fits = [shown_of(o) for _, o in sorted(self.kinds[kind].items()) if o.labels.get(match[1]) == match[2]]
+        fits = [
+            shown_of(o)
+            for _, o in sorted(self.kinds[kind].items())
+            if o.labels.get(match[1]) == match[2]
+        ]
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 1)} if begin + 1 < len(fits) else {}
         return {kind: fits[begin : begin + 1], **more}
@@ -150,7 +173,10 @@ class Endpoints(Project):
         request = parsed(api.UploadModelRequest, asked.body)
         id, model = request.model_id, request.model
         self.check_new(kind, id, model)
-        container, folder = model.container_spec, self.bucket / model.artifact_uri.removeprefix("gs://")
+        container, folder = (
+            model.container_spec,
+            self.bucket / model.artifact_uri.removeprefix("gs://"),
+        )
         if not model.artifact_uri.startswith("gs://") or not (folder / "served.json").is_file():
             raise Refused(400, f"{model.artifact_uri!r} has no model")
         if not re.match(r"[a-z-]+-docker\.pkg\.dev/|gcr\.io/", container.image_uri):
@@ -202,7 +228,9 @@ class Endpoints(Project):
             deployed.status = {"available_replica_count": resources.min_replica_count}
             endpoint.deployed_models.append(deployed)
             if split:
-                self.share(endpoint, {deployed.id if key == "0" else key: n for key, n in split.items()})
+                self.share(
+                    endpoint, {deployed.id if key == "0" else key: n for key, n in split.items()}
+                )
 
         return self.begin(kind, id, work, self.broken.get(version, ""), f"{id}/{deployed.id}")
 
@@ -224,7 +252,9 @@ class Endpoints(Project):
     def delete(self, asked: Asked, kind: str, id: str) -> Any:
         self.get(asked, kind, id)
         used = kind == "models" and any(
-            one.model.endswith(f"/{id}") for e in self.endpoints.values() for one in e.deployed_models
+            one.model.endswith(f"/{id}")
+            for e in self.endpoints.values()
+            for one in e.deployed_models
         )
         if used or (kind == "endpoints" and self.endpoints[id].deployed_models):
             raise Refused(400, f"{kind}/{id} is in use")
@@ -246,7 +276,10 @@ class Endpoints(Project):
         if "labels" in mask:
             _check_labels(wanted.labels)
             endpoint.labels = dict(wanted.labels)
-        self.share(endpoint, dict(wanted.traffic_split) if "trafficSplit" in mask else dict(endpoint.traffic_split))
+        self.share(
+            endpoint,
+            dict(wanted.traffic_split) if "trafficSplit" in mask else dict(endpoint.traffic_split),
+        )
         return shown_of(endpoint)
 
     def share(self, endpoint: Any, split: dict[str, int]) -> None:
@@ -262,7 +295,9 @@ class Endpoints(Project):
         if not endpoint.traffic_split:
             raise Refused(400, "no deployed model has traffic")
         chosen = max(endpoint.traffic_split, key=endpoint.traffic_split.get)
-        model = next(one.model for one in endpoint.deployed_models if one.id == chosen).rpartition("/")[2]
+        model = next(one.model for one in endpoint.deployed_models if one.id == chosen).rpartition(
+            "/"
+        )[2]
         folder = self.bucket / self.models[model].artifact_uri.removeprefix("gs://")
         rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
         known = {row["content"]: row["answer"] for row in rows}
@@ -270,7 +305,11 @@ class Endpoints(Project):
         for answer in answers if _version(model) in self.wrong else ():
             answer["label"] = "other"
         self.smoked.append(_version(model))
-        return {"predictions": answers, "deployedModelId": chosen, "model": f"{NUMBERED}/models/{model}"}
+        return {
+            "predictions": answers,
+            "deployedModelId": chosen,
+            "model": f"{NUMBERED}/models/{model}",
+        }
 
     def series(self, asked: Asked) -> Any:
         """Of each deployed model with a share and each class of codes: a point that began before the
@@ -286,7 +325,10 @@ class Endpoints(Project):
         for one in endpoint.deployed_models:
             failed = int(self.requests * self.fails.get(_version(one.display_name), 0))
             for code, count in {"2xx": self.requests - failed, "5xx": failed}.items():
-                points = [_point(began, 2, count), _point(began - datetime.timedelta(seconds=30), 60, 9_000)]
+                points = [
+                    _point(began, 2, count),
+                    _point(began - datetime.timedelta(seconds=30), 60, 9_000),
+                ]
                 labels = {"deployed_model_id": one.id, "response_code": code}
                 found.append({"metric": {"labels": labels}, "valueType": "INT64", "points": points})
         begin = int(asked.query.get("pageToken", 0))
@@ -313,7 +355,9 @@ def _version(name: str) -> str:
 
 def _check_labels(labels: Any) -> None:
     for key, value in labels.items():
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(
+            r"[a-z0-9_-]{0,63}", value
+        ):
             raise Refused(400, f"label {key}={value}")
 
 
