@@ -163,6 +163,7 @@ class VertexEndpoint:
 
     def _remove(self, path: str, but: set[str]) -> None:
         """Undeploy all versions but those, and delete the rest where there are none."""
+        self._settle(path)  # what is being deployed is not shown yet
         found = self._own(path)
         if not but and found.get("trafficSplit"):  # what has a share is not undeployed
             self._change(path, found, trafficSplit={})
@@ -177,9 +178,7 @@ class VertexEndpoint:
         """Have it done and wait, unless it is, by what is under way or a call without an answer."""
         refused: PlatformError | None = None
         while True:
-            for operation in self._call("GET", f"{of}/operations", 404).get("operations", ()):
-                with contextlib.suppress(StepError):  # that of a command before
-                    self._wait(operation)
+            self._settle(of)
             if done():
                 return
             if refused:
@@ -189,6 +188,12 @@ class VertexEndpoint:
                 return
             except PlatformError as error:
                 refused = error
+
+    def _settle(self, of: str) -> None:
+        """Wait for what is under way: a command before may have begun it."""
+        for operation in self._call("GET", f"{of}/operations", 404).get("operations", ()):
+            with contextlib.suppress(StepError):
+                self._wait(operation)
 
     def _wait(self, operation: Message) -> None:
         url, give_up = f"{self.project.url}/{operation['name']}", time.monotonic() + _LONGEST

@@ -392,6 +392,21 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
             assert looks(world) == expected[name], name
 
 
+def test_a_version_that_is_still_being_deployed_is_removed_too(world):
+    world.to("1")
+    before, at = Cut(world).standing(), 0
+    while True:
+        world.service.cut = (at, True)
+        try:
+            Cut(world).create(world.models["2"], 1)
+        except PlatformError:
+            Cut(world).retain({"1"}, 1)
+            assert (Cut(world).standing(), list(world.service.endpoints)) == (before, ["tickets"])
+            at += 1
+        else:
+            return
+
+
 def test_a_machine_is_taken_with_its_gpus_and_at_its_price(world):
     place = PLACE.model_copy(update={"region": "us-central1"})
     deploy = FAST.model_copy(update={"machine": "g2-standard-4", "replicas": 2})
