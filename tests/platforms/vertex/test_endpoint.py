@@ -375,6 +375,7 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     for name, method in methods.items():
         method(Cut(world))
         expected[name] = looks(world)
+    assert expected["smoke"][1] == ["tickets"], "the endpoint that proved it is gone"
     for after in (False, True):
         world = fresh(hosts, world.folder / str(after), models, monkeypatch)
         world.to("1")
