@@ -5,7 +5,8 @@
     make TARGET         the target exists and has a line of help; not run (they install)
     python -m pip ...   the extra exists, and `.` is a project; not run (downloads)
     rekindle run ...    options and config are read; run as a whole by the slow test
-    rekindle serve, predict, curl   options are read; run by test_serving.py
+    rekindle serve, predict, deploy, champion, rollback, curl
+                        options are read; run by test_serving.py
     rekindle others     run, on the two runs of the notebook
     cd                  followed
 
@@ -37,7 +38,10 @@ from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
-SERVED = ("rekindle serve ", "rekindle predict ", "curl ")
+SERVED = (
+    "rekindle serve ", "rekindle predict ", "curl ", "rekindle deploy ", "rekindle champion ",
+    "rekindle rollback ",
+)  # fmt: skip
 NOT_RUN = ("make ", "python -m pip ", "python3 ", *SERVED)  # python3: only where there is a GPU
 TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long
 STARTER = ROOT / "configs" / "starter"

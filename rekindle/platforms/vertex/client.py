@@ -28,10 +28,12 @@ from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
+    import requests
     from google.cloud import aiplatform_v1 as api
 
 _SECTION = "platforms.vertex"
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
+_QUOTA = re.compile(r"exceed quota limits|quotas are exceeded")  # of machines, not of calls
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
 _DEFAULT = "the service's default machine"
 
@@ -54,6 +56,15 @@ class Project:
     def url(self) -> str:
         """What the names of resources follow."""
         return f"https://{self.host}/v1"
+
+    @functools.cached_property
+    def session(self) -> requests.Session:
+        """For services and resources that are asked without a generated client."""
+        import google.auth
+        from google.auth.transport.requests import AuthorizedSession
+
+        scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+        return AuthorizedSession(google.auth.default(scopes=scopes)[0])  # type: ignore[no-untyped-call]
 
     @functools.cached_property
     def pipelines(self) -> api.PipelineServiceClient:
@@ -155,7 +166,7 @@ def may_succeed(error: Exception) -> bool:
     from requests import ConnectionError, Timeout
 
     kinds = (exceptions.TooManyRequests, exceptions.ServerError, ConnectionError, Timeout)
-    return isinstance(error, kinds)
+    return isinstance(error, kinds) and not _QUOTA.search(str(error))
 
 
 def _explained(error: Exception, place: VertexSpec) -> PlatformError:
@@ -171,6 +182,8 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         fix = "rekindle doctor CONFIG --platform vertex prints the roles that are needed"
     elif isinstance(error, exceptions.NotFound):
         fix = f"see whether {_SECTION} names the right project and region, and what is there"
+    elif _QUOTA.search(str(error)):
+        fix = "ask for more of this quota in the console, or take other machines"
     elif isinstance(error, exceptions.ClientError) and error.code != 429:
         fix = f"the service rejected the request; {BUG}"
     else:

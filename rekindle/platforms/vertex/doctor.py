@@ -41,6 +41,7 @@ def permissions(place: VertexSpec) -> str:
     groups = {
         f"The account of the steps, {account}, needs:": needed,
         "It is better off with:": rules["optional_permissions"],
+        "Who deploys to an endpoint needs:": rules["deploy_permissions"],
     }
     lines = list[str]()
     for head, rows in groups.items():

@@ -48,7 +48,6 @@ Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
 _TOLD = "node 0: "  # and repeats with this what that job's own log has
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _SECONDS = 60.0
 
 
@@ -137,7 +136,7 @@ def read(place: VertexSpec, uri: str) -> bytes:
 
         at = f"https://storage.googleapis.com/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
         try:
-            return bytes(_asked(project, "GET", at, params={"alt": "media"}).content)
+            return bytes(asked(project, "GET", at, params={"alt": "media"}).content)
         except NotFound:
             raise FileNotFoundError(uri) from None
 
@@ -148,7 +147,7 @@ def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
     more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:
         marked = list[TaggedRun]()
-        for job in _listed(project, "pipelineJobs", wanted, more):
+        for job in listed(project, "pipelineJobs", wanted, more):
             began = moment(job, "createTime")
             if (mark := RunTag.of(job.get("labels", {}))) and began:
                 url = page(place, job["name"].rpartition("/")[2])
@@ -159,7 +158,7 @@ def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
 
 def _job(project: Project, id: str) -> Message:
     """The PipelineJob, as JSON: the generated client takes a second to be imported."""
-    job: Message = _asked(project, "GET", f"{project.url}/{id}").json()
+    job: Message = asked(project, "GET", f"{project.url}/{id}").json()
     return job
 
 
@@ -172,28 +171,26 @@ def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str,
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
-    jobs = (
-        j for j in _listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED"
-    )
+    jobs = (j for j in listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED")
     found = collections.Counter(job["displayName"] for job in jobs)
     return {name: count for name, count in found.items() if names.count(name) == 1}
 
 
-def _listed(
+def listed(
     project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
 ) -> Iterator[Message]:
     """Everything of a kind that fits."""
     url = f"{project.url}/{project.parent}/{kind}"
-    return _on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
+    return on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
 
 
-def _on_pages(
+def on_pages(
     project: Project, kind: str, method: str, url: str, query: dict[str, Any]
 ) -> Iterator[Message]:
     """What all pages hold under `kind`."""
     part = "json" if method == "POST" else "params"
     while True:
-        told = _asked(project, method, url, **{part: query}).json()
+        told = asked(project, method, url, **{part: query}).json()
         yield from told.get(kind, ())
         if not (token := told.get("nextPageToken")):
             return
@@ -270,26 +267,21 @@ def _entries(
     ids = " OR ".join(f'"{job}"' for job in jobs)
     nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
     url = "https://logging.googleapis.com/v2/entries:list"
-    return _on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
+    return on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
 
 
-def _asked(project: Project, method: str, url: str, **more: Any) -> Response:
+def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     """The answer of a service that the generated client does not know, asked again as it would."""
-    import google.auth
     from google.api_core import exceptions
-    from google.auth.transport.requests import AuthorizedSession
 
-    credentials, _ = google.auth.default(scopes=[_SCOPE])
-    with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
+    def once() -> Response:
+        response = project.session.request(method, url, timeout=_SECONDS, **more)
+        if response.status_code >= 400:
+            raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
+        return response
 
-        def once() -> Response:
-            response: Response = session.request(method, url, timeout=_SECONDS, **more)
-            if response.status_code >= 400:
-                raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
-            return response
-
-        answer: Response = project.retry(once)()
-        return answer
+    answer: Response = project.retry(once)()
+    return answer
 
 
 def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:

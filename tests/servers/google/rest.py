@@ -35,7 +35,10 @@ PROJECT, REGION = "forge", "europe-west4"
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 ACCOUNT = "who-submits@forge.iam.gserviceaccount.com"
 TOKEN = "ya29.of-who-submits"
-_OTHERS = {"logging.googleapis.com": "entries", "storage.googleapis.com": "objects"}
+_OTHERS = {
+    "logging.googleapis.com": "entries", "storage.googleapis.com": "objects",
+    "monitoring.googleapis.com": "timeSeries",
+}  # fmt: skip
 _VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _CODES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
@@ -112,7 +115,7 @@ class Project(Troubled):
         return f"{asked.method} {kind}{':' + verb if verb else ''}"
 
     def done(self, asked: Asked) -> Any:
-        _check_token(asked)
+        check_token(asked)
         if asked.host == "logging.googleapis.com":
             return self.list_entries(asked)
         if asked.host == "storage.googleapis.com":
@@ -145,7 +148,7 @@ class Project(Troubled):
         id = asked.query.get("pipelineJobId", "")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,127}", id):
             raise Refused(400, f"{id!r} is no id of a job")
-        job = _parsed(api.PipelineJob, asked.body)
+        job = parsed(api.PipelineJob, asked.body)
         name = f"{PARENT}/pipelineJobs/{id}"
         if name in self.jobs:
             raise Refused(409, f"{name} exists")
@@ -156,10 +159,10 @@ class Project(Troubled):
         job.create_time = datetime.datetime.now(datetime.UTC)
         self.jobs[name] = job
         self.created(name)
-        return _shown(job)
+        return shown_of(job)
 
     def get_job(self, asked: Asked, name: str) -> Any:
-        return _shown(self.job(name))
+        return shown_of(self.job(name))
 
     def list_jobs(self, asked: Asked, _: str) -> Any:
         """Those of a name that have a label, the oldest first."""
@@ -172,7 +175,7 @@ class Project(Troubled):
             j for j in self.jobs.values() if j.display_name == match[1] and match[2] in j.labels
         ]
         mask = set(asked.query["readMask"].split(","))
-        shown = [{k: v for k, v in _shown(job).items() if k in mask} for job in found]
+        shown = [{k: v for k, v in shown_of(job).items() if k in mask} for job in found]
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(shown) else {}
         return {"pipelineJobs": shown[begin : begin + 2], **more}
@@ -183,7 +186,7 @@ class Project(Troubled):
                   for text in asked.query["filter"].split(" AND ")]  # fmt: skip
         if not all(wanted):
             raise Refused(400, f"no filter: {asked.query['filter']}")
-        fits = [_shown(job) for job in self.custom_jobs()
+        fits = [shown_of(job) for job in self.custom_jobs()
                 if all(m and job.labels.get(m[1]) == m[2] for m in wanted)]  # fmt: skip
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
@@ -197,27 +200,27 @@ class Project(Troubled):
         return {}
 
     def create_schedule(self, asked: Asked, _: str) -> Any:
-        made = _parsed(api.Schedule, asked.body)
+        made = parsed(api.Schedule, asked.body)
         _check_schedule(made)
         self.made += 1
         made.name = f"{PARENT}/schedules/{self.made}"
         made.state = api.Schedule.State.ACTIVE
         made.create_time = datetime.datetime.now(datetime.UTC)
         self.schedules[made.name] = made
-        return _shown(made)
+        return shown_of(made)
 
     def list_schedules(self, asked: Asked, _: str) -> Any:
         names = sorted(self.schedules)
         begin = int(asked.query.get("pageToken", 0))
-        page = [_shown(self.schedules[name]) for name in names[begin : begin + 2]]
+        page = [shown_of(self.schedules[name]) for name in names[begin : begin + 2]]
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(names) else {}
         return {"schedules": page, **more}
 
     def get_schedule(self, asked: Asked, name: str) -> Any:
-        return _shown(self.schedule(name))
+        return shown_of(self.schedule(name))
 
     def update_schedule(self, asked: Asked, name: str) -> Any:
-        kept, wanted = self.schedule(name), _parsed(api.Schedule, asked.body)
+        kept, wanted = self.schedule(name), parsed(api.Schedule, asked.body)
         for field in asked.query["updateMask"].split(","):
             plain = re.sub(r"([A-Z])", lambda m: f"_{m[1].lower()}", field)
             if plain not in _CHANGEABLE:
@@ -226,7 +229,7 @@ class Project(Troubled):
                 raise Refused(400, f"{field} cannot be unset")
             setattr(kept, plain, getattr(wanted, plain))
         _check_schedule(kept)
-        return _shown(kept)
+        return shown_of(kept)
 
     def pause(self, asked: Asked, name: str) -> Any:
         self.schedule(name).state = api.Schedule.State.PAUSED
@@ -339,7 +342,7 @@ class Project(Troubled):
         return self.schedules[name]
 
 
-def _check_token(asked: Asked) -> None:
+def check_token(asked: Asked) -> None:
     """One that was handed out here, or one that the account signed itself."""
     kind, _, token = asked.headers.get("authorization", "").partition(" ")
     if (kind, token) == ("Bearer", TOKEN):
@@ -365,14 +368,14 @@ def _check_schedule(schedule: api.Schedule) -> None:
         raise Refused(400, "max_concurrent_run_count and display_name are required")
 
 
-def _parsed(kind: Any, body: bytes) -> Any:
+def parsed(kind: Any, body: bytes) -> Any:
     try:
         return kind(json_format.Parse(body, kind.pb(kind())))
     except json_format.ParseError as error:
         raise Refused(400, str(error)) from error
 
 
-def _shown(message: Any) -> Any:
+def shown_of(message: Any) -> Any:
     return json.loads(type(message).to_json(message, use_integers_for_enums=False))
 
 
