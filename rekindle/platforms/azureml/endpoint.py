@@ -1,15 +1,14 @@
-"""Deployments on Azure ML: one managed online endpoint for a model, and a deployment in it for each
+"""Deployments on Azure ML: a managed online endpoint for a model, and a deployment in it for each
 version, which runs rekindle's image as a custom container.
 
-Azure Resource Manager is asked by REST, as the SDK's own polling takes minutes and hides why a
-deployment failed. The names of what is made follow from model, version and digest, and carry the
-tag `rekindle`: what is there is found again. When shares last changed, and by which event, is a tag
-of the endpoint, set in the same request. Callers present a token of Entra; there are no keys.
+What is made is found again by its name, and is ours by its tag `rekindle`. When shares last
+changed, and by which event, is a tag of the endpoint, set by the same request. Callers present a
+token of Entra. What a container answers other than 200 is 424 for clients, so the status of the
+model says who failed.
 
-A container that answers other than 200 is a 424 to the client, so a failed request is told by the
-status of the model. Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01);
-learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints (status codes), and
-azure-monitor/reference/supported-metrics (onlineEndpoints). No workspace has been asked."""
+Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01), whose own polling hides why something
+failed; learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints, and
+azure-monitor/reference/supported-metrics. No workspace has been asked."""
 
 from __future__ import annotations
 
@@ -18,20 +17,15 @@ import functools
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from rekindle.catalog.prices import book
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
-from rekindle.platforms.azureml.client import (
-    ARM,
-    PATIENCE,
-    explained,
-    logged_in,
-    where,
-    workspace_path,
-)
+from rekindle.platforms.azureml import client
+from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
 from rekindle.serve.smoke import prove
@@ -73,61 +67,55 @@ class AzureMLEndpoint:
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         """See `Endpoint.standing`."""
-        traffic, found = (self._endpoint() or {"properties": {}})["properties"], self._deployments()
-        shares = traffic.get("traffic") or {}
-        return {
-            version: (_STATES.get(_state(one), "starting"), shares.get(one["name"], 0))
-            for version, one in found.items()
-        }
+        shares = (self._endpoint() or {}).get("properties", {}).get("traffic") or {}
+        found = {v: (one["name"], _state(one)) for v, one in self._deployments().items()}
+        return {v: (_STATES.get(s, "starting"), shares.get(n, 0)) for v, (n, s) in found.items()}
 
     def create(self, model: ServedModel, number: int) -> None:
         """See `Endpoint.create`."""
-        root, section = urlsplit(self.place.artifact_root), "platforms.azureml"
-        if not self.place.image:
-            fix = "set it to rekindle's image, by digest"
-            raise RequestError("no image to serve with", where=f"{section}.image", fix=fix)
-        if root.scheme not in ("abfs", "abfss") or not root.username or not root.hostname:
-            fix = "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
-            raise RequestError(
-                "no container of Azure's storage", where=f"{section}.artifact_root", fix=fix
-            )
-        version = f"v{model.version}-{model.digest[:8]}"
-        tags = {_TAG: self.model}
+        root, version = urlsplit(self.place.artifact_root), f"v{model.version}-{model.digest[:8]}"
+        for field, good, fix in (
+            ("image", self.place.image, "set it to rekindle's image, by digest"),
+            ("artifact_root", root.scheme in ("abfs", "abfss") and root.username,
+             "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"),
+        ):  # fmt: skip
+            if not good:
+                what = "a deployment needs it"
+                raise RequestError(what, where=f"platforms.azureml.{field}", fix=fix)
+        ours = {"location": self._location, "tags": {_TAG: self.model}}
         if self._endpoint() is None:
             properties = {"authMode": "AADToken", "publicNetworkAccess": "Enabled", "traffic": {}}
-            identity = {"type": "SystemAssigned"}
-            body = {"location": self._location, "tags": tags, "identity": identity}
-            self._ask("PUT", self.path, {**body, "properties": properties}, RequestError)
-        if self._settled().get("provisioningState") != "Succeeded":
+            body = {**ours, "identity": {"type": "SystemAssigned"}, "properties": properties}
+            self._ask("PUT", self.path, body, RequestError)
+        if _state(self._settled()) != "Succeeded":
             raise StepError("Azure ML could not make the endpoint", where=self.address)
-        path, name = f"{self.path}/deployments/", _short(self.model, version)
-        if (other := self._get(path + name)) and other.get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(path + name)
-        staged = urlsplit(stage(model, self.place.artifact_root)).path.lstrip("/")
-        store = f"rekindle_{_hash(f'{root.netloc}/{self.model}')}"
-        self._asset(f"/datastores/{store}", {
-            "datastoreType": "AzureBlob", "accountName": root.hostname.partition(".")[0],
-            "containerName": root.username, "endpoint": root.hostname.partition(".dfs.")[2],
+        path = f"{self.path}/deployments/{_short(self.model, version)}"
+        if (other := self._get(path)) and other.get("tags", {}).get(_TAG) != self.model:
+            raise self._foreign(path)
+        staged = urlsplit(stage(model, self.place.artifact_root)).path
+        store, (account, _, host) = _hash(f"{root.netloc}/{self.model}"), root.netloc.partition(".")
+        self._asset(f"/datastores/rekindle_{store}", {
+            "datastoreType": "AzureBlob", "accountName": account.rpartition("@")[2],
+            "containerName": root.username, "endpoint": host.removeprefix("dfs."),
             "protocol": "https", "credentials": {"credentialsType": "None"},
         })  # fmt: skip
-        routes = {route: {"path": path, "port": 8080} for route, path in _ROUTES.items()}
-        properties = {
-            "endpointComputeType": "Managed", "instanceType": self.machine,
-            "model": self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", {
-                "modelType": "custom_model",
-                "modelUri": f"azureml:/{workspace_path(self.place)}/datastores/{store}"
-                            f"/paths/{staged}",
-            }),
-            "environmentId": self._asset(
-                f"/environments/{_short(self.model, _hash(self.place.image), 200)}/versions/1",
-                {"image": self.place.image, "osType": "Linux", "inferenceConfig": routes},
-            ),
-            "environmentVariables": {"REKINDLE_SERVE": "1"}, "livenessProbe": _PROBE,
-            "requestSettings": {"requestTimeout": "PT60S"}, "readinessProbe": _PROBE,
-        }  # fmt: skip
-        self._start(path + name, {
-            "location": self._location, "tags": {**tags, _TAG_VERSION: model.version},
-            "sku": {"name": "Default", "capacity": self.replicas}, "properties": properties,
+        uri = workspace_path(self.place).replace("/providers/Microsoft.MachineLearningServices", "")
+        found = self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", {
+            "modelType": "custom_model",
+            "modelUri": f"azureml:/{uri}/datastores/rekindle_{store}/paths{staged}",
+        })  # fmt: skip
+        image, routes = self.place.image, {k: {"path": v, "port": 8080} for k, v in _ROUTES.items()}
+        environment = self._asset(
+            f"/environments/{_short(self.model, _hash(str(image)), 200)}/versions/1",
+            {"image": image, "osType": "Linux", "inferenceConfig": routes},
+        )
+        ours["tags"] |= {_TAG_VERSION: model.version}
+        self._start(path, {
+            **ours, "sku": {"name": "Default", "capacity": self.replicas}, "properties": {
+                "endpointComputeType": "Managed", "instanceType": self.machine, "model": found,
+                "environmentId": environment, "environmentVariables": {"REKINDLE_SERVE": "1"},
+                "requestSettings": {"requestTimeout": "PT60S"}, "readinessProbe": _PROBE,
+            },
         })  # fmt: skip
 
     def smoke(self, model: ServedModel) -> None:
@@ -153,12 +141,13 @@ class AzureMLEndpoint:
             if gone := [version for version in shares if version not in names]:
                 raise StepError(f"version {gone[0]} does not run any more", where=self.address)
             wanted = {names[version]: share for version, share in shares.items()}
-            properties, there = self._settled(), self._endpoint() or {}
+            there = self._settled()
+            properties, tags = there["properties"], there.get("tags", {})
             had = {name: share for name, share in properties.get("traffic", {}).items() if share}
-            tags, now = there.get("tags", {}), datetime.datetime.now(datetime.UTC).isoformat()
-            done = had == wanted and tags.get(_TAG_SPLIT, "").split(" ")[0] == str(number)
-            if done and properties.get("provisioningState") == "Succeeded":
+            known = had == wanted and tags.get(_TAG_SPLIT, "").split(" ")[0] == str(number)
+            if known and _state(there) == "Succeeded":
                 return
+            now = datetime.datetime.now(datetime.UTC).isoformat()
             kept = {key: properties[key] for key in _KEPT if properties.get(key) is not None}
             self._ask("PUT", self.path, {
                 "location": there["location"], "tags": {**tags, _TAG_SPLIT: f"{number} {now}"},
@@ -177,21 +166,18 @@ class AzureMLEndpoint:
         minute, now = datetime.timedelta(minutes=1), datetime.datetime.now(datetime.UTC)
         since = datetime.datetime.fromisoformat(split.partition(" ")[2]) if split else now
         begin, end = (
-            at.replace(second=0, microsecond=0)
-            for at in (since + minute, now - LAG_MINUTES * minute)
+            f"{at:%Y-%m-%dT%H:%M:00Z}" for at in (since + minute, now - LAG_MINUTES * minute)
         )
         if begin < end:
-            span = f"{begin:%Y-%m-%dT%H:%M:%SZ}/{end:%Y-%m-%dT%H:%M:%SZ}"
-            found = self._ask("GET", f"{self.path}/providers/Microsoft.Insights/metrics", **{
-                "api-version": _METRICS, "metricnames": "RequestsPerMinute", "timespan": span,
-                "interval": "PT1M", "aggregation": "Average", "top": "1000",
+            found = self._ask("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
+                "api-version": _METRICS, "metricnames": "RequestsPerMinute",
+                "timespan": f"{begin}/{end}", "interval": "PT1M", "aggregation": "Average", "top": "1000",
                 "$filter": "deployment eq '*' and statusCode eq '*' and modelStatusCode eq '*'",
             }).json()  # fmt: skip
             versions = {one["name"]: version for version, one in names.items()}
             for series in (one for metric in found["value"] for one in metric["timeseries"]):
-                of = {
-                    one["name"]["value"].lower(): one["value"] for one in series["metadatavalues"]
-                }
+                pairs = [(one["name"]["value"], one["value"]) for one in series["metadatavalues"]]
+                of = {name.lower(): value for name, value in pairs}
                 if (version := versions.get(of["deployment"])) is not None:
                     requests = sum(point.get("average") or 0 for point in series["data"])
                     failed = _failed(of["statuscode"], of["modelstatuscode"])
@@ -226,41 +212,42 @@ class AzureMLEndpoint:
         ours = [one for one in found if one.get("tags", {}).get(_TAG) == self.model]
         return {one["tags"][_TAG_VERSION]: one for one in ours}
 
-    def _settled(self) -> dict[str, Any]:
-        """The endpoint's properties once no change of it is under way."""
-        give_up, found = time.monotonic() + WAIT_SECONDS, self._endpoint()
-        while found and _state(found) not in _STATES and time.monotonic() < give_up:
+    def _polls(self) -> Iterator[None]:
+        give_up = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < give_up:
+            yield
             time.sleep(self.poll_seconds)
-            found = self._endpoint()
-        return found["properties"] if found else {}
+        raise StepError(f"Azure ML does not end this in {WAIT_SECONDS:.0f} s", where=self.address)
+
+    def _settled(self) -> dict[str, Any]:
+        """The endpoint once no change of it is under way."""
+        for _ in self._polls():
+            if (found := self._endpoint()) is None or _state(found) in _STATES:
+                break
+        return found or {"properties": {}}
 
     def _start(self, path: str, body: dict[str, Any]) -> None:
         """Have the deployment be there and ready; one that failed before is made again."""
-        give_up, operation, reason = time.monotonic() + WAIT_SECONDS, "", ""
-        while not reason and (state := _state(self._get(path))) != "Succeeded":
-            if time.monotonic() > give_up:
-                reason = f"it is not ready after {WAIT_SECONDS:.0f} s"
-            elif state in ("", "Failed", "Canceled") and not operation:
+        operation = ""
+        for _ in self._polls():
+            if (state := _state(self._get(path))) == "Succeeded":
+                return
+            if state in ("", "Failed", "Canceled"):
+                if operation:
+                    break
                 made = self._ask("PUT", path, body, StepError)
                 operation = made.headers.get("Azure-AsyncOperation", "")
-            elif state in ("", "Failed", "Canceled"):
-                ended = (self._get(operation) or {}).get("error") or {}
-                reason = ended.get("message") or "Azure ML does not say why"
-            time.sleep(0 if reason else self.poll_seconds)
-        if reason:
-            asked = {"containerType": "InferenceServer", "tail": 50}
-            log = self._ask("POST", f"{path}/getLogs", asked)
-            end = f"\n{log.json()['content'][-1_500:]}" if log.status_code == 200 else ""
-            raise StepError(f"{path.rpartition('/')[2]} did not start: {reason}{end}")
+        reason = ((self._get(operation) or {}).get("error") or {}).get("message") or state
+        log = self._ask("POST", f"{path}/getLogs", {"containerType": "InferenceServer", "tail": 50})
+        end = log.json()["content"][-1_500:] if log.status_code == 200 else ""
+        raise StepError(f"{path.rpartition('/')[2]} did not start: {reason}\n{end}".rstrip())
 
     def _remove(self, path: str) -> None:
-        give_up = time.monotonic() + WAIT_SECONDS
-        while (state := _state(self._get(path))) and time.monotonic() < give_up:
+        for _ in self._polls():
+            if not (state := _state(self._get(path))):
+                break
             if state != "Deleting":
                 self._ask("DELETE", path)
-            time.sleep(self.poll_seconds)
-        if state:
-            raise PlatformError(f"{path} is still there", where=where(self.place))
 
     def _asset(self, path: str, properties: dict[str, Any]) -> str:
         """The id of what is there under this name, or is made now."""
@@ -285,50 +272,48 @@ class AzureMLEndpoint:
 
     def _ask(
         self, method: str, path: str, body: Any = None, refused: type[RekindleError] | None = None,
-        headers: Mapping[str, str] | None = None, **query: str,
+        headers: dict[str, str] | None = None, query: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:  # fmt: skip
         """The answer, also that nothing is there (404), that another change is under way (409) and
         any to a POST; `refused` is raised where Azure refuses a change for another reason."""
-        from azure.core.exceptions import AzureError, ClientAuthenticationError
+        from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from azure.core.rest import HttpRequest
 
-        url = path if "://" in path else f"{ARM}{workspace_path(self.place)}{path}"
+        url = path if "://" in path else f"{client.ARM}{workspace_path(self.place)}{path}"
         given = {"api-version": _VERSION, **query} if "://" not in path else {}
         try:
-            response = self._client(ARM if url.startswith(ARM) else _SCORING).send_request(
+            there = self._client(client.ARM if url.startswith(client.ARM) else _SCORING)
+            response = there.send_request(
                 HttpRequest(method, url, params=given, json=body, headers=headers),
-                read_timeout=PATIENCE["read_timeout"],
+                read_timeout=client.PATIENCE["read_timeout"],
                 retry_on_methods=("GET", "PUT", "DELETE", "POST"),
             )
             status = response.status_code
             if status in (401, 403):
                 raise ClientAuthenticationError(response=response)
-            if status < 400 or status == 409 or (status == 404 and path) or method == "POST":
+            missing = status == 404 and path and method != "PUT"
+            if status < 400 or status == 409 or missing or method == "POST":
                 return response
             if refused and status < 500 and status not in (408, 429):
-                raise refused(_reason(response), where=where(self.place))
+                what = first_line(HttpResponseError(response=response))
+                raise refused(what, where=where(self.place))
             response.raise_for_status()
         except ClientAuthenticationError as error:  # says nothing of the version
             fix = "az login, and ask for the roles that `rekindle doctor` names"
             raise RequestError(first_line(error), where=where(self.place), fix=fix) from None
         except AzureError as error:
-            raise explained(error, self.place) from error
+            raise client.explained(error, self.place) from error
 
     @functools.cache  # noqa: B019 - one command has one endpoint
     def _client(self, resource: str) -> Any:
-        with logged_in(self.place) as credential:
+        with client.logged_in(self.place) as credential:
             from azure.core import PipelineClient
             from azure.core.pipeline import policies
 
             who = policies.BearerTokenCredentialPolicy(credential, f"{resource}/.default")
-            return PipelineClient(ARM, policies=[policies.RetryPolicy(**PATIENCE), who])
-
-
-def _reason(response: Any) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"Azure answered {response.status_code}: {response.text()[:300]}"
+            return PipelineClient(
+                client.ARM, policies=[policies.RetryPolicy(**client.PATIENCE), who]
+            )
 
 
 def _failed(status: str, of_model: str) -> bool:

@@ -210,7 +210,8 @@ class Endpoints:
         path = f"models/{name}/versions/{version}"
         if path in self.workspace.assets:
             raise self.refused(400, "UserError", "a version cannot be changed")
-        store = re.fullmatch(rf"azureml:/{self.workspace.root}/(datastores/\w+)/paths/.+",
+        root = self.workspace.root.replace("/providers/Microsoft.MachineLearningServices", "")
+        store = re.fullmatch(rf"azureml:/{root}/(datastores/\w+)/paths/.+",
                              properties["modelUri"])  # fmt: skip
         if not store or store[1] not in self.workspace.assets:
             raise self.refused(400, "UserError", f"nothing lies at {properties['modelUri']}")
@@ -264,7 +265,9 @@ class Endpoints:
                                      for name, value in zip(dimensions, key, strict=True)],
                   "data": data} for key, data in series.items()]  # fmt: skip
         found = found[: int(query.get("top", 10))]
-        return Answer(200, {"value": [{"name": {"value": "RequestsPerMinute"}, "timeseries": found}]})
+        return Answer(
+            200, {"value": [{"name": {"value": "RequestsPerMinute"}, "timeseries": found}]}
+        )
 
     # what they share
 
