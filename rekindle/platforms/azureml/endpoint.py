@@ -82,7 +82,8 @@ class AzureMLEndpoint:
             if not good:
                 what = "a deployment needs it"
                 raise RequestError(what, where=f"platforms.azureml.{field}", fix=fix)
-        ours = {"location": self._location, "tags": {_TAG: self.model}}
+        tags = {_TAG: self.model}
+        ours: dict[str, Any] = {"location": self._location, "tags": tags}
         if self._endpoint() is None:
             properties = {"authMode": "AADToken", "publicNetworkAccess": "Enabled", "traffic": {}}
             body = {**ours, "identity": {"type": "SystemAssigned"}, "properties": properties}
@@ -109,9 +110,9 @@ class AzureMLEndpoint:
             f"/environments/{_short(self.model, _hash(str(image)), 200)}/versions/1",
             {"image": image, "osType": "Linux", "inferenceConfig": routes},
         )
-        ours["tags"] |= {_TAG_VERSION: model.version}
         self._start(path, {
-            **ours, "sku": {"name": "Default", "capacity": self.replicas}, "properties": {
+            **ours, "tags": {**tags, _TAG_VERSION: model.version},
+            "sku": {"name": "Default", "capacity": self.replicas}, "properties": {
                 "endpointComputeType": "Managed", "instanceType": self.machine, "model": found,
                 "environmentId": environment, "environmentVariables": {"REKINDLE_SERVE": "1"},
                 "requestSettings": {"requestTimeout": "PT60S"}, "readinessProbe": _PROBE,
@@ -171,7 +172,8 @@ class AzureMLEndpoint:
         if begin < end:
             found = self._ask("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
                 "api-version": _METRICS, "metricnames": "RequestsPerMinute",
-                "timespan": f"{begin}/{end}", "interval": "PT1M", "aggregation": "Average", "top": "1000",
+                "timespan": f"{begin}/{end}", "interval": "PT1M",
+                "aggregation": "Average", "top": "1000",
                 "$filter": "deployment eq '*' and statusCode eq '*' and modelStatusCode eq '*'",
             }).json()  # fmt: skip
             versions = {one["name"]: version for version, one in names.items()}
@@ -253,8 +255,12 @@ class AzureMLEndpoint:
         """The id of what is there under this name, or is made now."""
         if (found := self._get(path)) is None:
             tagged = {**properties, "tags": {_TAG: self.model}}
-            self._ask("PUT", path, {"properties": tagged}, StepError)
-        elif found["properties"].get("tags", {}).get(_TAG) != self.model:
+            try:
+                self._ask("PUT", path, {"properties": tagged}, StepError)
+            except StepError:  # a repeated call may be told that it is there
+                if (found := self._get(path)) is None:
+                    raise
+        if found and found["properties"].get("tags", {}).get(_TAG) != self.model:
             raise self._foreign(path)
         return workspace_path(self.place) + path
 

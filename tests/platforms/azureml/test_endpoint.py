@@ -134,7 +134,7 @@ class World:
 @pytest.fixture
 def world(service, models, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LAG_MINUTES", -5)  # a test has no minutes
-    monkeypatch.setitem(module.PATIENCE, "retry_backoff_factor", 0)
+    monkeypatch.setitem(module.client.PATIENCE, "retry_backoff_factor", 0)
     monkeypatch.setattr(Lake, "folder", str(tmp_path / "lake"))
     fsspec.register_implementation("abfs", Lake, clobber=True)
     Killing.clients.clear()
