@@ -28,6 +28,7 @@ from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
+from rekindle.serve.rollout import Endpoint
 from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -43,7 +44,7 @@ _KEPT = ("authMode", "description", "properties", "publicNetworkAccess", "mirror
 _PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failureThreshold": 180}
 
 
-def endpoint(settings: AzureMLSpec, deploy: DeploySpec, name: str) -> AzureMLEndpoint:
+def endpoint(settings: AzureMLSpec, deploy: DeploySpec, name: str) -> Endpoint:
     """Where the model `name` is deployed in the workspace."""
     return AzureMLEndpoint(settings, deploy, name)
 

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.azureml import endpoint as module
-from rekindle.platforms.azureml.endpoint import AzureMLEndpoint, endpoint
+from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
@@ -346,7 +346,7 @@ def test_what_a_version_costs_a_day_is_known_where_the_price_is(world, monkeypat
 
 def test_names_are_such_as_azure_takes(world):
     for name in ("a" * 63, "7.days_of-x", "a-" * 20 + "b"):
-        made = endpoint(SETTINGS, FAST, name)
+        made = AzureMLEndpoint(SETTINGS, FAST, name)
         assert world.there.names == {}
         short = made.path.rpartition("/")[2]
         assert 3 <= len(short) <= 32
