@@ -11,7 +11,6 @@ from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.serve import require
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic
 from rekindle.spec.load import load_target
@@ -27,7 +26,7 @@ _WORDS = {
     "delete": "deleting",
     "deleted": "deleted",
 }
-_PLATFORMS = ("local", *PLATFORMS)
+_PLATFORMS = ("local", "azureml", "sagemaker", "vertex")
 _platform = click.option("--platform", type=click.Choice(_PLATFORMS), default="local",
                          show_default=True, help="Where; local is this machine.")  # fmt: skip
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")

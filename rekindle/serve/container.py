@@ -24,7 +24,7 @@ from rekindle.serve.__main__ import serve
 from rekindle.serve.model import ServeJob
 from rekindle.serve.staging import SERVED, staged_in
 
-_MOUNTED = ("/opt/ml/model", "/mnt/models")
+_MOUNTED = ("/opt/ml/model", "/mnt/models", "/var/azureml-app/azureml-models")
 
 
 def model_folder() -> Path:

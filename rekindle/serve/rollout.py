@@ -191,7 +191,7 @@ class Rollout:
         while event.state not in ("roll_back", *ENDS):
             try:
                 reason = self._do(event, model)
-            except (RequestError, UnreachableError):  # the same command goes on
+            except (RequestError, UnreachableError):  # neither says anything of the version
                 raise
             except RekindleError as error:
                 reason = str(error)

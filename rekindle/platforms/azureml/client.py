@@ -100,7 +100,7 @@ def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
     try:
         yield DefaultAzureCredential()
     except AzureError as error:
-        raise _explained(error, place) from error
+        raise explained(error, place) from error
 
 
 def find(kind: Any, name: str) -> Any:
@@ -157,7 +157,7 @@ def _of_the_workspace(error: Exception) -> bool:
     return code in ("ResourceNotFound", "ResourceGroupNotFound", "SubscriptionNotFound")
 
 
-def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
+def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     """What Azure says, and what to do about it."""
     from azure.ai.ml.exceptions import MlException
     from azure.core.exceptions import ClientAuthenticationError

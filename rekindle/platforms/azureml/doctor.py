@@ -34,11 +34,13 @@ def permissions(place: AzureMLSpec) -> str:
          "the compute's identity pulls the image"),
         ("Storage Blob Data Contributor", place.artifact_root or "the account of artifact_root",
          "steps write checkpoints"),
+        ("Monitoring Reader", "the workspace", "`rekindle deploy` counts requests"),
     ]  # fmt: skip
     vaults = sorted({url.partition("/secrets/")[0] for url in place.secrets.values()})
     rows += [("Key Vault Secrets User", vault, "steps read their secrets") for vault in vaults]
     lines = [f"  {role:<30} on {where}: {why}" for role, where, why in rows]
-    return "\n".join(["The identity of the compute, and who submits, need:", *lines])
+    end = "The identity of an endpoint needs AcrPull and Storage Blob Data Reader there."
+    return "\n".join(["The identity of the compute, and who submits, need:", *lines, end])
 
 
 def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]:

@@ -49,7 +49,7 @@ class Facts:
         if asked.host == "login.microsoftonline.com":
             return self.entra(asked)
         call = f"{asked.method} {asked.host}{asked.path}"
-        theirs = (".blob.core.windows.net", ".api.azureml.ms")
+        theirs = (".blob.core.windows.net", ".api.azureml.ms", azure_rest.SUFFIX)
         inside = asked.host == "management.azure.com" and asked.path != self.root
         if asked.host.endswith(theirs) or inside:
             return self.workspace.answer(asked)

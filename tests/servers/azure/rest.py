@@ -17,11 +17,14 @@ from typing import Any
 
 import jwt
 
+from tests.servers.azure.endpoints import SUFFIX, Endpoints
 from tests.servers.azure.history import DISCOVERY, SIGNATURE, History
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.troubles import Broken, Troubled
 
-HOSTS = ("management.azure.com", "*.blob.core.windows.net", "*.api.azureml.ms")
+HOSTS = (
+    "management.azure.com", "*.blob.core.windows.net", "*.api.azureml.ms", f"*{SUFFIX}",
+)  # fmt: skip
 RESOURCES = (
     "https://management.azure.com",
     "https://management.core.windows.net/",
@@ -65,14 +68,16 @@ class Workspace(Troubled):
         self.schedules: dict[str, dict[str, Any]] = {}
         super().__init__()
         self.history = History(self)
+        self.endpoints = Endpoints(self)
         self.once = False  # whether a job that is there refuses even what it was made with
         asset = r"([\w.-]+)/versions/([\w.-]+)"
         routes: list[tuple[str, str, Callable[..., Answer]]] = [
+            *self.endpoints.routes,
             ("GET", r"computes/([\w-]+)", self.get_compute),
             ("GET", r"codes/([\w.-]+)/versions", self.list_codes),
             ("POST", rf"codes/{asset}/startPendingUpload", self.start_upload),
             ("PUT", rf"codes/{asset}", self.put_code),
-            ("GET", rf"(codes|environments|components)/{asset}", self.get_asset),
+            ("GET", rf"(codes|environments|components|models)/{asset}", self.get_asset),
             ("PUT", rf"environments/{asset}", self.put_environment),
             ("PUT", rf"components/{asset}", self.put_component),
             ("GET", r"datastores/(\w+)", lambda a, name: self.history.datastore(a, name, False)),
@@ -107,9 +112,13 @@ class Workspace(Troubled):
     def name_of(self, asked: Asked) -> str:
         if asked.host.endswith(".api.azureml.ms"):
             return f"{asked.method} history {asked.path.rpartition('/')[2]}"
+        if asked.host.endswith(SUFFIX):
+            return f"{asked.method} score"
         if asked.host != "management.azure.com":
             return f"{asked.method} blob"
         rest = asked.path.removeprefix(self.root).strip("/").split("/")
+        if rest[2:] and rest[0] == "onlineEndpoints":
+            rest = ["metrics" if rest[2] == "providers" else rest[2], *rest[3:]]
         return f"{asked.method} {rest[0]}" + (f" {rest[-1]}" if asked.method == "POST" else "")
 
     def done(self, asked: Asked) -> Answer:
@@ -117,12 +126,16 @@ class Workspace(Troubled):
             return self.blob(asked)
         if asked.host.endswith(".api.azureml.ms"):
             return self.history.answer(asked)
+        if asked.host.endswith(SUFFIX):
+            return self.endpoints.score(asked)
         self.check_token(asked, "authorization", "Bearer ", RESOURCES[:2])
         if not _VERSION.fullmatch(asked.query.get("api-version", "")):
             raise Refused(400, "MissingApiVersionParameter", f"api-version in {asked.query}")
         if (asked.method, asked.path) == ("GET", self.root):
             about = {"friendlyName": "forge", "discoveryUrl": DISCOVERY}
             return Answer(200, self.resource("", about))
+        if "/mfeOperationsStatus/" in asked.path:
+            return self.endpoints.operation(asked.path)
         if not asked.path.startswith(f"{self.root}/"):
             raise Refused(404, "ResourceNotFound", f"there is no {asked.path}")
         rest = asked.path.removeprefix(f"{self.root}/")
@@ -213,7 +226,7 @@ class Workspace(Troubled):
         return self.put_asset(f"codes/{name}/versions/{version}", properties)
 
     def put_environment(self, asked: Asked, name: str, version: str) -> Answer:
-        properties = _properties(asked, {"image"}, _COMMON | {"osType"})
+        properties = _properties(asked, {"image"}, _COMMON | {"osType", "inferenceConfig"})
         return self.put_asset(f"environments/{name}/versions/{version}", properties)
 
     def put_component(self, asked: Asked, name: str, version: str) -> Answer:

@@ -1,0 +1,343 @@
+"""Deployments on Azure ML: a managed online endpoint for a model, and a deployment in it for each
+version, which runs rekindle's image as a custom container.
+
+What is made is found again by its name, and is ours by its tag `rekindle`. When shares last
+changed, and by which event, is a tag of the endpoint, set by the same request. Callers present a
+token of Entra. What a container answers other than 200 is 424 for clients, so the status of the
+model says who failed.
+
+Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01), whose own polling hides why something
+failed; learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints, and
+azure-monitor/reference/supported-metrics. No workspace has been asked."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from rekindle.catalog.prices import book
+from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
+from rekindle.platforms.azureml import client
+from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.serve.deployed import Traffic
+from rekindle.serve.model import ServedModel
+from rekindle.serve.rollout import Endpoint
+from rekindle.serve.smoke import prove
+from rekindle.serve.staging import stage
+from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.platforms import AzureMLSpec
+
+WAIT_SECONDS, TRIES, LAG_MINUTES = 3_600.0, 10, 3  # metrics are complete after so many minutes
+_VERSION, _METRICS, _SCORING = "2025-12-01", "2023-10-01", "https://ml.azure.com"
+_TAG, _TAG_VERSION, _TAG_SPLIT = "rekindle", "rekindle-version", "rekindle-split"
+_ROUTES = {"livenessRoute": "/health/live", "readinessRoute": "/health/ready",
+           "scoringRoute": "/predict"}  # fmt: skip
+_STATES = {"Succeeded": "ready", "Deleting": "stopping", "Failed": "failed", "Canceled": "failed"}
+_KEPT = ("authMode", "description", "properties", "publicNetworkAccess", "mirrorTraffic")
+_PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failureThreshold": 180}
+
+
+def endpoint(settings: AzureMLSpec, deploy: DeploySpec, name: str) -> Endpoint:
+    """Where the model `name` is deployed in the workspace."""
+    return AzureMLEndpoint(settings, deploy, name)
+
+
+class AzureMLEndpoint:
+    """The deployment of the model `model`; its endpoint's name is unique in the region."""
+
+    poll_seconds = 15.0
+
+    def __init__(self, place: AzureMLSpec, deploy: DeploySpec, model: str) -> None:
+        self.place, self.model = place, model
+        self.machine, self.replicas = deploy.machine or place.machine, deploy.replicas
+        self.path = f"/onlineEndpoints/{_short(model, _hash(f'{workspace_path(place)}/{model}'))}"
+        self.address = f"{self.path.rpartition('/')[2]} in {where(place)}"
+
+    def usd_per_day(self) -> tuple[str, float | None]:
+        """See `Endpoint.usd_per_day`."""
+        price = book().find(self.machine, self._location)
+        usd = price.on_demand_usd_per_hour if price else None
+        return f"{self.replicas} x {self.machine}", usd and usd * 24 * self.replicas
+
+    def standing(self) -> Mapping[str, tuple[str, int]]:
+        """See `Endpoint.standing`."""
+        shares = (self._endpoint() or {}).get("properties", {}).get("traffic") or {}
+        found = {v: (one["name"], _state(one)) for v, one in self._deployments().items()}
+        return {v: (_STATES.get(s, "starting"), shares.get(n, 0)) for v, (n, s) in found.items()}
+
+    def create(self, model: ServedModel, number: int) -> None:
+        """See `Endpoint.create`."""
+        root, version = urlsplit(self.place.artifact_root), f"v{model.version}-{model.digest[:8]}"
+        for field, good, fix in (
+            ("image", self.place.image, "set it to rekindle's image, by digest"),
+            ("artifact_root", root.scheme in ("abfs", "abfss") and root.username,
+             "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"),
+        ):  # fmt: skip
+            if not good:
+                what = "a deployment needs it"
+                raise RequestError(what, where=f"platforms.azureml.{field}", fix=fix)
+        tags = {_TAG: self.model}
+        ours: dict[str, Any] = {"location": self._location, "tags": tags}
+        if self._endpoint() is None:
+            properties = {"authMode": "AADToken", "publicNetworkAccess": "Enabled", "traffic": {}}
+            body = {**ours, "identity": {"type": "SystemAssigned"}, "properties": properties}
+            self._ask("PUT", self.path, body, RequestError)
+        if _state(self._settled()) != "Succeeded":
+            raise StepError("Azure ML could not make the endpoint", where=self.address)
+        path = f"{self.path}/deployments/{_short(self.model, version)}"
+        if (other := self._get(path)) and other.get("tags", {}).get(_TAG) != self.model:
+            raise self._foreign(path)
+        staged = urlsplit(stage(model, self.place.artifact_root)).path
+        store, (account, _, host) = _hash(f"{root.netloc}/{self.model}"), root.netloc.partition(".")
+        self._asset(f"/datastores/rekindle_{store}", {
+            "datastoreType": "AzureBlob", "accountName": account.rpartition("@")[2],
+            "containerName": root.username, "endpoint": host.removeprefix("dfs."),
+            "protocol": "https", "credentials": {"credentialsType": "None"},
+        })  # fmt: skip
+        uri = workspace_path(self.place).replace("/providers/Microsoft.MachineLearningServices", "")
+        found = self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", {
+            "modelType": "custom_model",
+            "modelUri": f"azureml:/{uri}/datastores/rekindle_{store}/paths{staged}",
+        })  # fmt: skip
+        image, routes = self.place.image, {k: {"path": v, "port": 8080} for k, v in _ROUTES.items()}
+        environment = self._asset(
+            f"/environments/{_short(self.model, _hash(str(image)), 200)}/versions/1",
+            {"image": image, "osType": "Linux", "inferenceConfig": routes},
+        )
+        self._start(path, {
+            **ours, "tags": {**tags, _TAG_VERSION: model.version},
+            "sku": {"name": "Default", "capacity": self.replicas}, "properties": {
+                "endpointComputeType": "Managed", "instanceType": self.machine, "model": found,
+                "environmentId": environment, "environmentVariables": {"REKINDLE_SERVE": "1"},
+                "requestSettings": {"requestTimeout": "PT60S"}, "readinessProbe": _PROBE,
+            },
+        })  # fmt: skip
+
+    def smoke(self, model: ServedModel) -> None:
+        """See `Endpoint.smoke`."""
+
+        def ask(body: dict[str, Any]) -> Any:
+            self._endpoint()
+            name = _short(self.model, f"v{model.version}-{model.digest[:8]}")
+            response = self._ask(
+                "POST", self.address, body, headers={"azureml-model-deployment": name}
+            )
+            if response.status_code != 200:
+                what = f"smoke: the endpoint answered {response.status_code}: "
+                raise StepError(what + response.text()[:300], where=self.address)
+            return response.json()
+
+        prove(model, ask)
+
+    def split(self, shares: Mapping[str, int], number: int) -> None:
+        """See `Endpoint.split`; what the same event set already stays, and is counted on."""
+        for _ in range(TRIES + 1):  # the last one only looks
+            names = {version: one["name"] for version, one in self._deployments().items()}
+            if gone := [version for version in shares if version not in names]:
+                raise StepError(f"version {gone[0]} does not run any more", where=self.address)
+            wanted = {names[version]: share for version, share in shares.items()}
+            there = self._settled()
+            properties, tags = there["properties"], there.get("tags", {})
+            had = {name: share for name, share in properties.get("traffic", {}).items() if share}
+            known = had == wanted and tags.get(_TAG_SPLIT, "").split(" ")[0] == str(number)
+            if known and _state(there) == "Succeeded":
+                return
+            now = datetime.datetime.now(datetime.UTC).isoformat()
+            kept = {key: properties[key] for key in _KEPT if properties.get(key) is not None}
+            self._ask("PUT", self.path, {
+                "location": there["location"], "tags": {**tags, _TAG_SPLIT: f"{number} {now}"},
+                "identity": {"type": there["identity"]["type"]},
+                "properties": {**kept, "traffic": wanted},
+            })  # fmt: skip
+            time.sleep(self.poll_seconds)
+        what = f"the endpoint does not keep the shares {wanted}; it has {had}"
+        raise PlatformError(what, where=self.address, fix="see who else changes it, and run again")
+
+    def observe(self) -> Mapping[str, Traffic]:
+        """See `Endpoint.observe`: of whole minutes that the metrics have for certain."""
+        names = self._deployments()
+        counts = {version: [0.0, 0.0] for version in names}
+        split = (self._endpoint() or {}).get("tags", {}).get(_TAG_SPLIT, "")
+        minute, now = datetime.timedelta(minutes=1), datetime.datetime.now(datetime.UTC)
+        since = datetime.datetime.fromisoformat(split.partition(" ")[2]) if split else now
+        begin, end = (
+            f"{at:%Y-%m-%dT%H:%M:00Z}" for at in (since + minute, now - LAG_MINUTES * minute)
+        )
+        if begin < end:
+            found = self._ask("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
+                "api-version": _METRICS, "metricnames": "RequestsPerMinute",
+                "timespan": f"{begin}/{end}", "interval": "PT1M",
+                "aggregation": "Average", "top": "1000",
+                "$filter": "deployment eq '*' and statusCode eq '*' and modelStatusCode eq '*'",
+            }).json()  # fmt: skip
+            versions = {one["name"]: version for version, one in names.items()}
+            for series in (one for metric in found["value"] for one in metric["timeseries"]):
+                pairs = [(one["name"]["value"], one["value"]) for one in series["metadatavalues"]]
+                of = {name.lower(): value for name, value in pairs}
+                if (version := versions.get(of["deployment"])) is not None:
+                    requests = sum(point.get("average") or 0 for point in series["data"])
+                    failed = _failed(of["statuscode"], of["modelstatuscode"])
+                    counts[version][0] += requests
+                    counts[version][1] += requests * failed
+        return {v: Traffic(round(all_), round(bad), ()) for v, (all_, bad) in counts.items()}
+
+    def retain(self, versions: set[str], number: int) -> None:
+        """See `Endpoint.retain`."""
+        for version, one in self._deployments().items():
+            if version not in versions:
+                self._remove(f"{self.path}/deployments/{one['name']}")
+
+    def delete(self) -> None:
+        """See `Endpoint.delete`; models and environments stay, which cost nothing."""
+        if self._endpoint() is not None:
+            self._remove(self.path)
+
+    def _endpoint(self) -> dict[str, Any] | None:
+        """What Azure says of our endpoint; None where there is none."""
+        if (found := self._get(self.path)) and found.get("tags", {}).get(_TAG) != self.model:
+            raise self._foreign(self.path)
+        self.address = (found or {}).get("properties", {}).get("scoringUri") or self.address
+        return found
+
+    def _deployments(self) -> dict[str, dict[str, Any]]:
+        """Our deployments by version."""
+        page, found = self._get(f"{self.path}/deployments"), list[dict[str, Any]]()
+        while page:
+            found += page["value"]
+            page = self._get(page["nextLink"]) if page.get("nextLink") else None
+        ours = [one for one in found if one.get("tags", {}).get(_TAG) == self.model]
+        return {one["tags"][_TAG_VERSION]: one for one in ours}
+
+    def _polls(self) -> Iterator[None]:
+        give_up = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < give_up:
+            yield
+            time.sleep(self.poll_seconds)
+        raise StepError(f"Azure ML does not end this in {WAIT_SECONDS:.0f} s", where=self.address)
+
+    def _settled(self) -> dict[str, Any]:
+        """The endpoint once no change of it is under way."""
+        for _ in self._polls():
+            if (found := self._endpoint()) is None or _state(found) in _STATES:
+                break
+        return found or {"properties": {}}
+
+    def _start(self, path: str, body: dict[str, Any]) -> None:
+        """Have the deployment be there and ready; one that failed before is made again."""
+        operation = ""
+        for _ in self._polls():
+            if (state := _state(self._get(path))) == "Succeeded":
+                return
+            if state in ("", "Failed", "Canceled"):
+                if operation:
+                    break
+                made = self._ask("PUT", path, body, StepError)
+                operation = made.headers.get("Azure-AsyncOperation", "")
+        reason = ((self._get(operation) or {}).get("error") or {}).get("message") or state
+        log = self._ask("POST", f"{path}/getLogs", {"containerType": "InferenceServer", "tail": 50})
+        end = log.json()["content"][-1_500:] if log.status_code == 200 else ""
+        raise StepError(f"{path.rpartition('/')[2]} did not start: {reason}\n{end}".rstrip())
+
+    def _remove(self, path: str) -> None:
+        for _ in self._polls():
+            if not (state := _state(self._get(path))):
+                break
+            if state != "Deleting":
+                self._ask("DELETE", path)
+
+    def _asset(self, path: str, properties: dict[str, Any]) -> str:
+        """The id of what is there under this name, or is made now."""
+        if (found := self._get(path)) is None:
+            tagged = {**properties, "tags": {_TAG: self.model}}
+            try:
+                self._ask("PUT", path, {"properties": tagged}, StepError)
+            except StepError:  # a repeated call may be told that it is there
+                if (found := self._get(path)) is None:
+                    raise
+        if found and found["properties"].get("tags", {}).get(_TAG) != self.model:
+            raise self._foreign(path)
+        return workspace_path(self.place) + path
+
+    def _foreign(self, path: str) -> RequestError:
+        what = f"{path} was not made by `rekindle deploy`: it lacks the tag {_TAG}={self.model}"
+        return RequestError(what, where=where(self.place), fix="delete or rename one of the two")
+
+    @functools.cached_property
+    def _location(self) -> str:
+        return str(self._ask("GET", "").json()["location"])
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        response = self._ask("GET", path)
+        return None if response.status_code == 404 and path else dict(response.json())
+
+    def _ask(
+        self, method: str, path: str, body: Any = None, refused: type[RekindleError] | None = None,
+        headers: dict[str, str] | None = None, query: Mapping[str, str] = MappingProxyType({}),
+    ) -> Any:  # fmt: skip
+        """The answer, also that nothing is there (404), that another change is under way (409) and
+        any to a POST; `refused` is raised where Azure refuses a change for another reason."""
+        from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+        from azure.core.rest import HttpRequest
+
+        url = path if "://" in path else f"{client.ARM}{workspace_path(self.place)}{path}"
+        given = {"api-version": _VERSION, **query} if "://" not in path else {}
+        try:
+            there = self._client(client.ARM if url.startswith(client.ARM) else _SCORING)
+            response = there.send_request(
+                HttpRequest(method, url, params=given, json=body, headers=headers),
+                read_timeout=client.PATIENCE["read_timeout"],
+                retry_on_methods=("GET", "PUT", "DELETE", "POST"),
+            )
+            status = response.status_code
+            if status in (401, 403):
+                raise ClientAuthenticationError(response=response)
+            missing = status == 404 and path and method != "PUT"
+            if status < 400 or status == 409 or missing or method == "POST":
+                return response
+            if refused and status < 500 and status not in (408, 429):
+                what = first_line(HttpResponseError(response=response))
+                raise refused(what, where=where(self.place))
+            response.raise_for_status()
+        except ClientAuthenticationError as error:  # says nothing of the version
+            fix = "az login, and ask for the roles that `rekindle doctor` names"
+            raise RequestError(first_line(error), where=where(self.place), fix=fix) from None
+        except AzureError as error:
+            raise client.explained(error, self.place) from error
+
+    @functools.cache  # noqa: B019 - one command has one endpoint
+    def _client(self, resource: str) -> Any:
+        with client.logged_in(self.place) as credential:
+            from azure.core import PipelineClient
+            from azure.core.pipeline import policies
+
+            who = policies.BearerTokenCredentialPolicy(credential, f"{resource}/.default")
+            return PipelineClient(
+                client.ARM, policies=[policies.RetryPolicy(**client.PATIENCE), who]
+            )
+
+
+def _failed(status: str, of_model: str) -> bool:
+    """Whether the version failed requests of these statuses: 424 is what its container did."""
+    return status >= "500" or status == "408" or (status == "424" and not of_model.startswith("4"))
+
+
+def _state(found: dict[str, Any] | None) -> str:
+    return str(found["properties"].get("provisioningState", "")) if found else ""
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.lower().encode()).hexdigest()[:8]
+
+
+def _short(model: str, rest: str, most: int = 32) -> str:
+    """A name that Azure takes: a letter first, then letters, digits and dashes."""
+    text = re.sub(r"[^a-z0-9]+", "-", model)
+    text = text if text[0].isalpha() else f"m-{text}"
+    return f"{text[: most - len(rest) - 1].rstrip('-')}-{rest}"
