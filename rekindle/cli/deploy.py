@@ -11,6 +11,7 @@ from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.serve import require
+from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic
 from rekindle.spec.load import load_target
@@ -26,20 +27,13 @@ _WORDS = {
     "delete": "deleting",
     "deleted": "deleted",
 }
-_PLATFORMS = ("local", "azureml", "sagemaker", "vertex")
-_platform = click.option("--platform", type=click.Choice(_PLATFORMS), default="local",
+_platform = click.option("--platform", type=click.Choice(["local", *ENDPOINTS]), default="local",
                          show_default=True, help="Where; local is this machine.")  # fmt: skip
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 
 
 class _Verbs(click.Group):
     """What is not the name of a command is the config of a deployment."""
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = args and args[0] in self.commands
-        return super().resolve_command(context, args if known else ["start", *args])
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         first = args[:1]

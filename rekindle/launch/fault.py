@@ -3,8 +3,6 @@
 Decides how a rehearsal reaches the ranks: one variable, read here. The fault is real: a process is
 killed, a signal is sent, a disk is full."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

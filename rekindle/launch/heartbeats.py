@@ -9,8 +9,6 @@ Errors that only say that a peer is gone come last, as do exits that follow from
 rest the earliest counts. A hung rank is one whose main thread is not waiting for others; if all
 wait, the one that is furthest behind."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ result after it.
 Standard library only: it runs in any image that has Python, from what the platform's bundle brings.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

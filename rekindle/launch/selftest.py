@@ -5,8 +5,6 @@ anything is not. What was built into an image stands in `image.json` beside its 
 version and commit, and the network plugins that were asked for. Nothing is written but into the
 temporary folder, and no network is used but the loopback."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import dataclasses

@@ -6,8 +6,6 @@ off published benchmarks (constants.yaml, tests/plan/rows/attention.csv). Attent
 fused does six products, masked halves included, and moves every score through the memory, operation
 by operation."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError
@@ -33,6 +33,9 @@ PLATFORMS = {
     "sagemaker": "rekindle.platforms.sagemaker",
     "vertex": "rekindle.platforms.vertex",
 }
+ENDPOINTS = {  # those that models are deployed to: classes in their modules `endpoint`
+    "azureml": "AzureMLEndpoint", "sagemaker": "SageMakerEndpoint", "vertex": "VertexEndpoint",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +134,11 @@ class Platform:
 
     def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
         """Where the model `name` is deployed."""
-        endpoint: Endpoint = self._module("endpoint").endpoint(self.settings, deploy, name)
-        return endpoint
+        if self.name not in ENDPOINTS:
+            what = f"models are not deployed to {self.name} yet"
+            raise RequestError(what, fix=f"one of local, {', '.join(ENDPOINTS)}")
+        made: Callable[..., Endpoint] = getattr(self._module("endpoint"), ENDPOINTS[self.name])
+        return made(self.settings, deploy, name)
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

@@ -49,17 +49,21 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
     if spec.max_p99_ms and answered:
         cut = min(i for i, bound in enumerate(BOUNDS_MS) if bound >= spec.max_p99_ms)
         slow = _above(canary, cut)
-        if _upper_tail(slow, answered, 0.01) < level:
+        if _worse((slow, answered), (0, 0), 0.01, level):
             return f"{slow / answered:.1%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms"
     return ""
 
 
 def _worse(canary: tuple[int, int], stable: tuple[int, int], allowed: float, level: float) -> bool:
-    """Whether the share of the canary is above that of the stable version, and above what is
-    allowed, each at this level."""
-    if not canary[0] or _upper_tail(*canary, allowed) >= level:
+    """Whether the share (events, trials) of the canary is above what is allowed, and above that of
+    the stable version where it had any, each at this level."""
+    from scipy.stats import binom, hypergeom
+
+    (events, trials), (before, trials_before) = canary, stable
+    if not events or binom.sf(events - 1, trials, allowed) >= level:
         return False
-    return stable[1] == 0 or _fisher(*canary, *stable) < level
+    both, every = events + before, trials + trials_before
+    return not trials_before or bool(hypergeom.sf(events - 1, every, both, trials) < level)
 
 
 def quantile(traffic: Traffic, share: float) -> int:
@@ -71,18 +75,3 @@ def quantile(traffic: Traffic, share: float) -> int:
 
 def _above(traffic: Traffic, bound: int) -> int:
     return sum(traffic.latencies[bound + 1 :])
-
-
-def _upper_tail(events: int, trials: int, share: float) -> float:
-    """P(X >= events) for X binomial."""
-    from scipy.stats import binom
-
-    return float(binom.sf(events - 1, trials, share))
-
-
-def _fisher(events: int, trials: int, events_before: int, trials_before: int) -> float:
-    """P(at least so many of all events among the trials of the canary) if both have one rate."""
-    from scipy.stats import hypergeom
-
-    both = events + events_before
-    return float(hypergeom.sf(events - 1, trials + trials_before, both, trials))

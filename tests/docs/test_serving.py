@@ -84,7 +84,9 @@ def test_a_model_is_deployed_and_rolled_back_by_the_commands(page, tmp_path, sh)
         better = "rekindle run tickets.yaml --set evaluate.gate.confidence=0.5 --set evaluate.gate.min_delta=0"
         assert "promoted: " in sh(tmp_path, better)
         sh(tmp_path, f"{deploy} --set deploy.canary=[]")
-        printed = [sh(tmp_path, line if "rollback" not in line else f"{line} --yes") for line in rest]
+        printed = [
+            sh(tmp_path, line if "rollback" not in line else f"{line} --yes") for line in rest
+        ]
         assert "version 1 is the champion again, not version 2" in "".join(printed)
     finally:
         sh(tmp_path, "rekindle deploy delete tickets --yes")

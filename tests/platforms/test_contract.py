@@ -6,7 +6,10 @@ import re
 
 import pytest
 
-from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.errors import RequestError
+from rekindle.platforms.platform import ENDPOINTS, PLATFORMS, Platform
+from rekindle.serve.rollout import Endpoint
+from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import PlatformsSpec
 from tests.platforms.toy import ToySpec
 
@@ -29,7 +32,7 @@ def test_the_table_has_a_section_of_the_config_for_each_platform():
 
 def test_every_question_of_the_seam_is_compared_here():
     methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
-    assert methods == {"outline", *FUNCTIONS}
+    assert methods == {"outline", "endpoint", *FUNCTIONS}
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
@@ -79,3 +82,21 @@ def _text(annotation):
 def test_the_toy_answers_as_the_seam_asks(method, monkeypatch):
     monkeypatch.setitem(PLATFORMS, "toy", "tests.platforms.toy")
     _compare("toy", ToySpec, method)
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_an_endpoint_is_asked_as_the_roll_out_asks(name):
+    """Every method of the protocol is there with its parameters, and nothing has been made by asking for it."""
+    kind = getattr(importlib.import_module(f"{PLATFORMS[name]}.endpoint"), ENDPOINTS[name])
+    methods = [
+        m for m, found in vars(Endpoint).items() if inspect.isfunction(found) and m[0] != "_"
+    ]
+    assert len(methods) == 8
+    for method in methods:
+        wanted, found = (inspect.signature(getattr(one, method)) for one in (Endpoint, kind))
+        assert list(found.parameters) == list(wanted.parameters), method
+
+
+def test_a_platform_without_an_endpoint_says_so():
+    with pytest.raises(RequestError, match="models are not deployed to kubeflow yet"):
+        Platform.of("kubeflow", PlatformsSpec()).endpoint(DeploySpec(), "tickets")

@@ -10,8 +10,6 @@ Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01), whose own polling
 failed; learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints, and
 azure-monitor/reference/supported-metrics. No workspace has been asked."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import hashlib
@@ -28,7 +26,6 @@ from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.rollout import Endpoint
 from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -42,11 +39,6 @@ _ROUTES = {"livenessRoute": "/health/live", "readinessRoute": "/health/ready",
 _STATES = {"Succeeded": "ready", "Deleting": "stopping", "Failed": "failed", "Canceled": "failed"}
 _KEPT = ("authMode", "description", "properties", "publicNetworkAccess", "mirrorTraffic")
 _PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failureThreshold": 180}
-
-
-def endpoint(settings: AzureMLSpec, deploy: DeploySpec, name: str) -> Endpoint:
-    """Where the model `name` is deployed in the workspace."""
-    return AzureMLEndpoint(settings, deploy, name)
 
 
 class AzureMLEndpoint:

@@ -6,8 +6,6 @@ The working folder is the bundle. FOLDER holds a file for each of the pipeline's
 step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME. The nodes of a
 distributed job find a Rendezvous in it; the first of them leaves the outputs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ With `process_count_per_instance: 1` it starts one process a node and sets MASTE
 NODE_RANK, WORLD_SIZE and RANK, and AZUREML_NODE_COUNT on all clusters. With more processes RANK
 would be a process's; NODE_RANK is read, and one that is too large is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rekindle.launch.rendezvous import Rendezvous, number

@@ -7,8 +7,6 @@ log, and no token follows a redirection. The image needs azure-identity (azure-a
 submitting user's identity); the rest is standard library, for the bundle brings this module.
 Authority: azure-identity 1.x (AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -8,8 +8,6 @@ with the configuration before and maybe without a reason, so the configuration i
 Authority: botocore's models; docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html. No
 account has been asked."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import email.utils
@@ -288,9 +286,6 @@ class SageMakerEndpoint:
             ]
             return "; the end of its log:\n" + "\n".join(lines)[-_LOG_CHARACTERS:]
         return ""
-
-
-endpoint = SageMakerEndpoint
 
 
 def _noun(kind: str) -> str:

@@ -8,8 +8,6 @@ environment holds the pipeline's parameters that the step reads, as REKINDLE_P0,
 names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of a
 Training job find a Rendezvous in it; the first of them leaves the outputs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

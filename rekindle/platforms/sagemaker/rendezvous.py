@@ -3,8 +3,6 @@
 /opt/ml/input/config/resourceconfig.json has `hosts` (algo-1, algo-2, ...) and `current_host`; a
 host's number decides its rank, so algo-2 comes before algo-10."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

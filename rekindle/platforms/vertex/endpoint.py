@@ -6,8 +6,6 @@ smoked on a second endpoint of its own. `response_count` has requests by class o
 `prediction_count` has instances and `error_count` also what clients did wrong. Authority:
 aiplatform_v1 2.7; cloud.google.com/monitoring/api/metrics_gcp. Untested against a real project."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re
@@ -24,7 +22,6 @@ from rekindle.platforms.vertex.launcher import text_of
 from rekindle.platforms.vertex.runs import Message, asked, on_pages
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.rollout import Endpoint
 from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -37,11 +34,6 @@ _Done = Callable[[], Any]
 _OF = 'resource.type="aiplatform.googleapis.com/Endpoint" AND resource.labels.endpoint_id='
 _LOGS = "https://logging.googleapis.com/v2/entries:list"
 _COUNT = 'metric.type="aiplatform.googleapis.com/prediction/online/response_count" AND '
-
-
-def endpoint(settings: VertexSpec, deploy: DeploySpec, name: str) -> Endpoint:
-    """See `Platform.endpoint`."""
-    return VertexEndpoint(settings, deploy, name)
 
 
 class VertexEndpoint:

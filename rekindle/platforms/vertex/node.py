@@ -18,8 +18,6 @@ succeeded.
 Node rank 0 also looks after the run: when that is over, the launcher that should have cancelled
 this job is gone, and it ends the job itself."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -13,7 +13,7 @@ from fsspec.registry import _registry
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex import endpoint as module
-from rekindle.platforms.vertex.endpoint import VertexEndpoint, endpoint
+from rekindle.platforms.vertex.endpoint import VertexEndpoint
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
@@ -248,7 +248,7 @@ def test_what_another_made_under_our_name_is_left_alone(world, kind):
 
 
 def test_without_an_image_nothing_is_made(world):
-    made = endpoint(PLACE.model_copy(update={"image": None}), FAST, "tickets")
+    made = VertexEndpoint(PLACE.model_copy(update={"image": None}), FAST, "tickets")
     with pytest.raises(RequestError) as caught:
         made.create(world.models["1"], 1)
     assert caught.value.problems[0].where == "platforms.vertex.image"
@@ -411,10 +411,12 @@ def test_a_version_that_is_still_being_deployed_is_removed_too(world):
 def test_a_machine_is_taken_with_its_gpus_and_at_its_price(world):
     place = PLACE.model_copy(update={"region": "us-central1"})
     deploy = FAST.model_copy(update={"machine": "g2-standard-4", "replicas": 2})
-    words, usd = endpoint(place, deploy, "tickets").usd_per_day()
+    words, usd = VertexEndpoint(place, deploy, "tickets").usd_per_day()
     assert (words, round(usd, 2)) == ("2 x g2-standard-4", 33.93)
     assert (
-        endpoint(place, FAST.model_copy(update={"machine": "n1-standard-2"}), "t").usd_per_day()[1]
+        VertexEndpoint(
+            place, FAST.model_copy(update={"machine": "n1-standard-2"}), "t"
+        ).usd_per_day()[1]
         is None
     )
     made = VertexEndpoint(PLACE, deploy, "tickets")
