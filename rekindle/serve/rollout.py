@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from rekindle.errors import CheckpointError, RekindleError, RequestError
+from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
@@ -167,7 +167,7 @@ class Rollout:
         while event.state not in ("roll_back", *ENDS):
             try:
                 reason = self._do(event, model)
-            except RequestError:
+            except (RequestError, UnreachableError):  # which say nothing of the version
                 raise
             except RekindleError as error:
                 reason = str(error)
