@@ -143,11 +143,8 @@ class KubeflowEndpoint:
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`; what a pod that has gone counted is not in it."""
-        noted = self._noted()
-        sums, ends = (
-            {version: Counter[str]() for version in noted.get("shares", ())},
-            Counter[str](),
-        )
+        noted, ends = self._noted(), Counter[str]()
+        sums = {version: Counter[str]() for version in noted.get("shares", ())}
         for pod, (version, ended, counts) in self._counted(certain=False).items():
             before, known = noted.get("from", {}).get(pod, (0, {}))
             ends[version] += ended - before
@@ -196,7 +193,7 @@ class KubeflowEndpoint:
             raise _no_canary("the cluster has no Gateway API (HTTPRoute, v1)")
         for kind in ("Service", "HTTPRoute")[: 1 + bool(place.gateway)]:
             if found := self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)):
-                self._own(found)
+                self._own(kind, found)
 
     def _route(self, targets: list[dict[str, Any]]) -> None:
         """Share requests by weights, once the Gateway has taken them."""
@@ -275,7 +272,7 @@ class KubeflowEndpoint:
                 body = {"apiVersion": _API[kind], "kind": kind, "metadata": meta, "spec": spec}
                 made = self._ask("POST", path, body, known=(409,))
             else:
-                self._own(found)
+                self._own(kind, found)
                 meta = found["metadata"]
                 if _holds(found["spec"], spec) and _holds(meta.get("annotations", {}), notes):
                     return found
@@ -286,11 +283,11 @@ class KubeflowEndpoint:
                 return made
         raise UnreachableError(f"another changes {kind} {name} again and again", where=path)
 
-    def _own(self, found: Mapping[str, Any]) -> None:
+    def _own(self, kind: str, found: Mapping[str, Any]) -> None:
         meta = found["metadata"]
         if meta.get("labels", {}).get(LABEL) != self.model:
-            what = f"{found.get('kind', '')} {meta['name']} in {self.place.namespace} is another's"
-            fix = f"it has no label `{LABEL}: {self.model}`; delete it, or give the model a name"
+            what = f"{kind} {meta['name']} in {self.place.namespace} is another's"
+            fix = f"it has no label `{LABEL}: {self.model}`; delete it, or name the model otherwise"
             raise RequestError(what, where="register.model_name", fix=fix)
 
     def _delete(self, kind: str, found: Mapping[str, Any]) -> None:
@@ -302,7 +299,7 @@ class KubeflowEndpoint:
         """All of ours, but pods that end."""
         query = {"labelSelector": f"{LABEL}={self.model}"}
         found = self._ask("GET", self._path(kind), query=query, known=(404,)) or {}
-        return [{"kind": kind, **one} for one in found.get("items") or ()
+        return [one for one in found.get("items") or ()
                 if kind != "Pod" or "deletionTimestamp" not in one["metadata"]]  # fmt: skip
 
     def _path(self, kind: str) -> str:

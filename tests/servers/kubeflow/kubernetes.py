@@ -108,7 +108,7 @@ class FakeCluster:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> FakeCluster:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.account = self.folder / "account"
         self.account.mkdir(parents=True)
         (self.account / "token").write_text("token-1")
