@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
@@ -35,6 +35,9 @@ from rekindle.serve.model import ServedModel
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 
+if TYPE_CHECKING:
+    from rekindle.serve.rollout import Endpoint
+
 SPLIT = "rekindle.dev/split"
 ROUTE_SECONDS, PATIENCE_SECONDS = 120.0, 60.0
 _PORT, _MOST_CONFLICTS, _PATIENT_POLLS = 80, 10, 4
@@ -45,7 +48,7 @@ _API = {
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
 
 
-def endpoint(place: KubeflowSpec, deploy: DeploySpec, name: str) -> KubeflowEndpoint:
+def endpoint(place: KubeflowSpec, deploy: DeploySpec, name: str) -> Endpoint:
     """Where the model is deployed: the cluster of kubectl's context, or the one around us."""
     return KubeflowEndpoint(Cluster.configured(PATIENCE_SECONDS), place, deploy, name)
 
