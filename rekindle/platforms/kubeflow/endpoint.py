@@ -340,8 +340,8 @@ def _no_canary(why: str) -> RequestError:
 def _holds(found: Any, wanted: Any) -> bool:
     """Whether all that is wanted is there, beside what the API server adds."""
     if isinstance(wanted, Mapping):
-        have = isinstance(found, Mapping)
-        return have and all(_holds(found.get(key), one) for key, one in wanted.items())
+        have = found or {}  # the API server drops what is empty
+        return all(_holds(have.get(key), one) for key, one in wanted.items())
     if isinstance(wanted, list):
         same = isinstance(found, list) and len(found) == len(wanted)
         return same and all(map(_holds, found, wanted))

@@ -174,6 +174,9 @@ class Deployments:
 
     def _changed(self, made: Any) -> Any:
         self.version += 1
+        for place, key in ((made["metadata"], "annotations"), (_pod(made), "nodeSelector")):
+            if place.get(key) == {}:
+                del place[key]  # as Go's omitempty does
         made["metadata"]["resourceVersion"] = str(self.version)
         made["metadata"]["generation"] += 1
         return made
@@ -325,6 +328,10 @@ class Deployments:
         spread = self.figures_of(pod).seconds
         for i in range(requests):
             spread.labels("/predict", 500 if i < errors else 200).observe(seconds)
+
+
+def _pod(made: Any) -> Any:
+    return made["spec"].get("template", {}).get("spec", {})
 
 
 def _ready(pod: Any) -> bool:
