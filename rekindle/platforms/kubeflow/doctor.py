@@ -54,6 +54,8 @@ def checks(place: KubeflowSpec, definition: Definition | None) -> Iterator[Check
     if definition is None or trainers(definition):
         name = f"clustertrainingruntime {place.runtime}"
         yield Check("runtime", name, functools.partial(runtime, place))
+    if place.gateway:
+        yield Check("gateway", place.gateway, functools.partial(gateway, place))
 
 
 def api(place: KubeflowSpec) -> str:
@@ -126,6 +128,17 @@ def runtime(place: KubeflowSpec) -> str:
         what = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
         raise RequestError(what, fix=fix)
     return place.runtime
+
+
+def gateway(place: KubeflowSpec) -> str:
+    """Whether the cluster has the Gateway that shares requests among Deployments."""
+    namespace, _, name = place.gateway.partition("/")
+    path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
+    if Cluster.configured(_PATIENCE_SECONDS).get(path) is None:
+        what = f"the cluster has no Gateway {place.gateway} of the Gateway API v1"
+        fix = "make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []"
+        raise RequestError(what, fix=fix)
+    return f"{place.gateway}, for versions that are Deployments"
 
 
 def _token(challenge: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rekindle.errors import RequestError, UnreachableError
+from rekindle.platforms.kubeflow import doctor
 from rekindle.platforms.kubeflow import endpoint as module
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint, endpoint
@@ -452,6 +453,10 @@ def test_the_cluster_is_that_of_kubectls_context(world, fake, tmp_path, monkeypa
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
     world.to("1")
     assert endpoint(world.place, world.spec, "tickets").standing() == {"1": ("ready", 100)}
+    fake.tokens["deployer"] = fake.tokens["admin"]
+    assert doctor.gateway(world.place).startswith("infra/public")
+    with pytest.raises(RequestError, match="the cluster has no Gateway infra/other"):
+        doctor.gateway(world.place.model_copy(update={"gateway": "infra/other"}))
 
 
 def test_names_are_those_that_services_may_have():

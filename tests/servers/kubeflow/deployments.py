@@ -117,10 +117,22 @@ class Deployments:
         self.figures: dict[tuple[str, int], Any] = {}  # by uid of the pod and its restarts
         self.pods_with: dict[str, tuple[str, ...]] = {}
 
-    def serves(self, resource: str) -> bool:
-        return resource in KINDS and not (resource == "httproutes" and self.gateway is None)
+    def serves(self, place: Any) -> bool:
+        return place["resource"] in (*KINDS, "gateways") or place["sub"] == "proxy"
 
     def carry_out(self, method: str, place: Any, query: Any, body: Any) -> tuple[int, Any]:
+        if place["sub"] == "proxy":
+            return self.proxied(method, place, body)
+        if place["resource"] == "gateways" and self.gateway == (place["namespace"], place["name"]):
+            return 200, {"kind": "Gateway", "metadata": {"name": place["name"]}}
+        if place["resource"] == "gateways" or (place["resource"], self.gateway) == (
+            "httproutes",
+            None,
+        ):
+            return 404, {"message": "the server could not find the requested resource"}
+        return self._object(method, place, query, body)
+
+    def _object(self, method: str, place: Any, query: Any, body: Any) -> tuple[int, Any]:
         kind, name = KINDS[place["resource"]], place["name"]
         known = self.objects[kind]
         if method in ("POST", "PUT"):

@@ -195,7 +195,8 @@ class FakeCluster:
         place = {key: value or "" for key, value in match.groupdict().items()}
         self.authorize(method, place, user)
         with self.lock:
-            return self.carry_out(method, place, query, body)
+            who = self.served if self.served.serves(place) else self
+            return who.carry_out(method, place, query, body)
 
     def authorize(self, method: str, place: dict[str, str], user: str) -> None:
         verbs = {"POST": "create", "PUT": "update", "DELETE": "delete"}
@@ -219,12 +220,6 @@ class FakeCluster:
         self, method: str, place: dict[str, str], query: dict[str, str], body: Any
     ) -> tuple[int, Any]:
         name, resource = place["name"], place["resource"]
-        if place["sub"] == "proxy":
-            return self.served.proxied(method, place, body)
-        if self.served.serves(resource):
-            return self.served.carry_out(method, place, query, body)
-        if resource == "httproutes":
-            raise Refused(404, "the server could not find the requested resource")
         known: dict[str, Any] = {
             "trainjobs": {n: job.object for n, job in self.jobs.items()},
             "pods": self.pods, "workflows": self.workflows, "clustertrainingruntimes": self.runtimes,
