@@ -397,6 +397,16 @@ def test_weights_that_another_changed_are_those_of_the_log_again(world, fake, mo
     assert world.end[1] == {name_of(models, "1"): 100}
 
 
+def test_another_image_is_waited_for_where_the_version_runs_already(world, fake):
+    world.to("1")
+    other = IMAGE.replace("0", "1")
+    world.place = world.place.model_copy(update={"image": other})
+    world.to("1")
+    (pod,) = fake.pods.values()
+    assert pod["spec"]["containers"][0]["image"] == other
+    assert pod["status"]["containerStatuses"][0]["ready"]
+
+
 STORIES = {
     "first": ((), "1", {}),
     "next": (("1",), "2", {}),
