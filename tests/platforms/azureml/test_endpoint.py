@@ -375,6 +375,7 @@ def tell(world, story):
             Killing.kill = (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_command(
     world, story, monkeypatch
@@ -412,6 +413,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_whatever_happens_to_a_call_ends_in_the_same_state(world, trouble, monkeypatch):
     monkeypatch.setattr(endpoints, "POLLS", 0)

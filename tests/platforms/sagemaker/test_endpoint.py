@@ -363,6 +363,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TROUBLES)
 def test_whatever_befalls_a_call_the_end_is_the_same(world, versions, case) -> None:
     world.spec, world.account.late = SHORT, True
@@ -378,6 +379,7 @@ def test_whatever_befalls_a_call_the_end_is_the_same(world, versions, case) -> N
     assert world.account.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_command(
     account, versions, tmp_path, story

@@ -289,6 +289,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAULTS)
 def test_whatever_befalls_any_call_is_waited_out(world, case):
     status, after = FAULTS[case]
@@ -326,6 +327,7 @@ def tell(world, target):
             world.kill = (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_command(
     world, hosts, models, monkeypatch, story
