@@ -6,6 +6,8 @@ after 429, 5xx and broken connections. `create` is never repeated here: whether 
 for the caller to find out. Standard library only, for it runs on nodes with any image.
 Authority: cloud.google.com/compute/docs/metadata/querying-metadata, google.rpc.Status."""
 
+from __future__ import annotations
+
 import base64
 import dataclasses
 import os

@@ -10,6 +10,8 @@ no log. Steps in our image get every secret of the config; a step in another ima
 it asks for by kfp-kubernetes' `use_secret_as_env`, from `program` in place of the module, for which
 the image needs python3. Nodes of a distributed step do the same in node.py."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys
