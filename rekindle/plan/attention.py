@@ -6,6 +6,8 @@ off published benchmarks (constants.yaml, tests/plan/rows/attention.csv). Attent
 fused does six products, masked halves included, and moves every score through the memory, operation
 by operation."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Literal
 

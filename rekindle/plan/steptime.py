@@ -7,6 +7,8 @@ known: `Constants`, one set a GPU and software (constants.yaml), fitted by `pyth
 tests.plan.fit`. Attention after Dao 2023 (arXiv 2307.08691); pipelines after Narayanan et al.
 2021 (arXiv 2104.04473); sequence parallelism after Korthikanti et al. 2022 (arXiv 2205.05198)."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal
