@@ -13,7 +13,7 @@ from rekindle.serve.deployed import BOUNDS_MS, Traffic
 from rekindle.spec.deploy import DeploySpec
 
 FIRST_LOOK, MOST_ENDS = 10, 1
-_SLOW, _SLOW_ALLOWED = 0.05, 0.10  # share above the 95th percentile of the version before
+_SLOW, _SLOW_ALLOWED = 0.05, 0.10  # shares above 1.4 times (2 bounds) the 95th percentile before
 
 
 def look_of(requests: int) -> int:
@@ -39,7 +39,7 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
         )
     answered, before = sum(canary.latencies), sum(stable.latencies)
     if before:
-        cut = quantile(stable, 1 - _SLOW)
+        cut = min(quantile(stable, 1 - _SLOW) + 2, len(BOUNDS_MS) - 1)
         slow, slow_before = _above(canary, cut), _above(stable, cut)
         if _worse((slow, answered), (slow_before, before), _SLOW_ALLOWED, level):
             return (

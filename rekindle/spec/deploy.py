@@ -31,8 +31,8 @@ class DeploySpec(Section):
     """Share of requests that it may fail (status 5xx, or no answer)."""
     max_p99_ms: float | None = Field(None, gt=0, le=60_000)
     """Milliseconds within which it has to answer 99 of 100 requests; default: no such limit. In any
-    case it is rolled back if clearly more of its answers than a tenth take longer than the slowest
-    twentieth of the version before."""
+    case it is rolled back if clearly more than a tenth of its answers take 1.4 times as long as all
+    but the slowest twentieth of the version before."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Probability of rolling back a version that is as good as the one before, over all looks of a
     step."""
