@@ -72,22 +72,21 @@ def test_a_model_is_trained_served_asked_and_predicts(page, tmp_path, sh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [DEPLOY, ROOT / "README.md"], ids=lambda page: page.name)
-def test_a_model_is_deployed_and_rolled_back_by_the_commands(page, tmp_path, sh):
+def test_a_model_is_deployed_by_the_commands(page, tmp_path, sh):
     found = [line for b in blocks("bash") if b.readme == page for line in commands(b)]
     verbs = ("rekindle deploy", "rekindle champion", "rekindle rollback")
     deploy, *rest = [line for line in found if line.startswith(verbs)]
     shutil.copytree(ROOT / "configs" / "starter", tmp_path, dirs_exist_ok=True)
-    sh(tmp_path, "rekindle run tickets.yaml --set train.epochs=1 --set evaluate.floor={}")
+    sh(tmp_path, "rekindle run tickets.yaml")
     port = free_port()
     try:
         assert "version 1  ready, 100 % of requests" in sh(tmp_path, f"{deploy} --port {port}")
-        better = "rekindle run tickets.yaml --set evaluate.gate.confidence=0.5 --set evaluate.gate.min_delta=0"
-        assert "promoted: " in sh(tmp_path, better)
-        sh(tmp_path, f"{deploy} --set deploy.canary=[]")
-        printed = [
-            sh(tmp_path, line if "rollback" not in line else f"{line} --yes") for line in rest
-        ]
-        assert "version 1 is the champion again, not version 2" in "".join(printed)
+        for line in rest:
+            if "rollback" in line:  # there is no version before; tests/e2e/test_deploy.py has one
+                found = sh(tmp_path, f"! {line.removesuffix(' --yes')} --yes")
+                assert "version 1 of tickets is the first champion" in found
+            else:
+                assert "tickets" in sh(tmp_path, line)
     finally:
         sh(tmp_path, "rekindle deploy delete tickets --yes")
 
