@@ -137,6 +137,9 @@ class Platform:
         if self.name not in ENDPOINTS:
             what = f"models are not deployed to {self.name} yet"
             raise RequestError(what, fix=f"one of local, {', '.join(ENDPOINTS)}")
+        if deploy.max_p99_ms:  # metrics of services have no histogram that is read here
+            what = f"answers on {self.name} are not judged by latency"
+            raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
         made: Callable[..., Endpoint] = getattr(self._module("endpoint"), ENDPOINTS[self.name])
         return made(self.settings, deploy, name)
 

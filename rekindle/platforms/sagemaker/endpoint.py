@@ -67,10 +67,7 @@ class SageMakerEndpoint:
     def create(self, model: ServedModel, number: int) -> None:
         """See `Endpoint.create`. Without another version it has all the weight at once."""
         place, variant = self.place, self._variant(model)
-        if not place.image or self.deploy.max_p99_ms:
-            if place.image:
-                what = "SageMaker's metrics do not count answers by latency"
-                raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
+        if not place.image:
             what, fix = "a version needs an image", "name one of rekindle in ECR, by its digest"
             raise RequestError(what, where="platforms.sagemaker.image", fix=fix)
         with self.account.client("sagemaker") as api:

@@ -273,14 +273,9 @@ def test_what_is_not_ours_is_left_alone(world, versions, kind) -> None:
     assert world.account.things == before
 
 
-def test_without_an_image_or_with_a_limit_that_nothing_measures_nothing_is_made(
-    account, versions, tmp_path
-) -> None:
+def test_without_an_image_nothing_is_made(account, versions, tmp_path) -> None:
     with pytest.raises(RequestError, match=r"platforms\.sagemaker\.image"):
         World(account, tmp_path / "a", image=None).rollout().to(versions["1"])
-    spec = FAST.model_copy(update={"max_p99_ms": 250.0})
-    with pytest.raises(RequestError, match=r"deploy\.max_p99_ms"):
-        World(account, tmp_path / "b", spec).rollout().to(versions["1"])
     assert not account.calls
 
 
