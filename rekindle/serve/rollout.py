@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
+from rekindle.serve.smoke import prove
 from rekindle.serve.verdict import breach, look_of
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import Storage
@@ -35,6 +37,7 @@ class Endpoint(Protocol):
 
     address: str
     poll_seconds: float
+    sees_latency: bool  # whether `observe` has latencies
 
     def usd_per_day(self) -> tuple[str, float | None]:
         """The machines of one version in words, and what they cost a day; None where that is not
@@ -49,8 +52,9 @@ class Endpoint(Protocol):
         ready, which it is once it has proven itself by rows of its test split. Raises StepError
         with the end of its log where it never is."""
 
-    def smoke(self, model: ServedModel) -> None:
-        """Ask this version by the address of the deployment. Raises StepError."""
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """What this version, with or without a share, answers to a body of `/predict` that goes the
+        way of requests. Raises StepError with what comes instead."""
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """Share requests among versions, in percent, and count them from zero."""
@@ -207,7 +211,7 @@ class Rollout:
             case "create":
                 self.endpoint.create(model, event.number)
             case "smoke":
-                self.endpoint.smoke(model)
+                prove(model, functools.partial(self.endpoint.ask, model))
             case "canary":
                 self.endpoint.split(event.shares, event.number)
                 return self._watch(event)

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
+from rekindle.serve.deployed import BOUNDS_MS
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import loaded
@@ -46,7 +47,9 @@ class Figures:
         spread = functools.partial(prometheus.Histogram, registry=known)
         count = functools.partial(prometheus.Counter, registry=known)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.seconds = spread("rekindle_request_seconds", "whole answers", ("route", "status"))
+        bounds = [bound / 1_000 for bound in BOUNDS_MS]
+        named = "rekindle_request_seconds", "whole answers", ("route", "status")
+        self.seconds = spread(*named, buckets=bounds)
         self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
         self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
         self.dropped = count("rekindle_dropped", "instances whose client went away")

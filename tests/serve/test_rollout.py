@@ -12,8 +12,9 @@ from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
 from rekindle.train.storage import storage_of
+from tests.serve.models import own
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100)
 
 
@@ -30,7 +31,7 @@ class Platform:
     def __init__(self):
         self.versions, self.shares, self.number, self.calls = set(), {}, 0, []
         self.kill = (0, "")  # at the nth call, "before" or "after"
-        self.broken, self.fails, self.requests = set(), {}, 500
+        self.broken, self.wrong, self.fails, self.requests = set(), set(), {}, 500
 
     def __getattribute__(self, name):
         if name not in CALLS:
@@ -53,8 +54,15 @@ class Platform:
             raise StepError("its image was not found")
         self.versions.add(model.version)
 
-    def smoke(self, model):
+    def ask(self, model, body):
         assert model.version in self.versions
+        assert body == {"instances": [{"text": "1"}]}
+        wrong = (
+            {}
+            if model.version in self.wrong
+            else {"label": "high", "probability": 0.8807970779778824}
+        )
+        return {"predictions": [wrong]}
 
     def split(self, shares, number):
         assert sum(shares.values()) == 100
@@ -145,6 +153,18 @@ def test_a_canary_that_fails_is_rolled_back_with_its_reason(world):
     assert (event.state, event.version) == ("rolled_back", "2")
     assert "it failed 100 of 500 requests; 1.0% are allowed" in event.reason
     assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+def test_a_version_that_answers_otherwise_than_it_was_judged_gets_no_requests(world, tmp_path):
+    proven = own(tmp_path / "proven")
+    world.rollout().to(dataclasses.replace(proven, version="1"))
+    world.platform.wrong = {"2"}
+    event = world.rollout().to(dataclasses.replace(proven, version="2"))
+    assert (
+        "to row 1 of its test split the model answers label None, and was judged by 'high'"
+        in event.reason
+    )
+    assert world.states()[-4:] == ["create", "smoke", "roll_back", "rolled_back"]
 
 
 def test_who_fails_as_often_as_the_one_before_is_not_worse(world):

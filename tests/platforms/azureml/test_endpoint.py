@@ -24,7 +24,7 @@ from tests.servers.azure import endpoints
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 FAST = DeploySpec(canary=(10,), step_minutes=0, min_requests=100)
 ROOT = "abfs://lake@acc.dfs.core.windows.net/rekindle"
 SETTINGS = PLACE.model_copy(update={"artifact_root": ROOT})

@@ -29,7 +29,7 @@ from tests.support.sagemaker_compile import PLACE
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100, machine="ml.m5.xlarge")
 SHORT = FAST.model_copy(update={"canary": (50,)})
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 STORIES: dict[str, tuple[tuple[str, ...], str, dict[str, float]]] = {
     "first": ((), "1", {}),
     "next": (("1",), "2", {}),

@@ -30,7 +30,8 @@ PLACE = VertexSpec(
     image="europe-docker.pkg.dev/forge/r/train@sha256:1", service_account="s@forge.iam",
     secrets={"HF_TOKEN": "projects/forge/secrets/hf/versions/1"},
 )  # fmt: skip
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+QUESTION = {"instances": [{"text": "1"}]}
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 
 
 class Killed(BaseException):
@@ -363,7 +364,7 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     world, hosts, models, monkeypatch
 ):
     methods = {
-        "create": lambda made: made.create(models["2"], 1), "smoke": lambda made: made.smoke(models["2"]),
+        "create": lambda made: made.create(models["2"], 1), "ask": lambda made: made.ask(models["2"], QUESTION),
         "split": lambda made: made.split({"2": 100}, 2), "retain": lambda made: made.retain({"2"}, 2),
         "delete": lambda made: made.delete(),
     }  # fmt: skip
@@ -377,7 +378,8 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     for name, method in methods.items():
         method(Cut(world))
         expected[name] = looks(world)
-    assert expected["smoke"][1] == ["tickets"], "the endpoint that proved it is gone"
+    assert len(expected["ask"][1]) == 2, "a version without a share has an endpoint of its own"
+    assert expected["split"][1] == ["tickets"]
     for after in (False, True):
         world = fresh(hosts, world.folder / str(after), models, monkeypatch)
         world.to("1")
