@@ -53,6 +53,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
         last, change = rollout.log.last(), champion_of(where).change
         if not options.may(machines, usd, serving(last) != model.version):
             return None
+        if spec.deploy.shadow and (now := serving(last)) not in ("", model.version):
+            rollout.before = served_model(where, spec, now)
         back = last if last and last.state == "rolled_back" and last.previous else None
         if not (back and back.version == model.version and change and change.at <= back.at):
             last = rollout.to(model)  # else only the alias is left to do

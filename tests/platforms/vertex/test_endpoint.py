@@ -18,6 +18,7 @@ from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
+from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import own
 from tests.servers.google.endpoints import Endpoints
 from tests.servers.google.rest import HOSTS, PROJECT, REGION, Refused, api, key_file, parsed
@@ -443,3 +444,9 @@ def test_a_name_that_the_service_does_not_take_becomes_one_that_it_takes(world, 
 def test_the_service_refuses_what_the_protos_do_not_have():
     with pytest.raises(Refused, match="no field named"):
         parsed(api.Endpoint, b'{"shares": {}}')
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
+    world.to("1")
+    shadowed = world.service.answering.shadowed
+    goes_through_the_shadow(world.rollout, models["1"], models["2"], shadowed)

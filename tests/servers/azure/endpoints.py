@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.servers.shadow import Answering
 from tests.servers.tls_hosts import Answer, Asked
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Endpoints:
         self.broken: dict[str, str] = {}
         self.fails: dict[str, float] = {}
         self.wrong: set[str] = set()
+        self.answering = Answering()
         self.taken: set[str] = set()
         self.requests, self.quota, self.model_status = 500, 100, "500"
         one, both = r"(onlineEndpoints/[\w-]+)", r"(onlineEndpoints/[\w-]+)/(deployments/[\w-]+)"
@@ -226,8 +228,7 @@ class Endpoints:
         if (asked.method, asked.path) != ("POST", "/predict") or made is None:
             raise self.refused(404, "NotFound", f"there is no deployment {name}")
         rows = json.loads((self.folder(made) / "evidence.json").read_text())["smoke"]["rows"]
-        answers = {row["content"]: row["answer"] for row in rows}
-        found = [answers[content] for one in asked.json()["instances"] for content in one.values()]
+        found = self.answering.answers(rows, asked.json()["instances"])
         if name in self.wrong:
             found = [{**one, "label": "low"} for one in found]
         return Answer(200, {"predictions": found})

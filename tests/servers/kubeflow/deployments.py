@@ -17,6 +17,8 @@ from typing import Any
 
 from kubernetes import client
 
+from tests.servers.shadow import Answering
+
 KINDS = {"deployments": "Deployment", "services": "Service", "httproutes": "HTTPRoute"}
 APIS = {"Deployment": "apps/v1", "Service": "v1", "HTTPRoute": "gateway.networking.k8s.io/v1"}
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -114,6 +116,7 @@ class Deployments:
         self.refuses, self.version = "", 0
         self.fates: dict[str, str] = {}
         self.wrong: set[str] = set()  # versions that answer otherwise
+        self.answering = Answering()
         self.figures: dict[tuple[str, int], Any] = {}  # by uid of the pod and its restarts
         self.pods_with: dict[str, tuple[str, ...]] = {}
 
@@ -327,8 +330,7 @@ class Deployments:
         env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
         folder = Path(env["REKINDLE_MODEL"].removeprefix("file://"))
         rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
-        answers = {row["content"]: row["answer"] for row in rows}
-        found = [dict(answers[next(iter(one.values()))]) for one in body["instances"]]
+        found = self.answering.answers(rows, body["instances"])
         if pod["metadata"]["labels"][VERSION] in self.wrong:
             found[0]["label"] = "another"
         self.figures_of(pod).seconds.labels("/predict", 200).observe(0.001)
