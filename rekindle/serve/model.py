@@ -20,8 +20,15 @@ class ServedModel:
     code: str
     columns: ColumnsSpec
     image_size: tuple[int, int] | None
+    precision: str = ""
+    """bf16 or int8; "": as trained."""
     shadow: Optional["ServedModel"] = None
     """Another one that is given what this one answered, and whose answers are only counted."""
+
+    @property
+    def identity(self) -> str:
+        """What a version that is deployed keeps."""
+        return f"{self.digest}-{self.precision}".rstrip("-")
 
     def with_shadow(self, shadow: "ServedModel") -> "ServedModel":
         """This version with another one in its shadow, as a version of its own: digits alone name

@@ -155,7 +155,7 @@ class Rollout:
             return last
         before = serving(last)
         state: RolloutState = "shadow" if self.before else "create"
-        last = self.log.put(last, state, model.version, before, digest=model.digest)
+        last = self.log.put(last, state, model.version, before, digest=model.identity)
         return self._advance(last, model)
 
     def _check_same(self, model: ServedModel) -> None:
@@ -164,8 +164,9 @@ class Rollout:
         for event in self.log.events()[::-1]:
             if event.state == "deleted":
                 return
-            if event.version == model.version and event.digest not in ("", model.digest):
-                what = f"version {model.version} is another model than the one deployed before"
+            if event.version == model.version and event.digest not in ("", model.identity):
+                what = f"version {model.version} is another model, or has another precision, than "
+                what += "the one deployed before"
                 fix = "`rekindle deploy delete` ends that deployment; then deploy again"
                 raise RequestError(what, where=self.endpoint.address, fix=fix)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,11 @@ class DeploySpec(Section):
     platform's."""
     replicas: int = Field(1, ge=1, le=1_000)
     """Machines of each version; on this machine always one process."""
+    precision: Literal["", "bf16", "int8"] = ""
+    """Precision that a classifier is served in, on CPUs with int8; default: that of its training.
+    It is measured on the test split first, on this machine."""
+    max_precision_loss: float = Field(0.005, ge=0, lt=1)
+    """Share of the test split's labels that it may answer wrongly because of `precision`."""
     budget_usd_per_day: float | None = Field(None, gt=0)
     """What a deployment may cost a day while one version answers; a dearer one, or one whose price
     is unknown, is refused."""
