@@ -27,7 +27,7 @@ class Classifier(Model):
         if precision == "bf16":
             self.network, self.dtype = self.network.bfloat16(), torch.bfloat16
         if precision == "int8":
-            _make_int8(self.network)
+            self.network = _in_int8(self.network)
         file = opened.path / TOKENIZER
         self.cutter = read_tokenizer(opened.path) if file.is_file() else None
 
@@ -110,12 +110,12 @@ class Int8Linear(torch.nn.Module):
         return found
 
 
-def _make_int8(network: torch.nn.Module) -> None:
-    for name, module in network.named_children():
-        if type(module) is torch.nn.Linear:
-            setattr(network, name, Int8Linear(module))
-        else:
-            _make_int8(module)
+def _in_int8(network: torch.nn.Module) -> torch.nn.Module:
+    if type(network) is torch.nn.Linear:
+        return Int8Linear(network)
+    for name, part in network.named_children():
+        setattr(network, name, _in_int8(part))
+    return network
 
 
 def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:

@@ -289,7 +289,7 @@ def test_a_number_that_the_registry_gave_out_again_is_another_model(world):
     world.rollout().to(model("1"))
     other = dataclasses.replace(model("1"), digest="other")
     with pytest.raises(
-        RequestError, match="version 1 is another model than the one deployed before"
+        RequestError, match="version 1 is another model, or has another precision, than the"
     ):
         world.rollout().to(other)
     world.rollout().delete()
