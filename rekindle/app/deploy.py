@@ -47,7 +47,8 @@ class Options:
 
 def served(spec: Spec, home: Path, version: str = "") -> ServedModel:
     """The champion, or this version, in the precision that the config asks for."""
-    model = served_model(champion.registry_of(spec, home), spec, version)
+    where = champion.registry_of(spec, home)
+    model = served_model(where, spec.data, spec.task, version)
     if not spec.deploy.precision:
         return model
     from rekindle.serve.precision import lowered
