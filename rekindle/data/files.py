@@ -2,8 +2,7 @@
 tell.
 
 Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
-`2026-03/x.csv`): what rows are called by, the same wherever the folder lies. Files are sorted by
-name. Hidden files (`.x`, `_x`) are left out of folders and globs."""
+`2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
 
 import contextlib
 import dataclasses
@@ -134,7 +133,6 @@ class SourceFile:
                 raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
-        """The beginning of the content."""
         with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
             return bytes(stream.read(size))
 
@@ -170,11 +168,9 @@ class Files:
 
     @property
     def newest(self) -> dt.datetime | None:
-        """The start of the newest partition."""
         return max((file.partition for file in self.files if file.partition), default=None)
 
     def unseen(self) -> Self:
-        """The same, of which nothing has been read."""
         seen = Seen()
         files = tuple(dataclasses.replace(file, seen=seen) for file in self.files)
         return dataclasses.replace(self, files=files)
@@ -260,8 +256,7 @@ def split_of(name: str) -> str:
 
 
 def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
-    """Details of the files that a path, folder or pattern stands for, and the folder that their
-    names start below."""
+    """The files that a path, folder or pattern stands for, and where their names start."""
     if filesystem.isfile(path):
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
@@ -282,7 +277,6 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    """By name."""
     seen, places = Seen(), [(_below(info["name"], root), info) for info in found]
     return [
         SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), seen=seen)
@@ -291,7 +285,6 @@ def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> li
 
 
 def _parent(path: str) -> str:
-    """The folder of a path or URL."""
     return path.rsplit("/", 1)[0] if "/" in path else ""
 
 

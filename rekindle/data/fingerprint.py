@@ -4,9 +4,8 @@
     work_key  data + window + the settings that shape the weights + rekindle's training code
     run_key   work_key + the weights that it starts from: the same training, attempted however often
 
-With a window over a time column only the records in it are hashed, so new data outside of it
-retrains nothing. Settings that cannot change the weights (where the source lies, how often a
-checkpoint is made) are left out."""
+With a window over a time column only its records are hashed. Settings that cannot change the
+weights (where the source lies, how often a checkpoint is made) are left out."""
 
 import contextlib
 import dataclasses
@@ -113,8 +112,7 @@ def _identifying(train: TrainSpec) -> dict[str, Any]:
 
 
 def _own_script(words: str) -> list[Any]:
-    """The bytes of the script, or of the module behind `-m`, its arguments, and the bytes of files
-    that these name."""
+    """The bytes of the script or module, its arguments, and the bytes of files that these name."""
     script, *arguments = shlex.split(words)
     if script != "-m":
         code: list[Any] = _own_files(Path(script))

@@ -1,9 +1,8 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
 `ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
-bytes. Anything unfit makes it raise a single DataError with all that was found, and leaves no
-summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
-until the cuts are known."""
+bytes. Anything unfit makes it raise a single DataError. A split by time takes a second pass over
+the examples, which wait in a scratch file until the cuts are known."""
 
 import collections
 import logging
@@ -77,7 +76,6 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def write(self) -> None:
-        """Fill the files of all splits."""
         if self.data.split.by == "time":
             self._write_by_time()
             return

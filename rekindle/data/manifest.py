@@ -1,9 +1,8 @@
 """What a folder of shards promises, checked before anything trains on it.
 
-`shard` writes `manifest.json` last; `open_shards` believes nothing else: every file it names must
-be there, of the size and SHA-256 it states, and hold the rows it states. Files are memory-mapped,
-so that all ranks of a machine share one copy. Row numbers count through the shards of a split in
-the manifest's order."""
+Every file that `manifest.json` names must be there, of the size and SHA-256 it states, and hold the
+rows it states. Files are memory-mapped, so that all ranks of a machine share one copy. Row numbers
+count through the shards of a split in the manifest's order."""
 
 import hashlib
 import json
@@ -43,7 +42,6 @@ class Shards:
         return self.folder / ASSETS
 
     def rows(self, split: str) -> int:
-        """How many rows the split has."""
         return len(self._tables[split])
 
     def table(self, split: str) -> pa.Table:
@@ -75,23 +73,20 @@ class Shards:
         return row_tokens(self._tables[split])
 
     def targets(self, split: str) -> npt.NDArray[np.int64]:
-        """Predictions that each row asks for: its supervised tokens but a first one, which nothing
-        precedes; its words that have a place; ones where the task has neither `supervised` nor
-        `places`."""
+        """Predictions that each row asks for: supervised tokens but a first one, or words that have
+        a place; else ones."""
         table = self._tables[split]
         if "places" in table.schema.names:
             return _of_lists(table, "places", _placed)
         return _of_lists(table, "supervised", _supervised)
 
     def hashes(self, split: str) -> list[bytes]:
-        """Content hash of each row."""
         hashes: list[bytes] = self._tables[split].column("hash").to_pylist()
         return hashes
 
 
 def open_shards(folder: str | Path) -> Shards:
-    """The shards in `folder`, each verified against `manifest.json`; raises DataError that names
-    the shard at fault."""
+    """The shards in `folder`, each verified; raises DataError that names the shard at fault."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     tables: dict[str, list[pa.Table]] = {split: [] for split in manifest.rows}
@@ -183,7 +178,6 @@ def folder_fingerprint(folder: Path) -> str:
 
 
 def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
-    """Fingerprint of example hashes, in order."""
     running = hashlib.sha256()
     for column in columns:
         for chunk in column.chunks:

@@ -1,8 +1,7 @@
 """Raw rows of any source as examples; what is unfit is noted and left out.
 
-What a language model reads has one form whatever its source: JSON, a list of [role, content]. A
-plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have their
-own roles. What a tagger reads are lists of words, and a tag for each word."""
+A language model reads JSON, a list of [role, content]: a plain text has the role `text`, a pair
+`prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag for each."""
 
 import json
 import re
@@ -40,7 +39,6 @@ class Normaliser:
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Height, width and channels of all images."""
         return self._images.shape
 
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:

@@ -5,9 +5,8 @@ DeepSpeed reduces gradients, clips, updates, and divides weights and moments amo
 batches, the rate of each step, saves and restarts are rekindle's. Its state is saved as fragments
 of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
 
-DeepSpeed averages gradients over the ranks, and a loss here is a rank's share of the whole batch's:
-it is multiplied by their number. What is private to DeepSpeed and used here is read by `Zero`
-alone, for the versions that the extra `deepspeed` allows."""
+DeepSpeed averages gradients over the ranks, and a loss here is a rank's share: it is multiplied by
+their number. What is private to DeepSpeed is read by `Zero` alone."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class DeepSpeed:
     program = ""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
-        """Fields of the config that DeepSpeed does not know, and keys of its own that rekindle
-        decides: those have to be absent, "auto" or equal."""
+        """What DeepSpeed does not know, and keys that rekindle decides: absent, "auto" or equal."""
         train = spec.train
         if train.layout != AUTO:
             fix = "remove it, and set zero_optimization.stage in train.engine_config"
@@ -214,11 +212,10 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operator that DeepSpeed would compile at its first use, in one process of a
-    machine at a time. StepError where that fails.
+    """Compile the operator that DeepSpeed would compile at its first use, once a machine. StepError
+    where that fails.
 
-    The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
-    waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
+    The lock of torch is a file, which a killed process leaves for ever. Ours is the kernel's."""
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
@@ -248,8 +245,7 @@ def _compile(config: Mapping[str, Any]) -> None:
 
 
 class Zero:
-    """One rank's side: the loop hands it losses, and it makes the updates. `module` is what runs a
-    micro-batch in training; called like the network's `Part`."""
+    """One rank's side: it takes losses and makes the updates. `module` runs a micro-batch."""
 
     def __init__(self, engine: Any, part: Any) -> None:
         import torch

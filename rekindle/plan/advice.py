@@ -1,6 +1,4 @@
-"""Why this engine and this strategy, in words, and what the other engine would do: `advice`.
-
-What the figures of a plan say, once more, for a reader who does not know the terms."""
+"""Why this engine and this strategy, in words, and what the other engine would do: `advice`."""
 
 from __future__ import annotations
 
@@ -54,7 +52,6 @@ def advice(plan: Plan) -> Iterator[str]:
 
 
 def strategy(work: Work) -> str:
-    """How the ranks share the work."""
     layout, zero = work.layout, work.zero
     if layout.world == 1:
         return "one GPU does everything" + (_host(zero) if zero else "")

@@ -1,8 +1,6 @@
 """Which machines and which layout: of what the config leaves open the cheapest that keep its
-limits, under a budget alone the fastest.
-
-Decides `Choice`. Not every fleet is searched: those that could not keep the limits, or not be
-cheaper, even if the products took all the time are left out."""
+limits, under a budget alone the fastest. Fleets that could not be, even if the products took all
+the time, are left out."""
 
 import dataclasses
 import math
@@ -29,7 +27,6 @@ class Choice:
 
     @property
     def usd_per_step(self) -> float | None:
-        """On demand."""
         usd = self.fleet.usd_per_hour()
         return None if usd is None else usd * self.option.step.seconds / 3600
 
@@ -151,7 +148,6 @@ def _least_seconds(asked: Asked, fleet: Fleet) -> float:
 
 
 def _least_usd(asked: Asked, fleet: Fleet) -> float:
-    """Dollars of such a step."""
     return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
 
 

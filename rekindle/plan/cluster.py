@@ -33,7 +33,6 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Number of ranks."""
         return self.gpus_per_node * self.nodes
 
     def group(self, size: int, distance: int) -> Group:

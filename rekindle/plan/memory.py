@@ -1,8 +1,5 @@
 """What one rank holds in memory at the worst moment of a step (moments.py), under DeepSpeed's ZeRO,
-too, and what a device needs for that.
-
-What the allocator keeps on top of tensors, and CUDA and NCCL for themselves, are named terms from
-memory.yaml."""
+too, and what a device needs for that: memory.yaml has what allocator, CUDA and NCCL take."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -57,8 +54,7 @@ def least_bytes(work: Work) -> int:
 
 def snapshot_bytes(work: Work) -> int:
     """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
-    the pipeline: with AdamW 12 bytes a trained parameter in fp32, divided by ranks that share them.
-    """
+    the pipeline: with AdamW in fp32 12 bytes a trained parameter."""
     return max(_rank(work, place).snapshot for place in range(work.layout.pp))
 
 
@@ -74,8 +70,7 @@ def _rank(work: Work, pp_rank: int) -> Moments:
 class ZeroMoments(Moments):
     """Of a rank of DeepSpeed's ZeRO, in closed form; all ranks hold as much.
 
-    States and buffers are those of DeepSpeed 0.19.8, and tests hold them against what its ranks
-    held on CPUs; blocks and loss are rekindle's, over weights stored as they are computed with.
+    Of DeepSpeed 0.19.8, held against what its ranks held on CPUs; blocks and loss are rekindle's.
     What offload leaves on a GPU has not been measured on one."""
 
     def __init__(self, work: Work) -> None:
@@ -155,7 +150,6 @@ class ZeroMoments(Moments):
         return Memory({"whole network at the start": whole}, "start")
 
     def _forward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """Stage 2 has no buckets yet."""
         for terms in super()._forward(at):
             yield {"communication buffers": 0, **terms} if self.zero.stage == 2 else terms
 

@@ -1,8 +1,6 @@
-"""The moments of a step, one of which is the worst for the memory of a rank, in closed form: in
-attention, at the loss, at a block of the backward pass, at its end, in the optimizer.
-
-Each is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against
-traces of the engine itself (rekindle/train/trace.py)."""
+"""The moments of a step, one of which is the worst for the memory of a rank, in closed form. Each
+is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against traces
+of the engine itself (rekindle/train/trace.py)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +22,10 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """All terms."""
         return sum(self.terms.values())
 
     @property
     def dominant(self) -> str:
-        """The largest term."""
         return max(self.terms, key=lambda name: self.terms[name])
 
 
@@ -37,7 +33,6 @@ class Moments(Temporaries):
     """Of a rank, the worst."""
 
     def worst(self) -> Memory:
-        """The largest of the moments."""
         # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps
         ways = sum(
             (stage > 0 and stage - 1 not in self.stages)
@@ -87,8 +82,7 @@ class Moments(Temporaries):
         return self._in_blocks(at.halved) * self.halved
 
     def _narrow(self, at: Moment, but: int | None = None) -> int:
-        """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
-        in the next first half."""
+        """Gradients that the second half of zero bubble's backward pass left for FSDP to widen."""
         if not self.sharded or not self.half or self.layout.schedule != "zero_bubble":
             return 0
         return self.compute * sum(
@@ -174,7 +168,6 @@ class Moments(Temporaries):
         yield saved - self.behind, head + self.norm_backward - residual
 
     def _again(self) -> int:
-        """What a block has computed again."""
         if self.work.checkpointing == "none":
             return 0
         again = self.whole
@@ -254,8 +247,7 @@ class Moments(Temporaries):
         return 0 if added and self.shape.head else self.stored * size
 
     def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
-        """The end of a backward pass that FSDP has no part in: the table's gradient, beside what
-        is there already."""
+        """The end of a backward pass without FSDP: the table's gradient, beside what is there."""
         table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
         single = self.layout.pp == 1
         tied = self.shape.causal and self.shape.head is None and single

@@ -1,9 +1,8 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
-`make` is pure: spec, catalog and prices in, Plan out. Of machines that it may choose it takes the
-cheapest that keep the limits; of layouts, what search.py says. What interruptions cost it, risk.py
-says; what neither the config nor the catalog knows is assumed (assumptions.yaml). `told` makes
-a record of it, which the command line, notebooks and cards show."""
+`make` is pure. Of machines that it may choose it takes the cheapest that keep the limits; of
+layouts, what search.py says. What neither the config nor the catalog knows is assumed
+(assumptions.yaml). `told` makes a record of it, for the command line, notebooks and cards."""
 
 import dataclasses
 import datetime
@@ -278,9 +277,8 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
 def told(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says.
-
-    `refused` is why it should not be submitted, `rest` what the other steps take."""
+    """All that a plan says; `refused`: why it should not be submitted, `rest`: what other steps
+    take."""
     option, problems = plan.chosen.option, list(refused)
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours

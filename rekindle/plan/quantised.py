@@ -1,8 +1,7 @@
 """What a base in 4 bits takes (`model.lora.base: 4bit`): its bytes, and what it costs in time.
 
-A matrix is never multiplied in 4 bits: it is brought back to the type of the products in each pass,
-which moves more bytes than a product with bf16 weights, so a step is not faster than one with a
-base in full. Counted from operations; no GPU has measured it."""
+A matrix is brought back to the type of the products in each pass, so a step is not faster than one
+with a base in full. Counted from operations; no GPU has measured it."""
 
 from rekindle.plan.work import Work
 

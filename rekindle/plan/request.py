@@ -36,8 +36,7 @@ class Asked:
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """With the precision that `auto` has on that GPU; the engine decides alike
-    (train/rank.py)."""
+    """With the precision that `auto` has there; the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
     train = asked.train.model_copy(update={"precision": "bf16" if "bf16" in gpu.tflops else "fp32"})
@@ -107,8 +106,7 @@ def left_open(spec: Spec) -> frozenset[str]:
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
-    """The model's config in Hugging Face layout: inline, of a local folder, of the catalog, or of
-    the hub, in this order."""
+    """The config in Hugging Face layout: inline, of a local folder, the catalog, or the hub."""
     source = spec.model.source
     if not isinstance(source, str):
         if not source:

@@ -3,22 +3,18 @@ and how often to save.
 
 The model. Machines are waited for (not paid), then start: load the checkpoint and warm up. They
 train in segments of `every` steps, each with a save at its end. Interruptions come at random with a
-constant rate while machines are paid for, during a start or a save as well; one takes all of them,
-and the work since the last committed checkpoint is done again. The first start waits and warms up
-like any other.
-
-A save holds training up for `save_seconds` and is committed `commit_seconds` later, beside
-training; a save that blocks until the end has no such tail. The next save waits until the one
-before is committed, as train/checkpoint.py does.
+constant rate while machines are paid for; one takes all machines, and the work since the last
+committed checkpoint is done again. A save holds training up for `save_seconds` and is committed
+`commit_seconds` later, beside training; the next one waits for that, as train/checkpoint.py does.
 
 The formula. With rate r and M = 1/r, `try_until(q)` runs a stretch of q seconds until it gets
-through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006,
-eq. 20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
+through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006, eq.
+20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
 from the commit before it to its own: it gets through with probability e^(-rs), and else a stretch
-of q seconds is tried: the start, all its steps, the save and its commit. So a segment has
-(1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where
-saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the
-wait, the tail of a save and the notice are ours.
+of q seconds is tried: the start, all its steps, the save and its commit. So a segment has (1 -
+e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where saves block
+and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the wait, the
+tail of a save and the notice are ours.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -46,11 +42,9 @@ class Hazard:
     chosen: str
 
     def per_hour(self, nodes: int, reclaims: Reclaims) -> float:
-        """Interruptions of the whole cluster per hour: n times a node's if nodes are reclaimed one
-        by one, as often as one node's if all go at once. The truth lies between: machines of a type
-        in a zone go within minutes of each other (Spot-and-Scoot, arXiv 2604.16457).
-
-        `hazard("rough").per_hour(8, "independent")` is 0.8."""
+        """Interruptions of the whole cluster per hour, if nodes are reclaimed one by one, or all at
+        once. The truth lies between: machines of a type in a zone go within minutes of each other
+        (Spot-and-Scoot, arXiv 2604.16457). `hazard("rough").per_hour(8, "independent")` is 0.8."""
         return self.per_node_hour * (nodes if reclaims == "independent" else 1)
 
 
@@ -74,10 +68,9 @@ def hazard(choice: str | float) -> Hazard:
 class Work:
     """A training and what saving, starting and waiting take in it.
 
-    `save_seconds` is what a save holds training up for: all of it, or the copy alone where the rest
-    goes on beside; `commit_seconds` is that rest. `wait_seconds` is the mean time until machines
-    are there, at the start and after each interruption, exponential or always the same.
-    `notice_seconds` is the warning before a machine goes; 0 counts on none."""
+    `save_seconds` is what a save holds training up for, `commit_seconds` the rest of it.
+    `wait_seconds` is the mean time until machines are there, at the start and after each
+    interruption. `notice_seconds` is the warning before a machine goes; 0 counts on none."""
 
     steps: int
     step_seconds: float
@@ -110,9 +103,8 @@ class Segment:
 
 
 def segments(work: Work, every: int) -> tuple[Segment, ...]:
-    """The first segment, those in the middle, and the last with what steps remain.
-
-    The first is never passed through from a commit; its `through` leaves start and tail out."""
+    """The first segment, whose `through` leaves start and tail out, those in the middle, and the
+    last."""
     saves = math.ceil(work.steps / every)
     first = _segment(work, min(every, work.steps), 0.0)
     if saves == 1:
@@ -197,10 +189,8 @@ def _interruptions(work: Work, every: int, rate: float) -> float:
 
 
 def _noticed(work: Work, saves: int, rate: float) -> tuple[float, float]:
-    """Interruptions, and seconds of saves made on notice, of a training that saves then.
-
-    The step at hand is finished first; where a save is due after it, that save is the one, and only
-    its commit is waited for. After the last step nothing is started again."""
+    """Interruptions, and seconds of saves made on notice, of a training that saves then. The step
+    at hand is finished first; where a save is due after it, only its commit is waited for."""
     plain = (work.steps - saves) * _struck(work.step_seconds, rate)
     due = (saves - 1) * _struck(work.step_seconds + work.save_seconds, rate)
     starts = 1 + plain + due
@@ -235,11 +225,10 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 
 def interval(work: Work, per_hour: float) -> int:
     """Optimizer steps between two saves: Daly's estimate in whole steps, or what divides the work
-    evenly near it, whichever is expected to take less.
+    evenly near it, whichever is expected to take less; without the notice.
 
-    It does not count on the notice, which is a bonus. Never shorter than a save takes to be
-    committed; never longer than an hour, or the time in which saves take 1 %, because other things
-    than reclaims end a training too."""
+    Never shorter than a save takes to be committed, nor longer than an hour, or the time in which
+    saves take 1 %: other things than reclaims end a training, too."""
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))

@@ -80,7 +80,6 @@ class Found:
 
 
 def search(asked: Asked, cluster: Cluster) -> Found:
-    """Weigh everything on that cluster."""
     asked = on_gpu(asked, cluster.gpu)
     gpu, precision = cluster.gpu, asked.train.precision
     if precision not in gpu.tflops:
@@ -123,8 +122,7 @@ class _Timed(NamedTuple):
 
 
 def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
-    """With its memory; that of slower ones need not be known, and takes longer to find than the
-    time of a step."""
+    """With its memory, which takes longer to find than the time of a step."""
     for one in sorted(timed, key=_order):
         if needed(least_bytes(one.work)).bytes <= room:
             held = memory(one.work)
@@ -236,7 +234,6 @@ def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
 
 
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    """What each rank would do, and whether a test has shown it."""
     train, total = asked.train, asked.train.global_batch_size
     each = total // layout.data
     most = min(each, LARGEST_MICRO_BATCH)

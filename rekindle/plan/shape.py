@@ -1,10 +1,9 @@
 """The shape of a model from its Hugging Face config: every matrix of a block, what lies before the
 first block and behind the last one.
 
-Decides `ModelShape`; what an architecture does with its numbers is in families/. Parameter counts
-are exact: a test builds each architecture of transformers on the meta device and compares.
-Everything else (FLOPs, shares of tensor parallel ranks, adapters) is derived from the same list of
-matrices."""
+What an architecture does with its numbers is in families/. Parameter counts are exact: a test
+builds each architecture on the meta device. FLOPs, shares of tensor parallel ranks and adapters are
+derived from the same matrices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,7 +28,6 @@ class Matrix:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases."""
         return self.outputs * (self.inputs + self.bias)
 
 
@@ -66,7 +64,6 @@ class ModelShape:
 
     @property
     def block_parameters(self) -> int:
-        """Of one block."""
         return sum(matrix.parameters for matrix in self.matrices) + self.block_norms
 
     @property
@@ -83,19 +80,16 @@ class ModelShape:
         return self.layers * block + (head or (self.vocab * self.d_model if self.causal else 0))
 
     def flops_per_token(self, sequence: int, frozen: bool = False) -> float:
-        """Forward and backward, of the model alone (no recomputation): 6 a weight, or 4 where
-        gradients of weights are not computed, and 12 L d s of attention, half of it where it is
-        causal (Chowdhery et al. 2022, arXiv 2204.02311).
-
-        GPT-2 at 1,024 tokens: 0.80 GFLOP."""
+        """Forward and backward, no recomputation: 6 a weight, or 4 where gradients of weights are
+        not computed, and 12 L d s of attention, half of it where it is causal (Chowdhery et al.
+        2022, arXiv 2204.02311). GPT-2 at 1,024 tokens: 0.80 GFLOP."""
         attention = 12.0 * self.layers * self.heads * self.head_dim * sequence
         return (4.0 if frozen else 6.0) * self.products + attention * (0.5 if self.causal else 1.0)
 
 
 def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShape:
-    """From a Hugging Face config; `classes` asks for a classifier of so many, None for the
-    architecture's language model (of an encoder: its body alone). Raises RequestError for one that
-    is not known.
+    """From a Hugging Face config; a classifier of so many `classes`, None for a language model (of
+    an encoder: its body alone). Raises RequestError for one that is not known.
 
     `shape_of({"model_type": "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
@@ -107,8 +101,6 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
 
 
 class _Reader:
-    """Makes the shape of a config of a known family."""
-
     def __init__(self, family: Family, config: Config) -> None:
         self.family, self.get = family, config.get
 

@@ -1,7 +1,5 @@
 """The tensors of one rank that are there for a moment only, by size: what a block, the loss and a
-norm make while they run, beyond what is kept for the backward pass.
-
-Derived from what rekindle's engine runs, as in tensors.py; `Temporaries` owns them."""
+norm make while they run, beyond what is kept for the backward pass."""
 
 from functools import cached_property
 
@@ -30,9 +28,8 @@ class Temporaries(Rank):
     def block_backward(self, own: int) -> int:
         """The most that a block's backward pass adds to what the block has kept, where gradients of
         its own weights stay with `own` bytes an element until its end: in the feed-forward behind
-        its last matrix, and at its first ones; at the norm before it, and at the block's first one,
-        when what was kept for what lies behind is gone; and at a softmax, where half as much is
-        made as there."""
+        its last matrix, and at its first ones; at the norm before it, and at the block's first one;
+        and at a softmax."""
         stream = self.stream * self.part * self.hidden
         tp = self.layout.tp
         # elements of each matrix here
@@ -103,9 +100,8 @@ class Temporaries(Rank):
 
     @cached_property
     def teaching(self) -> int:
-        """While a teacher's block runs, of which nothing is kept: its feed-forward's gate, up and
-        product beside the embedding, the stream before and behind attention and what came in, or a
-        norm of that in fp32."""
+        """While a teacher's block runs: its feed-forward's gate, up and product beside the stream
+        and what came in, or a norm of that in fp32."""
         teacher, wide = self.work.teacher, 2 if self.half else 4
         if teacher is None:
             return 0

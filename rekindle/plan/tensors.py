@@ -2,9 +2,8 @@
 gradients on the way. temporaries.py has what is there for a moment only.
 
 Derived from what rekindle's engine runs: transformers' eager blocks, autocast over fp32 weights on
-replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here is bytes an element
-or a count of tensors, and none is fitted. `Rank` owns them; memory.py says which are there at
-once."""
+replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number is bytes an element or a
+count of tensors, and none is fitted."""
 
 from functools import cached_property
 
@@ -63,7 +62,6 @@ class Rank:
         self._size()
 
     def _size(self) -> None:
-        """Sizes that follow from all that, in bytes."""
         work, layout, tp, stream = self.work, self.layout, self.layout.tp, self.stream
         # a norm's input in fp32, and the normalised, which only a norm's own weights need
         self.entering = max(4, self.stream) * self.part * self.hidden
@@ -151,7 +149,6 @@ class Rank:
 
     @cached_property
     def moments(self) -> int:
-        """What the optimizer keeps of the trained weights."""
         return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
 
     @cached_property
@@ -178,8 +175,7 @@ class Rank:
 
     @property
     def snapshot(self) -> int:
-        """Host memory for the copies that a save makes: trained weights and what the optimizer
-        keeps of them."""
+        """Host memory for a save's copies: trained weights and what the optimizer keeps of them."""
         return self.stored * self.trained // self.group + self.moments
 
     # What a block keeps for its backward pass
@@ -347,8 +343,7 @@ class Rank:
 
     @cached_property
     def left(self) -> int:
-        """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
-        reduce in the last one."""
+        """What FSDP reduced last, and lets go of in the next backward pass only."""
         if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
             return 0
         return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)

@@ -49,8 +49,7 @@ class Finalist:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Memory of the worst rank; `traced` says whether the engine was asked, `note` why not or what
-    it could not see."""
+    """Memory of the worst rank; `traced`: whether the engine was asked; `note`: why not."""
 
     memory: Memory
     traced: bool

@@ -50,15 +50,13 @@ Settings = Mapping[str, Any]
 
 
 class Task(abc.ABC):
-    """One learning objective. Subclass it in a file of your own and name it `path.py:Class` in the
-    YAML."""
+    """One learning objective. Subclass it in a file of your own, `path.py:Class` in the YAML."""
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        """Raise RequestError for a config that this task can never work with, before anything is
-        read or written."""
+        """Raise RequestError for a config that this task can never work with."""
         return
 
     # Data side: no torch.
@@ -131,12 +129,11 @@ class Task(abc.ABC):
 
 class TokenTask(Task):
     """Predicts the next token: several examples may share a sequence, and the score of an example
-    is that of its supervised tokens. No labels, no classes. Shapes: B sequences, T tokens, V
-    vocabulary, N examples.
+    is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary, N examples.
 
     `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the token is to
-    be predicted; the first of an example never is) and `target_bytes` (int32: bytes of the text
-    that the supervised tokens cover)."""
+    be predicted; never the first) and `target_bytes` (int32: of the text that supervised tokens
+    cover)."""
 
     objective: ClassVar[Objective] = "tokens"
 
@@ -158,6 +155,5 @@ class TokenTask(Task):
         self, network: torch.nn.Module, prompts: list[list[tuple[str, str]]], settings: Settings,
         assets: Path, max_new_tokens: int,
     ) -> list[str]:  # fmt: skip
-        """The most probable continuation of each document that ends before an answer. Scoring calls
-        that of a user's own task in a thread, on a CPU, and waits three times `train.hang_seconds`
-        for it."""
+        """The most probable continuation of each document that ends before an answer, on a CPU,
+        within three times `train.hang_seconds`."""

@@ -1,5 +1,4 @@
-"""What a model in Hugging Face layout gives: its configuration, its tokenizer, its weights; from a
-hub name or a folder. Text tasks share it."""
+"""What a model in Hugging Face layout gives, a hub name or a folder. Text tasks share it."""
 
 from __future__ import annotations
 
@@ -119,9 +118,8 @@ def configuration(
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
-    """Raise RequestError for a setting that the architecture does not have and its code does not
-    read: transformers would keep it and change nothing, and the network would have another size
-    than the config says."""
+    """Raise RequestError for a setting that the architecture's code does not read: transformers
+    would keep it, and the network would have another size than the config says."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -145,8 +143,7 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
 
 
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The fast tokenizer that `model.tokenizer` names, else the one of `model.source`; without
-    padding and truncation."""
+    """The fast tokenizer of `model.tokenizer` or `model.source`, without padding and truncation."""
     from transformers import AutoTokenizer
 
     own = isinstance(model.tokenizer, str)
@@ -181,7 +178,6 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any)
 
 
 def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:
-    """The tokenizer among the assets."""
     import tokenizers
 
     found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))

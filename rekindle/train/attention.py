@@ -2,11 +2,9 @@
 does not depend on which rank holds which head.
 
 Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
-which tokens see each other (micro.py) and a sliding window travel as keyword arguments, which
-transformers hands through. A keyword that `attend` does not know changes what attention computes,
-so it is refused by name. There are two ways to keep documents apart: one varlen flash-attention
-kernel over all of them, on GPUs in half precision, and one call of
-`scaled_dot_product_attention` a document. Neither makes scores or a mask of a whole sequence.
+which tokens see each other (micro.py) and a sliding window travel as keyword arguments. Documents
+are kept apart by one varlen flash-attention kernel over all of them, on GPUs in half precision, or
+by one call of `scaled_dot_product_attention` a document: neither makes a mask of a whole sequence.
 
 Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all context-parallel ranks,
 D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21783, 3.3.2)."""
@@ -79,8 +77,7 @@ def install(network: nn.Module, peers: Peers) -> None:
 def _mask_of_padding(
     module: nn.Module, args: Any, kwargs: dict[str, Any], causal: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that transformers
-    hands on as it is."""
+    """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that sdpa takes."""
     mask_BT = kwargs.get("attention_mask")
     if mask_BT is None or mask_BT.ndim != 2:
         return args, kwargs
@@ -156,8 +153,7 @@ def apart(
 # not compiled, because each batch has other ranges
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torch.Tensor:
-    """The keys or values of all cp ranks that this rank's queries see, range by range: [sum of
-    the ranges, G, D]."""
+    """Keys or values of all cp ranks that this rank's queries see: [sum of the ranges, G, D]."""
     assert peers.cp_group is not None
     count = 2 * peers.cp_size
     gathered = compat.all_gather_single_autograd(x_BGTD.contiguous(), 2, peers.cp_group)
@@ -215,9 +211,8 @@ def _by_group(
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to their padded places. A place without a row has a copy of another one, and no
-    gradient: its scores are hidden and its result is dropped. So the way back is a copy, too, and
-    not a sum over places."""
+    """Rows to their padded places. A place without a row has a copy of another one, whose result is
+    dropped: the way back is a copy, too, and not a sum over places."""
 
     @staticmethod
     def forward(
@@ -232,8 +227,6 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """The rows of padded places."""
-
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(back)
@@ -295,8 +288,7 @@ def _one(
 
 
 def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:
-    """Whether a fused kernel's own dropout will do: no other rank has to draw the same. On a CPU
-    no kernel has any."""
+    """Whether a fused kernel's own dropout will do: no other rank has to draw the same."""
     return query.is_cuda and peers.tp_size * peers.cp_size == 1
 
 

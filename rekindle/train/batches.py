@@ -1,12 +1,10 @@
 """The micro-batches of each step for one rank, prepared while the step before is computed.
 
 Global batch k holds a fixed number of sequences, cut into micro-batches of fixed size; micro-batch
-j belongs to data rank j mod `layout.data`. Every data rank gets the same number of micro-batches,
-if need be an empty one that weighs nothing; a batch that is not full has as many as it fills. tp
-and pp peers prepare the same; cp peers take their part of each sequence, two chunks a rank so that
-causal attention is as much work for each (zigzag). What a device would have to be asked for is
-found here, on the host: where documents begin, and which tokens are targets. Nothing here draws a
-random number.
+j belongs to data rank j mod `layout.data`. Every data rank gets the same number, if need be an
+empty one that weighs nothing. tp and pp peers prepare the same; cp peers take two chunks of each
+sequence so that causal attention is as much work for each (zigzag). What a device would have to be
+asked for is found here, on the host. Nothing here draws a random number.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
@@ -88,7 +86,6 @@ class Batches:
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
 
     def make(self, step: int) -> Work:
-        """The work of `step`, from nothing."""
         layout = self.mesh.layout
         batch = self.order.batch(step)
         size = layout.micro_batch_size
@@ -146,8 +143,7 @@ class Batches:
         return -(-max(longest, 1) // unit) * unit
 
     def rounded(self, length: int) -> int:
-        """Up to one of `SHAPES` lengths, because a pipeline keeps a schedule for each it has seen,
-        with room for what it receives."""
+        """Up to one of `SHAPES` lengths: a pipeline keeps a schedule, with buffers, for each."""
         most = int(self.lengths.max(initial=1))
         grain = -(-most // SHAPES)
         return min(-(-length // grain) * grain, max(most, length))

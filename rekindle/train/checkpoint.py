@@ -2,13 +2,12 @@
 
 A checkpoint is a folder `step-<step>.<attempt>` below a root that belongs to one run key: a folder
 or any fsspec URI. `save` copies the tensors and returns; a thread of low priority then lets
-torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`: the schema,
-run key, step and state as JSON, the size and SHA-256 of every file, and a hash of itself. It is
-written last, in one instant and only if there is none: it is the commit.
+torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`
+(manifest.py), which is written last, in one instant and only if there is none: it is the commit.
 
 The newest complete checkpoint wins. One whose files do not match its manifest is skipped, loudly;
 one of another run key or schema is refused. On a folder the lock of the run key keeps other
-attempts away; on an object store attempts cannot collide, as each has a prefix of its own."""
+attempts away; on an object store each attempt has a prefix of its own."""
 
 from __future__ import annotations
 
@@ -68,10 +67,9 @@ def load(
 ) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
-    `tensors` is a nested dict with what this rank holds; `replicas` are ranks that hold the same,
-    all call this, and share the reading unless it is from this machine into its own memory. Raises
-    CheckpointError when something of it is not in the checkpoint with the same shape and dtype;
-    nothing was filled then."""
+    `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and share the
+    reading, unless it is from this machine into its own memory. Raises CheckpointError when
+    something is not in the checkpoint with the same shape and dtype: nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
         content = manifest.metadata_of(storage, checkpoint)
@@ -91,10 +89,8 @@ def load(
 
 class Checkpointer:
     """Saves in the background, commits, and forgets what the spec does not keep. One an attempt;
-    all ranks call it alike.
-
-    `history` is the growing loss curve on this machine; on an object store a copy of it travels
-    with each checkpoint, because the next attempt may find an empty machine."""
+    all ranks call it alike. On an object store a copy of `history`, the growing loss curve, travels
+    along."""
 
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
@@ -131,8 +127,7 @@ class Checkpointer:
         self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
 
     def check_memory(self, tensors: Mapping[str, Any]) -> None:
-        """Raises CheckpointError on all ranks where a machine cannot hold the copies that `save`
-        makes of `tensors`."""
+        """Raises CheckpointError on all ranks where a machine cannot hold the copies of `save`."""
         check_host_memory(pieces_of(tensors))
 
     def wait(self) -> None:

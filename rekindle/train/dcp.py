@@ -1,10 +1,9 @@
 """Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
 
-The files are those of torch.distributed.checkpoint (DCP), and its own tools can read them; DCP
-plans who writes what and propagates failures. What is ours: hashing while writing, and reading,
-which checks that everything asked for is there. DCP pickles its `.metadata`: it is read with an
-allow-list, and the entries of the files with `weights_only`, all of it after hashes were checked by
-the caller."""
+The files are those of torch.distributed.checkpoint (DCP), which plans who writes what and
+propagates failures. Ours: hashing while writing, and reading, which checks that everything is
+there. DCP pickles its `.metadata`: it is read with an allow-list, the entries of files with
+`weights_only`, all of it after the caller has checked hashes."""
 
 import concurrent.futures
 import dataclasses
@@ -67,8 +66,7 @@ _ALLOWED = {
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The part of a tensor that this rank holds: a plain tensor that shares its memory, where that
-    begins in the whole, and the whole's shape."""
+    """What this rank holds of a tensor: plain, sharing its memory; where it begins in the whole."""
 
     local: torch.Tensor
     offsets: torch.Size
@@ -76,7 +74,6 @@ class Piece:
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """Its place, in DCP's words."""
         return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
@@ -248,8 +245,7 @@ def yield_to_training() -> None:
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """What Python before 3.11.4 names when it stores a member of an enum: its attribute, so here
-    only members of the one enum that metadata has."""
+    """Python before 3.11.4 stores a member of an enum as `getattr`; metadata has one such enum."""
     if kind is _MEM_FORMAT_ENCODING:
         return _MEM_FORMAT_ENCODING[name]
     what = f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does"

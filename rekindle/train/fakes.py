@@ -1,10 +1,8 @@
-"""What has to differ while the engine runs on tensors without values (see trace.py): the few places
-that ask for a value, and the few operations that keep more on a CPU than on a GPU.
+"""What has to differ while the engine runs on tensors without values (see trace.py): functions that
+ask for a value or keep more on a CPU than on a GPU, each replaced within a context.
 
-Each is a context that puts something of ours in the place of a function and takes it away again.
-
-`Live` owns the count of bytes: each storage from its birth to its end, by what it was made for. It
-works on real tensors and on fake ones, which have sizes but no values."""
+`Live` counts bytes: each storage from its birth to its end, by what it was made for; real or
+fake."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ def replaced(owner: Any, name: str, by: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -> Iterator[None]:
-    """The engine runs, and `live` counts it; `shape` gives what a stage of a pipeline receives and
-    what it hands on."""
+    """The engine runs, and `live` counts it; `shape` gives what a stage receives and hands on."""
     with contextlib.ExitStack() as stack:
         contexts = [
             # DTensor finds out shapes with tensors of the whole size, which no rank holds
@@ -241,8 +238,7 @@ class Held:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is active and still there. `peak` is
-    the most since `begin`, and `at` the number of the growth that led to it."""
+    """Bytes of all living tensors made while active: most since `begin`, at growth `at`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

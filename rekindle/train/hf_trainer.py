@@ -3,13 +3,12 @@ JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
-saved. The Trainer trains on, each rank alone, where accelerate does not find
-the other ranks; so what is in effect is held against what was asked for before the first step.
+saved. Where accelerate does not find the other ranks, the Trainer would train on each rank alone:
+what is in effect is compared with what was asked for before the first step.
 
-The Trainer writes into a folder of this machine. A checkpoint counts once `complete.json` lies in
-it, which rank 0 writes when all ranks have written theirs. Where checkpoints belong into an object
-store, each machine puts what its ranks wrote there first, and fetches all of it before it resumes.
-"""
+The Trainer writes into a folder of this machine. A checkpoint counts once rank 0 has written
+`complete.json` into it, after all ranks. Where checkpoints belong into an object store, each
+machine puts there what its ranks wrote, and fetches all of it before it resumes."""
 
 from __future__ import annotations
 
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Read the job, train, leave."""
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # would change the training without a word in the config
     live(Job, _train)
@@ -303,8 +301,7 @@ class Saves:
         self.first_here = os.environ.get("LOCAL_RANK", "0") == "0"
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint, on this machine, the same on all ranks. What attempts
-        before left incomplete is removed here."""
+        """The newest complete checkpoint, on this machine; incomplete ones are removed."""
         if self.store is not None and self.first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
         found: list[str] = []
@@ -330,8 +327,7 @@ class Saves:
         return self.folder / name if name else None
 
     def completed(self, step: int, facts: Mapping[str, str]) -> None:
-        """All ranks have written the checkpoint of a step: it counts from now on, and older ones
-        than are kept go."""
+        """The checkpoint of a step counts from now on, and older ones than are kept go."""
         name = f"checkpoint-{step}"
         here = self.folder / name
         if dist.get_rank() == 0:
@@ -358,7 +354,6 @@ class Saves:
 
 
 def step_of(name: str) -> int:
-    """Of `checkpoint-12`: 12."""
     return int(name.rpartition("-")[2])
 
 

@@ -1,13 +1,12 @@
-"""The training loop: the same batches, the same dropout and the same weights however often it is
-interrupted, and in whatever layout.
+"""The training loop: the same batches, dropout and weights however often it is interrupted, in any
+layout.
 
-Decides what one optimizer step is: the micro-batches of this rank forward and backward (through the
-pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient
-norm, a request to stop, whether a save is written), then the update, or none if the gradient is not
-finite. So the state to save is the step, the weights, the moments, and the scale of fp16.
+One optimizer step: this rank's micro-batches forward and backward (through the pipeline's schedule,
+if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a request to
+stop, whether a save is written), then the update, or none if the gradient is not finite.
 
-A GPU never waits for the host: what a step agreed on is read once, while the next one is computed,
-and that is the only thing that is read."""
+A GPU never waits for the host: what a step agreed on is read once, while the next one is
+computed."""
 
 from __future__ import annotations
 
@@ -62,7 +61,6 @@ class Plan:
         return epoch + position / self.order.steps_in_epoch(epoch)
 
     def validates(self, step: int) -> bool:
-        """Whether a validation follows `step` steps."""
         if step == self.steps or self.validate_every is None:
             return step == self.steps or self.order.epoch_of(step)[1] == 0
         return step % self.validate_every == 0
@@ -70,8 +68,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Best:
-    """The validation with the lowest loss so far, the first of equals; `step` is 0 before there is
-    one. `stale` validations followed it."""
+    """The best validation so far, of `step` (0: none), which `stale` others followed."""
 
     step: int = 0
     loss: float | None = None
@@ -104,9 +101,8 @@ class StopFlag:
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """A step that the device has been given; `numbers` are its loss and gradient norm, how many
-    ranks were asked to stop, how many have written `save`, and the loss scale. `waited` as
-    Batches."""
+    """A step that the device has been given; `numbers`: its loss, gradient norm, ranks that were
+    asked to stop, ranks that have written `save`, and the loss scale. `waited` as Batches."""
 
     step: int
     work: Work
@@ -117,10 +113,8 @@ class Launched:
 
 
 class Trainer:
-    """One rank's view of a run.
-
-    `behind` says whether a step's numbers are read while the next one is computed, so that a
-    request to stop takes effect a step later: on GPUs. A CPU has them at once."""
+    """One rank's view of a run. `behind`: on GPUs a step's numbers are read while the next one is
+    computed, so that a request to stop takes effect a step later."""
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
@@ -159,9 +153,8 @@ class Trainer:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """DDP regroups its buckets after the first backward pass, which changes the order of the
-        sums: without this a restarted run would differ in the last bit from an uninterrupted one.
-        """
+        """DDP regroups its buckets after the first backward pass, which changes the order of sums:
+        without this a restarted run would differ in the last bit."""
         buffers = [(b, b.clone()) for b in self.parts.network.buffers()]
         work = self.batches.make(0)
         for _ in range(2):
@@ -174,8 +167,7 @@ class Trainer:
         self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
         clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
-        """Train from step `start` until `done`, or a request to stop; returns the last step
-        done."""
+        """Train from step `start` until `done`, or a request to stop; returns the last step."""
         every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         self.since = Numbers(self._number(0))
         report = functools.partial(self._report, history, clock, ledger)
@@ -218,8 +210,7 @@ class Trainer:
         self, history: History, clock: Clock, ledger: Ledger | None, done: Launched,
         row: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Add a step to the curve; what lies between its end and this call, such as a validation,
-        is not part of the next step's time."""
+        """Add a step to the curve; a validation behind it is not part of the next step's time."""
         seconds = done.numbers.seconds_since(self.since)
         measured = clock.tick(done.work, done.waited, seconds)
         self.since = Numbers(self._number(0)) if "validation_loss" in row else done.numbers
@@ -287,8 +278,7 @@ class Trainer:
         return row | {"grad_norm": norm}, asked > 0
 
     def _judge(self, step: int, loss: float, norm: float, searching: bool) -> None:
-        """Count steps without an update; raises StepError after `max_bad_steps` in a row. fp16
-        overflows now and then by design, while it is `searching` for its scale."""
+        """Count steps without an update; StepError after too many, unless fp16 is `searching`."""
         finite = math.isfinite(loss) and math.isfinite(norm)
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite or searching:
@@ -303,8 +293,7 @@ class Trainer:
             )
 
     def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
-        """Gradients of this rank's micro-batches; float64 [3] on the device: its share of loss,
-        right predictions and targets."""
+        """Float64 [3], of this rank's micro-batches: loss, right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
         with autocast(self.spec.precision, self.mesh.device):
@@ -350,8 +339,7 @@ class Trainer:
 
     @torch.no_grad()
     def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """float64 [3] on the device: this rank's share of the summed loss, right predictions and
-        targets of some micro-batches, as a trained model would be used."""
+        """As `_backward` returns, without gradients and dropout: of a trained model in use."""
         for stage in self.parts.stages:
             stage.module.eval()
         moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
@@ -372,14 +360,12 @@ class Trainer:
         return sums
 
     def agreed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def tensors(self) -> dict[str, Any]:
-        """Weights and optimizer moments, named after the parameter in the whole network: what a
-        checkpoint holds."""
+        """What a checkpoint holds, by the parameter's name in the whole network."""
         model = self.optimizer.weights() | dict(self.parts.buffers())
         return {"model": model, "optimizer": self.optimizer.tensors()}
 

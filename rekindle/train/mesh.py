@@ -17,8 +17,7 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """This rank's place. `ranks` is None where every rank holds the whole model; then no group but
-    the default one exists."""
+    """This rank's place. `ranks` is None where every rank holds the whole model."""
 
     layout: Layout
     device: torch.device

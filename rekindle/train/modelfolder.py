@@ -1,13 +1,12 @@
-"""A trained model as a folder that explains itself: weights, configuration, tokenizer, labels, and
-what it was trained on.
+"""A trained model as a folder that explains itself:
 
-    model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
-    tokenizer.json, ...              what the task needs to encode inputs (its assets)
-    rekindle.json                    task, labels, settings, run key, precision of the training
-    task.py                          a user's own task, so that the folder loads anywhere
-    trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
-                                     example that the weights were trained on, those included of the
-                                     models that they began from or learned from"""
+model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
+tokenizer.json, ...              what the task needs to encode inputs (its assets)
+rekindle.json                    task, labels, settings, run key, precision of the training
+task.py                          a user's own task, so that the folder loads anywhere
+trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
+                                 example that the weights were trained on, and those of models
+                                 that they began from or learned from"""
 
 from __future__ import annotations
 
@@ -58,7 +57,6 @@ class ModelFolder:
     precision: str = ""
 
     def network(self) -> torch.nn.Module:
-        """The trained network, in evaluation mode."""
         return self.task.load(self.path)
 
     def trained_on(self) -> np.ndarray:
@@ -79,7 +77,6 @@ def configure(network: torch.nn.Module, folder: Path) -> None:
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers in the weight files of `folder`."""
     return sum(size for _, size in _stored(folder))
 
 
@@ -103,8 +100,7 @@ def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
 
 
 def _trained_on(folder: Path) -> np.ndarray:
-    """See `ModelFolder.trained_on`. Raises DataError without the file, because any example may then
-    be one that the model knows."""
+    """Raises DataError without the file: any example may then be one that the model knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
         what = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
@@ -136,10 +132,8 @@ def describe(
 
 def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
     """What np.save writes of the distinct prefixes, also of the `known` ones, sorted, in constant
-    memory.
-
-    They are sorted in a file that is mapped: its pages the kernel may write back and forget, so
-    that half a billion rows, 4 GB, need no memory that counts."""
+    memory: in a mapped file, whose pages the kernel may write back (half a billion rows are 4
+    GB)."""
     count = len(hashes) + sum(map(len, known))
     if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
@@ -184,7 +178,6 @@ def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
-    """uint64 [rows]: the first 8 bytes of each hash."""
     return np.frombuffer(b"".join(h[:8] for h in hashes), ">u8").astype(np.uint64)
 
 

@@ -2,10 +2,7 @@
 
 Order: cut into stages (pp), divide matrices (tp), recompute activations, compile, shard (FSDP2) or
 replicate (DDP), fill with starting values. Whatever a layout needs and the architecture does not
-offer is refused by name; nothing runs unsharded by accident.
-
-And which attention kernels a device has: the one that keeps packed documents apart, held against
-one call a document before training, and those that take fewer key-value heads than heads."""
+offer is refused by name. And which attention kernels a device has."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ DTYPES = {**HALVES, "fp64": torch.float64}
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One piece of the pipeline on this rank: `index` of `count`. `part` is the bare module,
-    `module` what runs: itself (sharded in place) or DDP around it."""
+    """Piece `index` of `count` on this rank. `module` runs it: `part` itself, or DDP around it."""
 
     index: int
     count: int
@@ -55,10 +51,9 @@ class Parts:
     """What this rank trains, by parameter name in the whole network.
 
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
-    another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
-    value lies. `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart
-    in training steps; without dropout, as in validation, it may be the varlen kernel all the
-    same. `stepper`: the engine that makes the updates, if it is not rekindle's own."""
+    another one, of which stages far apart hold a copy each. `origins`: where starting values lie.
+    `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart in training
+    steps. `stepper`: the engine that makes the updates, if it is not rekindle's own."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
@@ -96,8 +91,7 @@ def prepared(
     network: nn.Module, source: weights.Source | None, origins: dict[str, Origin],
     train: TrainSpec, lora: LoraSpec | None = None,
 ) -> float | None:  # fmt: skip
-    """Put adapters on a whole network, and give its weights the type that they are stored in.
-    Returns the factor of the adapters' updates, None without; `source` learns of them."""
+    """Put adapters on a network and convert its weights; returns the factor of LoRA's updates."""
     scaling = None
     if lora is not None:
         with weights.deferred(source.recorder if source else None):
@@ -204,8 +198,7 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
 
 
 def _selective() -> Any:
-    """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
-    2022, arXiv 2205.05198)."""
+    """Keep what matrix products and attention give (Korthikanti et al. 2022, arXiv 2205.05198)."""
     aten, varlen, kinds = torch.ops.aten, torch.ops.torch_attn, checkpoint.CheckpointPolicy
     saved = {getattr(aten, name).default for name in _SAVED if hasattr(aten, name)}
     saved |= {getattr(varlen, _VARLEN).default} if hasattr(varlen, _VARLEN) else set()
@@ -281,8 +274,7 @@ def takes_groups(device: torch.device) -> bool:
 
 def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> attention.Kernel:
     """What keeps documents apart on this device: the varlen kernel where it takes the network's
-    heads in this type. Raises UnsupportedError where it does but disagrees with one call a
-    document.
+    heads in this type. Raises UnsupportedError where it disagrees with one call a document.
 
     To be asked before training: with inference tensors there are no gradients to compare."""
     if device.type != "cuda" or dtype not in attention.HALVES:
@@ -311,9 +303,8 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def while_training(network: nn.Module, kernel: attention.Kernel) -> attention.Kernel:
-    """What keeps documents apart in training steps: `kernel`, but the varlen one has no dropout.
-
-    Logs which it is, and what to set for the varlen kernel."""
+    """What keeps documents apart in training steps, which it logs: the varlen kernel has no
+    dropout."""
     rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
     if kernel == "varlen" and rate is not None:
         log.warning(

@@ -1,12 +1,10 @@
 """The step `score` on one node: have the ranks score candidate and champion, in the layout of the
 training, and hand over what they scored on the examples that decide.
 
-Both read the raw examples, because each encodes them with its own tokenizer. Rows that either
-contender was trained on are left out for both, and texts that hold no target for one of them; they
-are counted. Scores are kept by what they follow from (pieces.py): a scoring that was interrupted
-goes on, and a champion that was scored on the same examples before is not scored again.
-
-Nothing here imports torch."""
+Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and texts
+that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): a
+scoring goes on where it was interrupted, and no champion is scored twice. Nothing here imports
+torch."""
 
 import contextlib
 import hashlib
@@ -85,10 +83,9 @@ def job_of(
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
-    """How both models are scored: as the candidate was `trained` on a GPU, in full precision on a
-    CPU. `auto` is decided here, because the scores are kept under the precision that they have: as
-    the training decided it, or like one where that is not known; fp32 on GPUs without bf16. What
-    was trained in fp8 is scored in bf16: its weights are ordinary ones, and serve without fp8."""
+    """How both models are scored: as the candidate was `trained` on a GPU, in fp32 on a CPU. `auto`
+    is decided here, as the training did, because scores are kept under their precision; what was
+    trained in fp8 is scored in bf16."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":
@@ -100,8 +97,7 @@ def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
 
 
 def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
-    """The ranks' part on this node. Once everything is scored, a failure costs samples at most: the
-    scores decide without them, and the next evaluation writes them again."""
+    """The ranks' part on this node. Once all is scored, a failure costs samples at most."""
     path = Path(job.status) / "job.json"
     job.write(path)
     try:
@@ -119,7 +115,6 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
 
 
 def _is_scored(job: ScoreJob) -> bool:
-    """Whether all scores are there."""
     count = piece_count(open_examples(Path(job.examples), TEST))
     return not any(turn.pieces.missing(count) for turn in job.turns)
 

@@ -1,15 +1,12 @@
-"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two of these
-on gloo.
+"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two on gloo.
 
-The contenders follow one another, so that no device ever holds two; the candidate comes last, and a
-language model then writes its samples. Rank 0 decides which pieces are missing, and commits a piece
-when all ranks have done their share of it.
+Contenders follow one another, so that no device ever holds two; the candidate comes last, and a
+language model then writes its samples. Rank 0 commits a piece when all ranks have done their share.
 
-A model is scored in the layout of its training. A `Part` that scores returns what each target
-scores instead of one sum, so that the same stages, shards and groups of ranks serve. A model that
-the layout cannot hold (a champion of another architecture) is sharded over all ranks instead. Every
+A model is scored in the layout of its training, by the same stages, shards and groups of ranks; one
+that the layout cannot hold (a champion of another architecture) is sharded over all ranks. Every
 text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
-right, which a causal model never looks at. Micro-batch i belongs to data rank i mod `layout.data`.
+right. Micro-batch i belongs to data rank i mod `layout.data`.
 
 Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
 classes."""
@@ -56,7 +53,6 @@ BEAT_SECONDS = 1.0
 
 
 def main() -> None:
-    """Read the job, score, leave."""
     live(ScoreJob, _score)
 
 
@@ -77,8 +73,6 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
 
 
 class Work:
-    """One rank's share of the work."""
-
     def __init__(
         self, job: ScoreJob, device: torch.device, stop: StopFlag,
         beat: Callable[[int, Phase], None],
@@ -153,7 +147,6 @@ class Work:
         return of_first(found)  # type: ignore[no-any-return]
 
     def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
-        """What the model makes of the beginnings of a few texts."""
         found = self._unwritten(turn)
         if found is None:
             return
@@ -182,9 +175,8 @@ class Work:
             turn.pieces.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
-        """What a user's own task, which knows its network best, writes on rank 0's CPU. It does so
-        in a thread, and all ranks beat meanwhile: it may be slow, but not without a bound. Raises
-        StepError beyond that."""
+        """What a user's own task writes on rank 0's CPU, in a thread, while all ranks beat. Raises
+        StepError beyond the limit."""
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
         done = ThreadPoolExecutor(1).submit(write) if self.leads else None
@@ -209,8 +201,7 @@ TOKENS_AT_ONCE = 1 << 14
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A micro-batch on the host, and the place that each result of the model is added to (see
-    `Objective.places`). One that does not count keeps the ranks in step."""
+    """A micro-batch on the host; `places`: what each result is added to. It may not count."""
 
     micro: Micro
     places: torch.Tensor
@@ -343,8 +334,7 @@ def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
 
 
 class Writer:
-    """What a task's `generate` takes for a network: the most probable token again and again, in
-    any layout. Every rank has to call it."""
+    """What a task's `generate` takes for a network: the most probable token again and again."""
 
     def __init__(self, loaded: Loaded, on_token: Callable[[], None]) -> None:
         self.loaded, self.on_token = loaded, on_token
@@ -365,8 +355,7 @@ class Writer:
 
 
 def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
-    """Where micro-batches start and end, of rows in the order of `lengths_N`: `rows` each, or as
-    many as fit into `TOKENS_AT_ONCE` once padded."""
+    """Where micro-batches start and end: of `rows` each, or of `TOKENS_AT_ONCE` once padded."""
     start = 0
     while start < len(lengths_N):
         stop = start + 1

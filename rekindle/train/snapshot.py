@@ -1,8 +1,5 @@
-"""Copies of the tensors of one moment in host memory, which a save may take its time to write.
-
-Decides how they are made (once allocated, in huge pages, pinned where tensors lie on GPUs), and
-whether a machine can hold those of all its ranks: 12 bytes a parameter that is trained with AdamW
-in fp32."""
+"""Copies of the tensors of one moment in host memory, and whether a machine can hold those of all
+its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
 import concurrent.futures
 import dataclasses
@@ -71,7 +68,6 @@ class Pinned:
             log.warning("cannot pin %d bytes of host memory; saves will take longer", size)
 
     def release(self) -> None:
-        """Let the driver forget it, once."""
         if self.done:
             self.done = False
             self.cudart.cudaHostUnregister(self.start)
@@ -83,9 +79,8 @@ def snapshot_bytes(pieces: Mapping[str, Piece]) -> int:
 
 
 def check_host_memory(pieces: Mapping[str, Piece]) -> None:
-    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
-
-    All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
+    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks;
+    before the first save, in which the kernel would kill a rank."""
     found = of_all((process.memory_identity(), snapshot_bytes(pieces), process.available_bytes()))
     for place in sorted({place for place, _, _ in found}):
         ranks = [(size, left) for other, size, left in found if other == place]

@@ -1,10 +1,6 @@
-"""What a training minimises: the loss with its class weights and its teacher, the network that a
-student learns from: frozen, in the precision of the forward pass, and divided among the ranks where
-it is large.
-
-In fp32 an 8B teacher took 32 GB of every GPU. In half precision it takes 16, and its blocks, all
-but the embeddings and the head of it, are sharded with FSDP2 over all ranks: a student with a
-teacher is never divided by tp, pp or cp, so that all ranks run the whole teacher. The root is the
+"""What a training minimises: the loss with its class weights and its teacher, a frozen network in
+the precision of the forward pass. The blocks of a large one are sharded with FSDP2 over all ranks,
+which all run it: a student with a teacher is never divided by tp, pp or cp. The root is the
 backbone, because the loss calls backbone and head apart."""
 
 from __future__ import annotations
@@ -52,7 +48,6 @@ def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
 
 
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
-    """The network with our attention, frozen."""
     if modules.known(network) is not None:
         computed = HALVES.get(train.precision, torch.float32)
         kernel = parallel.kernel_for(network, mesh.device, computed)
@@ -93,8 +88,7 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
 
 
 def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
-    """What the job minimises; its teacher is loaded. UnsupportedError for a layout that splits
-    examples."""
+    """What the job minimises. UnsupportedError for a teacher in a layout that splits examples."""
     teacher, layout = job.model.teacher, mesh.layout
     counts = class_weights(job, shards, mesh.device)
     plain = Goal(job.train.label_smoothing, class_weights=counts)

@@ -1,11 +1,10 @@
 """Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019, arXiv
 1909.08053), and where the architecture allows it the residual stream between them along the
-sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vocabulary is divided,
-too.
+sequence (Korthikanti et al. 2022, arXiv 2205.05198); of language models the vocabulary, too.
 
-Parameters are DTensors, so that loading, saving and FSDP know of the whole; the products are of
-plain local tensors with collectives between them, because a DTensor's every operation costs the
-host a tenth of a millisecond or more. Shapes: B rows, T tokens, H hidden."""
+Parameters are DTensors, so that loading, saving and FSDP know of the whole; products are of local
+tensors with collectives between them, because a DTensor's operations cost the host 0.1 ms or more.
+Shapes: B rows, T tokens, H hidden."""
 
 import dataclasses
 import functools

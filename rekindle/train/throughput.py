@@ -1,17 +1,16 @@
 """How fast a run goes, how much of the machine it uses, how far it has come, and what its steps are
 bound by: `train.profile` of them recorded with torch.profiler on rank 0.
 
-Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen (their gradients are not
-computed), N being the weights in matrix products (no embedding table); plus attention, 12 L d s^2 a
-document of s tokens, halved where it is causal (L layers, d heads times head size). Recomputed
-activations do not count, nor does what a text classifier leaves out: behind its attention the last
-block computes only the first token of each text. MFU is that over the time and the peak of all
+Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen, N being the weights in
+matrix products (no embedding table); plus attention, 12 L d s^2 a document of s tokens, halved
+where it is causal (L layers, d heads times head size). Recomputed activations do not count, nor
+does what a text classifier's last block leaves out. MFU is that over the time and the peak of all
 devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak.
 
 The profile decides the shares of a step: `communication` (collectives, and waiting in them), `data`
 (waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest:
-Python and launching. The largest names the verdict. On a GPU, communication that computation hides
-is not counted twice: shares are of busy time, and what is left of the clock is the host's."""
+Python and launching. The largest names the verdict. Communication that computation hides on a GPU
+is not counted twice."""
 
 from __future__ import annotations
 
@@ -42,9 +41,8 @@ PROGRESS_SECONDS = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """FLOPs of a model: `per_token` of matrix products, `per_square` of attention for a document
-    of one token (it grows with the square), `first_only` of those products that only the first
-    token of a text takes."""
+    """FLOPs of a model: `per_token` of products, `per_square` of attention for a document of one
+    token, `first_only` of those products that only the first token of a text takes."""
 
     per_token: float
     per_square: float
@@ -71,13 +69,11 @@ class Cost:
         return cls(each * _weights(network), square, each * behind)
 
     def step(self, work: Work) -> float:
-        """FLOPs of the whole worker group in one step."""
         products = self.per_token * work.tokens - self.first_only * (work.tokens - work.examples)
         return products + self.per_square * work.squares
 
 
 def _weights(module: nn.Module) -> int:
-    """Of linear layers."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
@@ -159,8 +155,7 @@ class Profiler:
         self.began = self.waited = 0.0
 
     def step(self, waited: float) -> None:
-        """To be called at the end of each step; `waited`: seconds waited for data since the
-        start."""
+        """At the end of each step; `waited`: seconds waited for data since the start."""
         if self.left < 0:
             return
         if self.left == 0:
@@ -241,7 +236,6 @@ def verdict(
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operator is communication, by its name."""
     lower = name.lower()
     return any(word in lower for word in _COLLECTIVES)
 

@@ -2,10 +2,9 @@
 `python -m rekindle.train.trace < TRACES.jsonl`, one JSON object a line in, one a line out.
 
 The engine's own parts run three optimizer steps on fake tensors (sizes without values) and a
-process group that sends nothing, while every storage is counted from its birth to its end. A rank
-of a pipeline runs torch's own schedule, with its buffers. Sizes are those of the tensors: what a
-caching allocator rounds up or keeps in reserve comes on top. What torch.compile fuses cannot be
-seen: the blocks run as they are written, and `notes` says so."""
+process group that sends nothing, while every storage is counted from its birth to its end. What a
+caching allocator rounds up or reserves comes on top. torch.compile is not seen, and `notes` says
+so."""
 
 from __future__ import annotations
 
@@ -45,11 +44,9 @@ NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What to trace: the model's config in Hugging Face layout, the task, the layout and the place
-    of a rank on the pipeline, and the sizes of its micro-batches. `device` is the one whose
-    arithmetic is meant: `cuda`, or `cpu` to compare with training here, where the place among cp
-    peers matters, too: attention is a call a document, and keeps other copies of each one's keys.
-    """
+    """What to trace: the model's config in Hugging Face layout, the task, the layout, a rank's
+    place on the pipeline, and the sizes of its micro-batches. `device`: whose arithmetic is meant,
+    `cuda`, or `cpu` to compare with training here, where the place among cp peers matters, too."""
 
     config: Mapping[str, Any]
     task: str
@@ -183,8 +180,7 @@ class _Run:
         return build(self.task, network, origins, train, goal, mesh, lora)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
-        """DDP holds room for all gradients as long as it lives, and puts each there when it is
-        ready in the last backward pass; those before it keep gradients of their own."""
+        """DDP holds room for all gradients, and puts each there in the last backward pass."""
         layout = parts.mesh.layout
         if not layout.only_replicates or layout.world == 1:
             return {}
@@ -303,7 +299,6 @@ def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module
 
 
 def main() -> None:
-    """The command."""
     logging.disable(logging.WARNING)
     for line in filter(str.strip, sys.stdin):
         found = dataclasses.asdict(traced(TypeAdapter(Trace).validate_json(line)))

@@ -54,7 +54,6 @@ class AdamW:
             self.state[weight] = {"step": _counter(weight), **moments}
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """One fused step."""
         adam: Any = self.adam
         # the fused kernel divides by it on the way, which saves a pass over all gradients
         adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
@@ -82,7 +81,6 @@ class Muon:
         self.state = {**self.others.state, **own}
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """AdamW's step of the others, then each matrix by itself."""
         self.others.step(rate, factor, finite)
         skipped, taken = ~finite, finite.double()
         keep, share = 1 - taken * (rate * self.decay), taken * (1 - self.MOMENTUM)
@@ -98,10 +96,9 @@ class Muon:
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with singular values between about 0.7 and 1.2, in bf16; one in fp64, which is for
-    comparing layouts, stays in it and is overwritten.
-
-    Five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer rows."""
+    """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
+    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer
+    rows."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     tall = work.shape[0] > work.shape[1]
     work = work.T if tall else work
@@ -117,8 +114,7 @@ class AdamW8bit:
     """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row.
 
     Blocks do not cross rows, so ranks that divide rows hold the same codes as one rank. Moments are
-    in full precision for a piece of a matrix at a time, while torch's fused AdamW updates it. Codes
-    of what codes stand for are the same codes: a step that is not finite changes none."""
+    in full precision for a piece of a matrix at a time, while torch's fused AdamW updates it."""
 
     def __init__(
         self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec

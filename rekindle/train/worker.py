@@ -1,8 +1,5 @@
-"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two of these on
-gloo.
-
-Decides where a rank's weights come from and what the training leaves behind; rank.py decides how it
-starts and ends."""
+"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two on gloo.
+Decides where a rank's weights come from and what the training leaves behind."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Read the job, train, leave."""
     live(Job, _train)
 
 
@@ -156,8 +152,7 @@ def _held(trainer: Trainer) -> dict[str, int]:
 
 
 def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
-    """Which examples each step trains on: packed, by length where they are padded, else at
-    random."""
+    """Which examples each step trains on: packed, by length where padded, else at random."""
     settings = shards.manifest.settings
     has_lengths = "input_ids" in shards.table(TRAIN).schema.names
     pack_length = objective_of(task).pack_length(settings)
@@ -170,7 +165,6 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
-    """Of what has to be tested to be trained; a user's own task is theirs to test."""
     if job.task not in TASKS:
         return None
     return cell_of(KIND_OF[job.task], layout, job.train, job.model.lora is not None)
@@ -189,8 +183,7 @@ class Start:
 
     @classmethod
     def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Start:
-        """Networks of our own tasks are built without values; what a user's task builds is taken as
-        it is."""
+        """Our own tasks' networks are built without values; a user's task's is taken as it is."""
         manifest = shards.manifest
         before = None
         if job.init:

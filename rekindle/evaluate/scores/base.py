@@ -1,7 +1,5 @@
-"""What a contender achieved on the rows that decide, in the form that the gate compares: its
-metrics, the same on resampled rows, and what it must at least beat.
-
-Shapes: N examples, C classes or tags, R resamples."""
+"""What a contender achieved on the rows that decide, in the form that the gate compares. Shapes: N
+examples, C classes or tags, R resamples."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self

@@ -135,7 +135,6 @@ class TagScores(Scores):
         return tuple(tuple(int(n) for n in row) for row in counts)
 
     def classes(self) -> tuple[ClassResult, ...]:
-        """By type of entity."""
         columns = [counts_NT.sum(0).tolist() for counts_NT in self._entities]
         rows = zip(self.scheme.names, *columns, strict=True)
         return tuple(class_result(*row) for row in rows) if len(self) else ()
@@ -144,8 +143,7 @@ class TagScores(Scores):
 @dataclasses.dataclass(frozen=True)
 class Scheme:
     """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside of
-    entities; whether it begins an entity whatever stands before, and whether it ends one whatever
-    follows."""
+    entities; whether it begins, or ends, an entity whatever stands beside it."""
 
     names: tuple[str, ...]
     type_C: Ints
@@ -154,7 +152,6 @@ class Scheme:
 
     @classmethod
     def of(cls, tags: Sequence[str]) -> Scheme:
-        """The meaning of `tags`, in index order."""
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
         numbers = {name: number for number, name in enumerate(names)}
@@ -192,8 +189,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
 def counted(
     scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Of each text and type, [N, types]: entities found (exact words and type), entities predicted,
-    entities there are."""
+    """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
     firsts_W[starts_N[lengths_N > 0]] = True

@@ -34,13 +34,11 @@ class Objective(abc.ABC):
     divided_by_cp: ClassVar[bool] = False
 
     def prepared(self, part: Part) -> bool:
-        """Hook into the part's network; whether texts share a sequence that have not been packed
-        into it before."""
+        """Hook into the part's network; whether texts that are not packed share a sequence."""
         return False
 
     def pack_length(self, settings: Settings) -> int | None:
-        """Tokens of the sequences into which the order of samples packs texts; None: it packs
-        none."""
+        """Tokens of the sequences into which texts are packed; None: they are not."""
         return None
 
     @abc.abstractmethod
@@ -117,8 +115,7 @@ def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
 
 
 def sendable(hidden: torch.Tensor) -> torch.Tensor:
-    """A pipeline sends it as it lies in memory, and zero bubble detaches it in place, which no view
-    allows: GPT-2 ends in one."""
+    """No view, which a pipeline would send whole, and zero bubble cannot detach in place."""
     return hidden.clone() if hidden._is_view() else hidden.contiguous()
 
 

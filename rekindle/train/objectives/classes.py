@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 class Classes(Objective):
-    """Cross-entropy of the class."""
-
     def prepared(self, part: Part) -> bool:
         networks = [part.network, *part.teachers]
         joins = isinstance(part.task, TextClassification) and all(
@@ -157,11 +155,9 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
 
 
 def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
-    """Have the last block compute, behind its attention, each joined text's first token alone:
-    [1, T, H] becomes [1, documents, H], and nothing reads what is left out.
-
-    The documents are taken from attention's own arguments, which are right as well where a block
-    computes its activations again."""
+    """Have the last block compute, behind its attention, each joined text's first token alone: [1,
+    T, H] becomes [1, documents, H]. The documents are those of attention's own arguments, which are
+    right where a block computes its activations again, too."""
     documents: list[Documents | None] = [None]
 
     def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -185,8 +181,7 @@ def logits_of(part: Part, batch: Tensors) -> torch.Tensor:
 
 
 def taught(part: Part, batch: Tensors) -> torch.Tensor | None:
-    """The teacher's logits of classes, before the student's forward pass, whose activations are
-    not there yet."""
+    """The teacher's logits, before the student's forward pass makes its activations."""
     if not (part.teachers and part.training):
         return None
     with torch.no_grad():
@@ -219,8 +214,6 @@ def loss_of(
 
 
 class Tags(Objective):
-    """Cross-entropy of the tags."""
-
     def prepared(self, part: Part) -> bool:
         return all(modules.known(one) is not None for one in (part.network, *part.teachers))
 

@@ -44,8 +44,6 @@ IGNORED = -100
 
 
 class Tokens(Objective):
-    """Cross-entropy of the token that follows."""
-
     divided_by_cp: ClassVar[bool] = True
 
     def pack_length(self, settings: Settings) -> int | None:
@@ -109,8 +107,7 @@ class Tokens(Objective):
         return 3
 
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """What the targets of a text cost, and which they are: with another tokenizer they are
-        others."""
+        """What the targets of a text cost, and which they are: another tokenizer's are others."""
         longest = settings.get("max_length", sys.maxsize)
         ids, cut, full = [], [], []
         for text in encoded.select(["input_ids", "supervised"]).to_pylist():
@@ -260,9 +257,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _aligned(weight_VH: torch.Tensor, dtype: torch.dtype, may: bool = True) -> torch.Tensor:
-    """[W, H] in this type. On a GPU a vocabulary that is no multiple of 64 `may` get rows of zeros:
-    tensor cores want aligned rows of logits. Products with GPT-2's 50,257 took a quarter of a step
-    on an H200."""
+    """[W, H] in this type; on a GPU maybe with rows of zeros: tensor cores want aligned rows of
+    logits. Products with GPT-2's 50,257 took a quarter of a step on an H200."""
     spare = -len(weight_VH) % _ALIGNED if weight_VH.is_cuda and may else 0
     if not spare:
         return weight_VH.to(dtype)
@@ -297,8 +293,7 @@ def _hardened(
     group: dist.ProcessGroup | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Cross-entropy of a piece, summed, and its right predictions; columns beyond `columns` are
-    -inf. In place of the logits are then their gradients, times `factor`, if there is one. Labels
-    of other ranks' columns lie outside."""
+    -inf. In place of the logits are then their gradients times `factor`, if any."""
     mine_N = (labels_N >= 0) & (labels_N < columns)
     safe_N = labels_N.clamp(0, columns - 1)
     top_N = logits_NV.amax(-1)
@@ -336,10 +331,8 @@ def judge_targets(
     hidden_FH: torch.Tensor, weight: torch.Tensor, targets_F: torch.Tensor,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Float [F, 2]: of each target the loss in nats and the most probable token; never holds the
-    logits of more than a few targets.
-
-    `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
+    """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
+    time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
     start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
     divided = group if isinstance(weight, DTensor) else None
     local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
