@@ -188,7 +188,7 @@ class Partitions:
         return _PLACEHOLDER.sub("*", self.path)
 
     def time_of(self, path: str) -> dt.datetime | None:
-        """The start of the partition that holds the file `path`; None where ours has no such path."""
+        """The start of the partition that holds the file `path`; None if it is not ours."""
         pattern, position = "", 0
         for placeholder in _PLACEHOLDER.finditer(self.path):
             pattern += _glob_pattern(self.path[position : placeholder.start()])

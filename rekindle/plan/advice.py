@@ -1,7 +1,5 @@
 """Why this engine and this strategy, in words, and what the other engine would do: `advice`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ _WORDS = (
 )
 
 
-def advice(plan: Plan) -> Iterator[str]:
+def advice(plan: "Plan") -> Iterator[str]:
     """Sentences: what is done, why nothing simpler, and the other engine with its command."""
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:

@@ -5,8 +5,6 @@ for it); tokenizers without one get `TEMPLATE`. An answer begins where the templ
 ends, and ends with what the template puts behind it, such as the end-of-text token. A template that
 asks for today's date gets `_DATE`, because the same chats must give the same tokens every day."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
@@ -79,7 +77,7 @@ class ChatTemplate:
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(source: str) -> jinja2.Template:
+def _compiled(source: str) -> "jinja2.Template":
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -88,7 +86,7 @@ def _compiled(source: str) -> jinja2.Template:
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
-        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        def parse(self, parser: "jinja2.parser.Parser") -> "list[jinja2.nodes.Node]":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

@@ -9,8 +9,6 @@ by one call of `scaled_dot_product_attention` a document: neither makes a mask o
 Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all context-parallel ranks,
 D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21783, 3.3.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ The newest complete checkpoint wins. One whose files do not match its manifest i
 one of another run key or schema is refused. On a folder the lock of the run key keeps other
 attempts away; on an object store each attempt has a prefix of its own."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import datetime as dt
@@ -85,6 +83,14 @@ def load(
             where=problem.where or f"{checkpoint.root}/{checkpoint.name}",
             fix=problem.fix or "remove it to start from the one before",
         ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
+
+    problem: CheckpointError | None = None
+    seconds: float = 0.0
 
 
 class Checkpointer:
@@ -242,14 +248,6 @@ class Checkpointer:
     def _drop(self, folder: str) -> None:
         self.known.pop(folder, None)
         self.storage.remove(folder, MANIFEST)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
-
-    problem: CheckpointError | None = None
-    seconds: float = 0.0
 
 
 def _choose(

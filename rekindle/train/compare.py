@@ -11,8 +11,6 @@ gradients of a wrong size. What only large sizes show, this cannot see.
 And before any first step with packed documents: two in one sequence have to give the loss they give
 in sequences of their own, on the very model, layout, device and precision: a wrong mask shows."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -105,7 +103,7 @@ def compared(
     return tuple(gaps)
 
 
-def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+def _gap(small: "_Small", train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
     mine = small.steps(train, mesh)
     theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
     if dist.get_rank() == 0:

@@ -4,8 +4,6 @@ under the names of the architecture's own checkpoints. Format: the safetensors R
 What training took apart is joined again on rank 0: fused projections, adapters and their matrix. No
 rank holds more than such a matrix beside its own shard."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -4,14 +4,12 @@ ask for a value or keep more on a CPU than on a GPU, each replaced within a cont
 `Live` counts bytes: each storage from its birth to its end, by what it was made for; real or
 fake."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -39,7 +37,7 @@ def replaced(owner: Any, name: str, by: Callable[[Any], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -> Iterator[None]:
+def engine_without_values(live: "Live", shape: Callable[[Any], Any], fake: bool) -> Iterator[None]:
     """The engine runs, and `live` counts it; `shape` gives what a stage receives and hands on."""
     with contextlib.ExitStack() as stack:
         contexts = [
@@ -78,7 +76,7 @@ def _in(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callab
     return changed
 
 
-def _whole(live: Live, function: Any) -> Any:
+def _whole(live: "Live", function: Any) -> Any:
     """Says of gradients that FSDP adds up whole, before it reduces them, that they are that."""
 
     @functools.wraps(function)
@@ -110,7 +108,7 @@ def _under_way(function: Any) -> Any:
     return called
 
 
-def _told(live: Live, shape: Callable[[Any], Any]) -> Any:
+def _told(live: "Live", shape: Callable[[Any], Any]) -> Any:
     """A stage that knows its shapes and need not ask its neighbours."""
 
     class Told(PipelineStage):
@@ -338,7 +336,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= self._held.pop(key).size
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[Live]:
+    def counting(self) -> Iterator[Self]:
         """Active, resized storages included."""
         resize = torch.UntypedStorage.resize_
 

@@ -10,8 +10,6 @@ The Trainer writes into a folder of this machine. A checkpoint counts once rank 
 `complete.json` into it, after all ranks. Where checkpoints belong into an object store, each
 machine puts there what its ranks wrote, and fetches all of it before it resumes."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import json
@@ -21,9 +19,10 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -48,9 +47,6 @@ from rekindle.train.rank import connect, decided, live, say
 from rekindle.train.storage import Storage, storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def main() -> None:
@@ -190,7 +186,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
 
     def __init__(
-        self, job: Job, trainer: Any, saves: Saves, history: History, stop: StopFlag,
+        self, job: Job, trainer: Any, saves: "Saves", history: History, stop: StopFlag,
         vitals: Vitals, steps: int,
     ) -> None:  # fmt: skip
         self.job, self.trainer, self.history, self.steps = job, trainer, history, steps

@@ -8,8 +8,6 @@ stop, whether a save is written), then the update, or none if the gradient is no
 A GPU never waits for the host: what a step agreed on is read once, while the next one is
 computed."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -17,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -50,7 +48,7 @@ class Plan:
     validate_every: int | None = None
 
     @classmethod
-    def of(cls, train: TrainSpec, order: SampleOrder) -> Plan:
+    def of(cls, train: TrainSpec, order: SampleOrder) -> Self:
         """`steps` wins over `epochs`."""
         steps = train.steps or max(1, order.steps(train.epochs or DEFAULT_EPOCHS))
         return cls(steps, order, train.validate_every)

@@ -7,8 +7,6 @@ once, however it is sharded or repeated, so that clipping, the check for numbers
 finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read from
 it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

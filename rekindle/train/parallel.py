@@ -4,8 +4,6 @@ Order: cut into stages (pp), divide matrices (tp), recompute activations, compil
 replicate (DDP), fill with starting values. Whatever a layout needs and the architecture does not
 offer is refused by name. And which attention kernels a device has."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -27,6 +25,7 @@ from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import attention, dropout, modules, quantised, tensor, weights
+from rekindle.train.attention import Kernel
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.modules import Origin, Skip, cut
@@ -61,7 +60,7 @@ class Parts:
     tied: Mapping[str, str]
     origins: Mapping[str, Origin]
     scaling: float | None = None
-    attention: attention.Kernel = "sdpa"
+    attention: Kernel = "sdpa"
     stepper: Zero | None = None
 
     @property
@@ -118,7 +117,7 @@ def build(
         quantised.convert(network, mesh.device)
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
-    kernel: attention.Kernel = "sdpa"
+    kernel: Kernel = "sdpa"
     used = kernel
     if modules.known(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
@@ -250,8 +249,7 @@ def settle(parts: Parts) -> Parts:
     return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=wrapped),))
 
 
-# without annotations: DDP compares them with the class itself, and ours are strings
-def _sum(state, bucket):  # type: ignore[no-untyped-def]
+def _sum(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
     """Gradients add up: each rank's loss is its share of the mean over the global batch."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
@@ -272,7 +270,7 @@ def takes_groups(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> attention.Kernel:
+def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> Kernel:
     """What keeps documents apart on this device: the varlen kernel where it takes the network's
     heads in this type. Raises UnsupportedError where it disagrees with one call a document.
 
@@ -302,7 +300,7 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     return "varlen"
 
 
-def while_training(network: nn.Module, kernel: attention.Kernel) -> attention.Kernel:
+def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
     """What keeps documents apart in training steps, which it logs: the varlen kernel has no
     dropout."""
     rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
@@ -328,7 +326,7 @@ def kernel_difference(
     made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
     documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
     documents = documents.with_each(lambda t: t.to(device))
-    kernels: tuple[attention.Kernel, ...] = ("varlen", "sdpa")
+    kernels: tuple[Kernel, ...] = ("varlen", "sdpa")
     worst = 0.0
     for window in windows:
         found = []

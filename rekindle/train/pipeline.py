@@ -5,8 +5,6 @@ the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362). A 
 shapes it moves, so there is one for every length of micro-batch; these reach the stages as they
 are."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

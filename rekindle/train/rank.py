@@ -8,8 +8,6 @@ And its arithmetic: precision, TF32, deterministic algorithms
 fp32 elsewhere; a training that resumes keeps the precision of its checkpoint. What CUDA and NCCL
 read when they start, the launcher puts into the environment (launch/torchrun.py)."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -11,15 +11,13 @@ right. Micro-batch i belongs to data rank i mod `layout.data`.
 Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
 classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -109,7 +107,7 @@ class Work:
             free(self.device)
         return True
 
-    def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
+    def _score_piece(self, turn: Turn, loaded: "Loaded", number: int) -> bool:
         rows = pieces.read_piece(self.examples, number)
         encoded = encode(loaded.opened, rows)
 
@@ -146,7 +144,7 @@ class Work:
             found = None
         return of_first(found)  # type: ignore[no-any-return]
 
-    def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
+    def _write_samples(self, turn: Turn, loaded: "Loaded") -> None:
         found = self._unwritten(turn)
         if found is None:
             return
@@ -225,7 +223,7 @@ class Loaded:
             stage.part.eval()
 
     @classmethod
-    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Loaded:
+    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Self:
         """The model in the layout that `train` asks for, or sharded over all ranks."""
         try:
             return cls(opened, train, _parts(opened, train, device))

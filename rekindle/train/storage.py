@@ -6,8 +6,6 @@ object store has neither renames nor locks: it commits by a put that fails when 
 (`If-None-Match` on S3), and a request that fails is repeated a few times with growing pauses. S3 is
 tested against moto; gs:// takes the same path through gcsfs and is unproven."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import errno
@@ -32,7 +30,7 @@ PART_BYTES = 32 << 20  # of an upload in parts, and of reading ahead
 DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt behind it
 
 
-def storage_of(root: str | Path) -> Storage:
+def storage_of(root: str | Path) -> "Storage":
     text = str(root)
     if text.startswith("file://"):
         return Folder(Path(text.removeprefix("file://")))

@@ -3,8 +3,6 @@ the precision of the forward pass. The blocks of a large one are sharded with FS
 which all run it: a student with a teacher is never divided by tp, pp or cp. The root is the
 backbone, because the loss calls backbone and head apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

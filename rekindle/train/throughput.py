@@ -12,8 +12,6 @@ The profile decides the shares of a step: `communication` (collectives, and wait
 Python and launching. The largest names the verdict. Communication that computation hides on a GPU
 is not counted twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import resource
 import sys
@@ -21,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -49,7 +47,7 @@ class Cost:
     first_only: float = 0.0
 
     @classmethod
-    def of(cls, network: nn.Module, frozen: bool) -> Cost | None:
+    def of(cls, network: nn.Module, frozen: bool) -> Self | None:
         """Of a whole network, its values not needed; None for one that has no tokens.
 
         A Llama of 4 layers, 64 wide (4 heads), 0.25 M weights in products: 1.5 MFLOP a token plus

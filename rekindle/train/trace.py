@@ -6,8 +6,6 @@ process group that sends nothing, while every storage is counted from its birth 
 caching allocator rounds up or reserves comes on top. torch.compile is not seen, and `notes` says
 so."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

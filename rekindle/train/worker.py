@@ -1,12 +1,11 @@
 """One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two on gloo.
 Decides where a rank's weights come from and what the training leaves behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -182,7 +181,7 @@ class Start:
         self.network, self.source, self.origins = network, source, origins
 
     @classmethod
-    def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Start:
+    def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Self:
         """Our own tasks' networks are built without values; a user's task's is taken as it is."""
         manifest = shards.manifest
         before = None

@@ -9,13 +9,11 @@ another form, such as a part of speech, is an entity of one word.
 Words that a contender cut off have logits of zero: no prediction, and each tag equally probable.
 Shapes: N texts, W words of all of them one after the other, C tags, R resamples."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +43,13 @@ class TagScores(Scores):
     predicted_W: Ints
     nats_W: Floats
     lengths_N: Ints
-    scheme: Scheme
+    scheme: "Scheme"
 
     METRIC: ClassVar[str] = "entity_f1"
     SLICE_METRIC: ClassVar[str] = "token_accuracy"  # a slice may be without an entity
 
     @classmethod
-    def of(cls, rows: pa.Table, who: str, contender: Contender) -> TagScores:
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
         labels = rows.column("label").combine_chunks()
         true_W = indices_of(labels.flatten(), contender.labels)
         lengths_N = np.asarray(labels.value_lengths(), np.int64)
@@ -120,9 +118,9 @@ class TagScores(Scores):
         share = float(np.bincount(self.true_W).max() / len(self.true_W))
         return beats_majority("token_accuracy", self.metrics["token_accuracy"], share, "tag")
 
-    def picked(self, pick_N: np.ndarray) -> TagScores:
+    def picked(self, pick_N: np.ndarray) -> Self:
         pick_W = np.repeat(pick_N, self.lengths_N)
-        return TagScores(
+        return type(self)(
             self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W],
             self.lengths_N[pick_N], self.scheme,
         )  # fmt: skip
@@ -151,7 +149,7 @@ class Scheme:
     ends_C: Bools
 
     @classmethod
-    def of(cls, tags: Sequence[str]) -> Scheme:
+    def of(cls, tags: Sequence[str]) -> Self:
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
         numbers = {name: number for number, name in enumerate(names)}
