@@ -140,15 +140,18 @@ def build(
         part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence, scores)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
-        weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))
+        put(stage.part, mesh.device)
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
     return Parts(tuple(stages), mesh, partial, tied, origins, scaling, used)
 
 
-def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(value, device=device) if value.is_meta else value.to(device)
+def put(network: nn.Module, device: torch.device) -> None:
+    """On the device, without values where there were none."""
+    weights.transform(
+        network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
+    )
 
 
 _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",

@@ -79,10 +79,7 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
             shard(block)
         whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
         shard(modules.backbone(network), ignored_params=whole)
-    device = mesh.device
-    weights.transform(
-        network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
-    )
+    parallel.put(network, mesh.device)
 
 
 def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:

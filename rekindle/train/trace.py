@@ -32,7 +32,7 @@ from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
-from rekindle.train.parallel import DTYPES, autocast, build, settle
+from rekindle.train.parallel import DTYPES, autocast, build, prepared, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of
@@ -155,17 +155,10 @@ class _Run:
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
-        with unset_fake_temporarily(), weights.deferred() as recorder:
-            network = _network(trace.config, trace.classes, self.tokens)
-        origins, lora = modules.unfused(network), None
-        if trace.lora is not None:
-            with unset_fake_temporarily(), weights.deferred(recorder):
-                lora = modules.inject(network, trace.lora, origins)
-            if trace.lora.base == "4bit":
-                quantised.replace(network)
-        dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-        if dtype is not None:
-            weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+            with weights.deferred():
+                network = _network(trace.config, trace.classes, self.tokens)
+            origins = modules.unfused(network)
+            scaling = prepared(network, None, origins, train, trace.lora)
         goal = Goal()
         if trace.teacher is not None:
             with unset_fake_temporarily(), weights.deferred():
@@ -175,7 +168,7 @@ class _Run:
             teacher.arrange(taught, train, mesh, teacher.divides(count, train, mesh))
             goal = Goal(0.0, teacher.ready(taught, train, mesh), 2.0, 0.5)
         train = train.model_copy(update={"compile": False})
-        return build(self.task, network, origins, train, goal, mesh, lora)
+        return build(self.task, network, origins, train, goal, mesh, scaling)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
         """DDP holds room for all gradients, and puts each there in the last backward pass."""

@@ -140,7 +140,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
         ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
-        ("parallel.py", "_on_device _distribute settle", "parameters"),
+        ("parallel.py", "put _distribute settle", "parameters"),
         ("parallel.py", "_again", "activations"), ("loop.py", "_backward _warm_up", "gradients"),
         ("loop.py", "losses validate", "activations"), ("pipeline.py", "", "activations"),
     )
