@@ -64,10 +64,6 @@ class Shards:
             pieces.append(self._batches[split][i].take(pa.array(mine)))
         return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
 
-    def labels(self, split: str) -> npt.NDArray[np.int32]:
-        """Class index of each row; not where words have tags."""
-        return np.asarray(self._tables[split].column("label"), np.int32)
-
     def lengths(self, split: str) -> npt.NDArray[np.int64]:
         """Tokens of each row; ones where the task has no `input_ids`."""
         return row_tokens(self._tables[split])
@@ -79,10 +75,6 @@ class Shards:
         if "places" in table.schema.names:
             return _of_lists(table, "places", _placed)
         return _of_lists(table, "supervised", _supervised)
-
-    def hashes(self, split: str) -> list[bytes]:
-        hashes: list[bytes] = self._tables[split].column("hash").to_pylist()
-        return hashes
 
 
 def open_shards(folder: str | Path) -> Shards:

@@ -102,7 +102,7 @@ def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
 
 
 def _beside(option: Option, best: Option | None) -> str:
-    size, has = needed(option.memory.peak_bytes).bytes, option.cluster.gpu.memory_bytes
+    size, has = needed(option.memory.peak_bytes), option.cluster.gpu.memory_bytes
     room = f"{size / _GIB:,.0f} of {has / _GIB:,.0f} GiB"
     if best is None:
         return room

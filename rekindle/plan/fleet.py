@@ -14,17 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.machines import (
-    THIS_CPU,
-    Cloud,
-    Gpu,
-    Link,
-    Machine,
-    gpu,
-    machine,
-    machines,
-    recognised,
-)
+from rekindle.catalog import machines as catalog
+from rekindle.catalog.machines import THIS_CPU, Cloud, Gpu, Link, Machine, gpu, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
@@ -181,7 +172,7 @@ def here(ranks: int) -> tuple[Gpu, int, Link | None]:
     if len(names) < ranks:
         what = f"{ranks} ranks have {len(names)} GPUs here"
         raise RequestError(what, where="platforms.local.ranks", fix=f"at most {len(names)}")
-    found = recognised(names[0])
+    found = catalog.recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")
     like = (each.inside for each in machines().values() if each.gpu == found.name and each.inside)

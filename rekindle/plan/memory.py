@@ -16,25 +16,11 @@ FILE = Path(__file__).with_suffix(".yaml")
 _MASTER = 12  # weights in full precision and two moments
 
 
-@dataclasses.dataclass(frozen=True)
-class Needed:
+def needed(peak_bytes: int) -> int:
     """What a device must have for a peak of tensors: them, what the allocator reserves beyond, and
-    what CUDA and NCCL take."""
-
-    tensors: int
-    reserve: int
-    context: int
-
-    @property
-    def bytes(self) -> int:
-        """All of it: 10 GiB of tensors need 13."""
-        return self.tensors + self.reserve + self.context
-
-
-def needed(peak_bytes: int) -> Needed:
-    """For a peak of tensors, closed form or traced."""
+    what CUDA and NCCL take. 10 GiB of tensors need 13."""
     table = rows(FILE)
-    return Needed(peak_bytes, round(peak_bytes * table["reserve"]["share"]), table["context_bytes"])
+    return peak_bytes + round(peak_bytes * table["reserve"]["share"]) + int(table["context_bytes"])
 
 
 def memory(work: Work, pp_rank: int | None = None) -> Memory:

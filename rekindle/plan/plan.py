@@ -160,7 +160,7 @@ def traced(plan: Plan, spec: Spec) -> Plan:
         if answer.traced:
             notes.append(f"traced: {layout} holds {size:.1f} GiB (closed form: {known:.1f})")
         notes += [answer.note] if answer.note else []
-        if needed(answer.memory.peak_bytes).bytes <= option.cluster.gpu.memory_bytes:
+        if needed(answer.memory.peak_bytes) <= option.cluster.gpu.memory_bytes:
             found.append(Choice(one.fleet, option))
     if not found:
         what = "neither of the two best layouts fits, as a trace says"
@@ -217,7 +217,7 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
         by = step_time(option.work, slow, constants).seconds / seconds - 1
         yield f"with links half as fast: {by:+.0%} time"
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
-    size, has = needed(memory(longer).peak_bytes).bytes, cluster.gpu.memory_bytes
+    size, has = needed(memory(longer).peak_bytes), cluster.gpu.memory_bytes
     by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
     then = f"{by:+.0%} time a token, {size / 2**30:.0f} GiB"
     if size > has:
@@ -320,7 +320,7 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
         step_seconds=(low, option.step.seconds, high),
         tokens_per_second=option.tokens_per_second, mfu=flops / peak if peak else 0.0,
         dominant=option.step.dominant, memory_bytes=option.memory.peak_bytes,
-        needed_bytes=needed(option.memory.peak_bytes).bytes,
+        needed_bytes=needed(option.memory.peak_bytes),
         device_bytes=option.cluster.gpu.memory_bytes,
         on_demand_usd_per_hour=fleet.usd_per_hour(),
         spot_usd_per_hour=fleet.usd_per_hour(spot=True), zero=str(work.zero or ""),

@@ -124,9 +124,9 @@ class _Timed(NamedTuple):
 def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
     """With its memory, which takes longer to find than the time of a step."""
     for one in sorted(timed, key=_order):
-        if needed(least_bytes(one.work)).bytes <= room:
+        if needed(least_bytes(one.work)) <= room:
             held = memory(one.work)
-            if needed(held.peak_bytes).bytes <= room:
+            if needed(held.peak_bytes) <= room:
                 return one, held
     return None
 
@@ -145,7 +145,7 @@ def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected
     least = min(one.work.layout.micro_batch_size for one in timed)
     smallest = (memory(o.work) for o in timed if o.work.layout.micro_batch_size == least)
     held = min(smallest, key=lambda memory: memory.peak_bytes)
-    size, here = needed(held.peak_bytes).bytes, cluster.gpu.memory_bytes / 2**30
+    size, here = needed(held.peak_bytes), cluster.gpu.memory_bytes / 2**30
     reason = f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
     return Rejected(name, reason, size)
 

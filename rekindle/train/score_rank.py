@@ -116,7 +116,9 @@ class Work:
             if self.leads:
                 share = number + done / len(rows)
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
-            return self._is_over()
+            raised = torch.tensor([float(self.stop.raised)])
+            dist.all_reduce(raised)  # whether any rank was asked to stop
+            return bool(raised > 0)
 
         sums = loaded.score(encoded, on_turn)
         if sums is None:
@@ -130,12 +132,6 @@ class Work:
             facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
             turn.pieces.put(number, pa.table({**facts, **columns}))
         return True
-
-    def _is_over(self) -> bool:
-        """Whether any rank was asked to stop."""
-        raised = torch.tensor([float(self.stop.raised)])
-        dist.all_reduce(raised)
-        return bool(raised > 0)
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
@@ -316,10 +312,8 @@ class Loaded:
         self, encoded: pa.Table, places: Ints, rows: np.ndarray, counts: bool, **asked: int
     ) -> Batch:
         """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
-        micro, owners = self.objective.alone(
-            self.opened.task, encoded.take(pa.array(rows)), self.opened.settings, self.mesh.layout,
-            self.mesh.place("cp"), **asked,
-        )  # fmt: skip
+        table = encoded.take(pa.array(rows))
+        micro, owners = self.objective.alone(self.opened, table, self.mesh, **asked)
         theirs = np.concatenate([np.arange(places[row], places[row + 1]) for row in rows])
         return Batch(micro, torch.from_numpy(theirs)[owners], counts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,16 @@ import torch
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 
 if TYPE_CHECKING:
-    from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
+    from rekindle.train.mesh import Mesh
+    from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
 
 Columns = dict[str, pa.Array]
 Texts = list[list[int]]
+Alone = tuple[Micro, torch.Tensor]
 
 
 class Objective(abc.ABC):
@@ -59,11 +61,8 @@ class Objective(abc.ABC):
         """On the last stage what each result is, [N, K]; what the next stage receives on others."""
 
     @abc.abstractmethod
-    def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
-    ) -> tuple[Micro, torch.Tensor]:
-        """A micro-batch to score, each example by itself; and of each result the place, of those of
-        `table`, that it is added to, int64 [N]."""
+    def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
+        """A micro-batch to score, each example alone, and the place of each result, int64 [N]."""
 
     def places(self, encoded: pa.Table) -> Ints:
         """Where the places of each row begin, and where the last ends, [rows + 1]: by default a

@@ -23,21 +23,15 @@ from torch.nn import functional as F
 from rekindle.data.manifest import row_tokens
 from rekindle.plan.tensors import TAUGHT, rows_at_once
 from rekindle.train.micro import Chosen, Documents, Micro, Tensors
-from rekindle.train.objectives.base import (
-    Columns,
-    Objective,
-    Texts,
-    exact,
-    of_targets,
-    row,
-    sendable,
-)
+from rekindle.train.objectives import base
+from rekindle.train.objectives.base import Alone, Columns, Objective, Texts
 from rekindle.train.weights import intervals
 
 if TYPE_CHECKING:
-    from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
+    from rekindle.train.mesh import Mesh
+    from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
 IGNORED = -100
@@ -62,36 +56,38 @@ class Tokens(Objective):
         lesson = _lesson(part, batch, micro)
         hidden_BTH = part.states(part.network, batch, micro)
         if not part.last:
-            return sendable(hidden_BTH)
+            return base.sendable(hidden_BTH)
         assert micro.targets is not None
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
+        states_NH, scale = base.of_targets(hidden_BTH, micro.targets), 1 / micro.count[0]
         loss, right = linear_cross_entropy(
-            of_targets(hidden_BTH, micro.targets), head.weight, micro.labels, 1 / micro.count[0],
-            part.tp_group, not part.sequence_parallel, lesson,
+            states_NH, head.weight, micro.labels, scale, part.tp_group,
+            not part.sequence_parallel, lesson,
         )  # fmt: skip
-        return row(loss, right, torch.full_like(loss, len(micro.targets)))
+        return base.row(loss, right, torch.full_like(loss, len(micro.targets)))
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
         assert micro.targets is not None
         if not hasattr(part.network, "get_output_embeddings"):
-            logits_NV = of_targets(part.task.logits(part.network, batch), micro.targets)
-            return judged(exact(logits_NV), micro.labels, 0, None)
+            logits_NV = base.of_targets(part.task.logits(part.network, batch), micro.targets)
+            return judged(base.exact(logits_NV), micro.labels, 0, None)
         hidden_BTH = part.states(part.network, batch, micro)
         if not part.last:
-            return sendable(hidden_BTH)
+            return base.sendable(hidden_BTH)
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
-        states_NH = of_targets(hidden_BTH, micro.targets)
+        states_NH = base.of_targets(hidden_BTH, micro.targets)
         return judge_targets(states_NH, head.weight, micro.labels, part.tp_group)
 
     def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int,
-        asked: int | None = None,
-    ) -> tuple[Micro, torch.Tensor]:  # fmt: skip
+        self, model: ModelFolder, table: pa.Table, mesh: Mesh, asked: int | None = None
+    ) -> Alone:
         """With `asked`, the only target is what follows that place."""
+        task: Any = model.task
+        layout, cp_rank = mesh.layout, mesh.place("cp")
         unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         length = -(-int(row_tokens(table).max()) // unit) * unit
-        tensors = task.collate(table, settings, length=length)
+        tensors = task.collate(table, model.settings, length=length)
         if asked is not None:
             tensors["labels"][0, asked] = 0
         micro = micro_of_tokens(tensors, layout.cp, cp_rank, False, 0, torch.ones(1))
@@ -140,7 +136,7 @@ def _lesson(part: Part, batch: Tensors, micro: Micro) -> Lesson | None:
     assert micro.targets is not None
     (teacher,), goal = part.teachers, part.goal
     with torch.no_grad():
-        states_NH = of_targets(part.states(teacher, batch, micro), micro.targets)
+        states_NH = base.of_targets(part.states(teacher, batch, micro), micro.targets)
     head: Any = teacher.get_output_embeddings()  # type: ignore[operator]
     return Lesson(head, states_NH, goal.temperature, goal.teacher_weight)
 
@@ -190,17 +186,24 @@ def linear_cross_entropy(
 
     `weight` [V, H] may be a DTensor whose rows are divided over `group`; then each rank's gradient
     of `hidden` is its share, and `add_up` makes it the whole."""
-    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) else None
-    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
-    if torch.is_autocast_enabled(hidden_NH.device.type):
-        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(hidden_NH.device.type))
+    hidden_NH, local_VH, start, divided = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, lesson is None)
     loss, right = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_NH, head_WH, labels_N, len(local_VH), scale, divided, start, add_up, lesson
     )
     return loss, right
+
+
+def _factors(
+    hidden: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor, int, dist.ProcessGroup | None]:
+    """Both as they are multiplied here; the first row of `weight` here, and who has the others."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    if not isinstance(weight, DTensor):
+        return hidden, weight, 0, None
+    return hidden, weight.to_local(), intervals(weight)[0][0], group
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -333,11 +336,7 @@ def judge_targets(
 ) -> torch.Tensor:  # fmt: skip
     """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
     time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
-    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) else None
-    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
-    if torch.is_autocast_enabled(hidden_FH.device.type):
-        hidden_FH = hidden_FH.to(torch.get_autocast_dtype(hidden_FH.device.type))
+    hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
     single = torch.promote_types(hidden_FH.dtype, torch.float32)
     columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
     rows = rows_at_once(columns, hidden_FH.device.type)
