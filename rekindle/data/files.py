@@ -43,8 +43,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class Seen:
-    """What was read of a source: the hash of each of its files, by path, and one over the files
-    that rows name, in the order of the rows."""
+    """The hash of each file that was read, by path, and one over those that rows name, in order."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -103,8 +102,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed where the suffix says so; `seen` has its
-        hash once the block is left."""
+        """The content from front to back, decompressed; behind the block `seen` has its hash."""
         with self.filesystem.open(self.path, "rb") as stored:
             hashing = _Hashing(stored)
             stream = io.BufferedReader(hashing, _PIECE_BYTES)
@@ -246,8 +244,7 @@ def content_hash(uri: str) -> str:
 
 
 def split_of(name: str) -> str:
-    """The split that a name tells: `train/cat/1.png`, `sst2-test.csv`,
-    `validation-00000-of-00002.parquet`; or empty."""
+    """The split that a name tells, such as `train/cat/1.png`, `sst2-test.csv`; or empty."""
     for part in name.split("/"):
         words = [word for word in re.split(r"[^a-z]+", part.lower()) if word in _SPLIT_WORDS]
         if words:

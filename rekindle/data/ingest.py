@@ -42,11 +42,10 @@ _TIME = "_rekindle_time"
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = ""
 ) -> ExamplesSummary:
-    """Write the examples of `data.source` into `out`; returns, and writes, their summary.
-
-    `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
-    carry along (default: one of the examples written). Raises DataError with everything that is
-    wrong with the source, at once, and where what was read has another fingerprint."""
+    """Write the examples of `data.source` into `out`; returns, and writes, their summary. `window`:
+    the text of a resolved window, "" for all; `source`: a fingerprint to carry along. Raises
+    DataError with everything that is wrong with the source, and where what was read has another
+    fingerprint."""
     if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)

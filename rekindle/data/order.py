@@ -173,12 +173,10 @@ def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
 
 
 def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The number of the sequence that each text goes into, [texts], and how many sequences there
-    are; every length is 1 to `capacity`.
-
-    By best-fit decreasing: the longest first, each into the fullest sequence that still has room
-    (Johnson 1974; at most 11/9 of the optimum); texts of one length are placed together.
-    `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]` and 2."""
+    """The number of the sequence that each text goes into, [texts], and how many there are, by
+    best-fit decreasing: the longest first, each into the fullest sequence that still has room
+    (Johnson 1974; at most 11/9 of the optimum). `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]`
+    and 2."""
     texts = np.asarray(lengths)
     longest_first = np.argsort(-texts, kind="stable")
     distinct, counts = np.unique(texts, return_counts=True)

@@ -55,9 +55,8 @@ def shard(
     workers: int | None = None,
 ) -> ShardManifest:  # fmt: skip
     """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
-
-    `workers` encode, by default one a core, fewer when the data is small. Raises DataError for a
-    folder of examples that is incomplete, StepError when a worker fails."""
+    `workers` encode, by default one a core. Raises DataError for incomplete examples, StepError if
+    one fails."""
     summary = read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
@@ -221,8 +220,7 @@ def encoded(
     files: Mapping[str, Path], task: str, labels: tuple[str, ...], settings: Settings, assets: Path,
     workers: int,
 ) -> Generator[tuple[str, pa.RecordBatch], None, None]:  # fmt: skip
-    """Each batch of files of examples with its file's name, in order, as the task encodes it; by so
-    many processes, or here if one will do."""
+    """Each batch with its file's name, in order, encoded by so many processes, or here by one."""
     batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
     order = {"task": task, "labels": list(labels), "settings": dict(settings),
              "assets": str(assets), "paths": [str(path) for path in files.values()]}  # fmt: skip

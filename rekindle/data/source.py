@@ -70,8 +70,7 @@ class FileSource(Source):
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of all files, and of those that their rows name; of their names too
-        where they tell a label or a split."""
+        """Hash of all files and those that rows name; of names that tell a label or a split."""
         if not self._names_files:
             return self._fingerprint(seen=False)
         asking = copy.copy(self)

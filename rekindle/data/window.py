@@ -121,11 +121,9 @@ def step(spec: WindowSpec) -> Duration:
 
 
 def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = None) -> Window:
-    """The interval that `spec` stands for, given the `newest` time of the source (`end: latest`).
-
-    `latest` ends with the calendar unit that holds the newest record: that of `every`, or `unit`
-    (of partitions, whose names tell it). `size: 3 months` and a newest record of 2026-05-17 give
-    2026-03-01T00:00:00/2026-06-01T00:00:00."""
+    """The interval that `spec` stands for, given the `newest` time of the source: `latest` ends
+    with the calendar unit that holds it, that of `every`, or `unit`. `size: 3 months` and a newest
+    record of 2026-05-17 give 2026-03-01T00:00:00/2026-06-01T00:00:00."""
     every = step(spec)
     if spec.end != "latest":
         end = _end_of(spec.end)

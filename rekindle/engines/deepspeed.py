@@ -163,8 +163,7 @@ class DeepSpeed:
         }  # fmt: skip
 
     def start(self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device) -> Zero:
-        """Take over the part, which has its values. All ranks call it. StepError where what is in
-        effect is not what was asked for."""
+        """Take over the filled part. StepError where what is in effect was not asked for."""
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -212,10 +211,9 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operator that DeepSpeed would compile at its first use, once a machine. StepError
-    where that fails.
-
-    The lock of torch is a file, which a killed process leaves for ever. Ours is the kernel's."""
+    """Compile the operator that DeepSpeed would compile at its first use, once a machine. The lock
+    of torch is a file, which a killed process leaves for ever; ours is the kernel's. StepError
+    where it fails."""
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):

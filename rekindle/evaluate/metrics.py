@@ -59,12 +59,11 @@ def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
 def resampled(
     metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
 ) -> Floats:
-    """[R] values of `metric` on each resample; `picks_RN` holds row indices.
-
-    Log-loss is the mean negative log-probability of the true class in nats (a coin flip: 0.693);
-    macro-F1 the mean over classes of the harmonic mean of precision and recall, without those that
-    neither occur nor are predicted; the calibration error the mean gap between confidence and
-    accuracy over the bins, weighted by their size."""
+    """[R] values of `metric`, each on the rows that `picks_RN` holds. Log-loss is the mean negative
+    log-probability of the true class in nats (a coin flip: 0.693); macro-F1 the mean over classes
+    of the harmonic mean of precision and recall, without those that neither occur nor are
+    predicted; the calibration error the mean gap between confidence and accuracy over the bins,
+    weighted by size."""
     if metric == "accuracy":
         right_N = (probabilities_NC.argmax(1) == labels_N).astype(np.float64)
         return np.asarray(right_N[picks_RN].mean(1), np.float64)

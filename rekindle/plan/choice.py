@@ -79,11 +79,9 @@ def choose(
 def _among(
     spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None, speeds: Speeds
 ) -> Iterator[tuple[Choice, Found]]:
-    """What is worth a look, by what it could do at its peak.
-
-    Under a budget alone the fastest, until none can be faster than one within it. Else the
-    cheapest: of each kind as many as keep the limits, since more of them cost more, and no kind
-    that would cost more at its peak than one that keeps them does."""
+    """What is worth a look, by what it could do at its peak: under a budget alone the fastest,
+    until none can be faster than one within it; else of each kind as many as keep the limits, and
+    no kind that would cost more at its peak than one that does."""
     # weights, gradients and moments of all ranks together; of adapters, the weights alone; none of
     # what the host holds
     least = asked.shape.parameters * (2 if asked.train.weights == "bf16" else 4)

@@ -46,8 +46,7 @@ def spread_of(kind: str) -> float:
 
 
 def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Profile:
-    """For a GPU of the catalog; without measurements those of the most similar GPU, in a wider
-    interval."""
+    """For a GPU of the catalog; unmeasured it borrows the most similar one's, and is less sure."""
     table = rows(FILE)
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]

@@ -54,10 +54,8 @@ def _rank(work: Work, pp_rank: int) -> Moments:
 
 
 class ZeroMoments(Moments):
-    """Of a rank of DeepSpeed's ZeRO, in closed form; all ranks hold as much.
-
-    Of DeepSpeed 0.19.8, held against what its ranks held on CPUs; blocks and loss are rekindle's.
-    What offload leaves on a GPU has not been measured on one."""
+    """Of a rank of DeepSpeed's ZeRO (0.19.8), in closed form, held against what ranks held on CPUs;
+    all hold as much. What offload leaves on a GPU has not been measured on one."""
 
     def __init__(self, work: Work) -> None:
         assert work.zero is not None
@@ -128,8 +126,7 @@ class ZeroMoments(Moments):
         return live, live + self.stored * min(self.trained, self.zero.bucket)
 
     def worst(self) -> Memory:
-        """The largest of the moments; the first one is before anything is divided, when every rank
-        has the whole network in fp32."""
+        """At first, before anything is divided, every rank has the whole network in fp32."""
         found, whole = super().worst(), 4 * self._weights
         if whole <= found.peak_bytes:
             return found

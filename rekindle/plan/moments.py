@@ -13,8 +13,7 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of tensors on one rank at its worst moment, which is in `phase`; `terms` add up to it.
-    `pp_rank` is the worst place on a pipeline."""
+    """Bytes of a rank at its worst moment, in `phase`, by `terms`; `pp_rank`: the worst place."""
 
     terms: Mapping[str, int]
     phase: str
@@ -119,8 +118,7 @@ class Moments(Temporaries):
             yield {**terms, "activations": saved, "temporaries": scores + more}
 
     def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """At its beginning, at the first blocks that it goes through and the last ones, and at its
-        end."""
+        """At its beginning, at the first and last blocks that it goes through, and its end."""
         saved, count = self._saved(at), self.blocks[at.stage]
         before, (_, copies) = self.gradients(at.there), self._passing(at)
         terms = {"gradients": before, self.copies: copies}
@@ -178,8 +176,7 @@ class Moments(Temporaries):
         return again - (self.entering if self.stream >= 4 and self.shape.causal else 0)
 
     def _halving(self, at: Moment) -> Iterator[int]:
-        """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
-        and at the beginning of the second."""
+        """At the end of zero bubble's first half, and the beginning of the second."""
         halved = self._halved(at) + self._narrow(at, at.stage)
         yield halved + max(self.norm_backward, self.attention_backward)
         # the feed-forward once more for the weights, whose narrow gradients FSDP widens block by
@@ -226,8 +223,7 @@ class Moments(Temporaries):
         return self.compute if self.waiting(1) else 0
 
     def _reducing(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
-        """Replicas of what tp ranks divide: FSDP puts a block's gradients in one piece, divides
-        that, and writes what comes out."""
+        """Replicas of what tp ranks divide: a block's gradients in one piece, and divided."""
         own = self.trained_block
         whole = before - self.exact * done * own if at.there[at.stage] else 0
         return {

@@ -40,11 +40,10 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The chosen layout and machines, and why not the others.
-
-    `hours` of training, uninterrupted: least, expected, most (nine of ten lie within); None
-    where the number of steps is not known. `others` are the next best, `rejected` why not the rest,
-    `weighed` how many candidates there were. `notes` say what is assumed or not known."""
+    """The chosen layout and machines. `hours` of training: least, expected, most (nine of ten lie
+    within); None where the number of steps is not known. `others` are the next best, `rejected` why
+    not the rest, `weighed` how many candidates there were. `notes` say what is assumed or not
+    known."""
 
     name: str
     asked: Asked
@@ -277,8 +276,7 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
 def told(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says; `refused`: why it should not be submitted, `rest`: what other steps
-    take."""
+    """All that a plan says; `refused`: why it should not be submitted, `rest`: other steps."""
     option, problems = plan.chosen.option, list(refused)
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours

@@ -44,10 +44,9 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
-    """What the config asks of the planner; RequestError where the planner cannot know it.
-
-    It cannot for networks of images, the user's own networks and scripts, and models whose config
-    is out of reach (the hub is asked last, if at all)."""
+    """What the config asks of the planner; RequestError for networks of images, the user's own
+    networks and scripts, and models whose config is out of reach (the hub is asked last, if at
+    all)."""
     if spec.pipeline is not None:
         what = "the planner does not know what a pipeline of your own computes"
         fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
@@ -77,9 +76,8 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
-    """With the layout that a run has there where the config leaves it open, and the largest
-    micro-batch of up to 32 of which every data rank gets one: memory is not what decides.
-    RequestError for other numbers than fp32."""
+    """With a run's layout there, and the largest micro-batch of up to 32 of which every data rank
+    gets one, where the config leaves them open. RequestError for other numbers than fp32."""
     train, free = asked.train, asked.free
     if train.precision not in ("fp32", "auto"):
         what = f"the planner knows this CPU in fp32, not in {train.precision}"

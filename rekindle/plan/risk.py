@@ -49,8 +49,7 @@ class Hazard:
 
 
 def hazard(choice: str | float) -> Hazard:
-    """The hazard by the name of a preset, or a number per node-hour. Raises RequestError for
-    another word or a number below zero."""
+    """By the name of a preset, or a number per node-hour. RequestError for others."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
             what = f"a hazard of {choice} interruptions per node-hour"
@@ -66,11 +65,9 @@ def hazard(choice: str | float) -> Hazard:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A training and what saving, starting and waiting take in it.
-
-    `save_seconds` is what a save holds training up for, `commit_seconds` the rest of it.
+    """A training. A save holds it up for `save_seconds` and is committed `commit_seconds` later.
     `wait_seconds` is the mean time until machines are there, at the start and after each
-    interruption. `notice_seconds` is the warning before a machine goes; 0 counts on none."""
+    interruption, `notice_seconds` the warning before a machine goes; 0 counts on none."""
 
     steps: int
     step_seconds: float
@@ -103,8 +100,7 @@ class Segment:
 
 
 def segments(work: Work, every: int) -> tuple[Segment, ...]:
-    """The first segment, whose `through` leaves start and tail out, those in the middle, and the
-    last."""
+    """The first segment, whose `through` lacks start and tail, those in the middle, the last."""
     saves = math.ceil(work.steps / every)
     first = _segment(work, min(every, work.steps), 0.0)
     if saves == 1:
@@ -213,9 +209,8 @@ def _struck(seconds: float, rate: float) -> float:
 
 def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
     """Training time between two saves that makes the expected time least: Daly's estimate (eq. 37),
-    whose first term is Young's sqrt(2 C M).
-
-    `daly_seconds(300, 24 * 3600)` is 117 min, as in Daly's figure 3."""
+    whose first term is Young's sqrt(2 C M). `daly_seconds(300, 24 * 3600)` is 117 min, as in his
+    figure 3."""
     if math.isinf(mtbf_seconds) or save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)
@@ -224,11 +219,10 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def interval(work: Work, per_hour: float) -> int:
-    """Optimizer steps between two saves: Daly's estimate in whole steps, or what divides the work
-    evenly near it, whichever is expected to take less; without the notice.
-
-    Never shorter than a save takes to be committed, nor longer than an hour, or the time in which
-    saves take 1 %: other things than reclaims end a training, too."""
+    """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly near it,
+    whichever is expected to take less. Never shorter than a save takes to be committed, nor longer
+    than an hour, or the time in which saves take 1 %: other things than reclaims end a training,
+    too."""
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))

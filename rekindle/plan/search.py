@@ -132,8 +132,7 @@ def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memo
 
 
 def _order(one: _Timed | Option) -> tuple[float, tuple[int, ...]]:
-    """Faster ones first; then proven ones, then the simplest: replicas, shards, both; then tp, pp,
-    cp; then recomputation."""
+    """Faster ones first; then proven ones, then simple axes and schedules, then recomputation."""
     layout = one.work.layout
     data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
     axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
@@ -159,8 +158,7 @@ def _slower(option: Option, best: Option, tie: float) -> str:
 
 
 class Candidate(NamedTuple):
-    """A layout, and what each rank would do in it: each way, and whether a test has shown that it
-    trains. Without ways there is a `reason`."""
+    """A layout, and each way to work in it with whether a test has proven it; or a `reason`."""
 
     layout: Layout
     ways: tuple[tuple[Work, bool], ...] = ()

@@ -34,10 +34,9 @@ class Matrix:
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """A transformer. `matrices` and `block_norms` (elements) are those of one block; `table` is the
-    token embedding [vocab, d_model], or what turns patches into tokens; `before` are the other
-    elements before the first block, `after` those behind the last one without the head
-    (final norm, pooler); `head` is the last matrix, absent where it is the table itself. The other
-    fields are those of families.Family."""
+    token embedding [vocab, d_model], or what turns patches into tokens; `before` and `after` are
+    the other elements on either side of the blocks; `head` is the last matrix, absent where it is
+    the table. The other fields are those of families.Family."""
 
     model_type: str
     layers: int
@@ -88,10 +87,9 @@ class ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShape:
-    """From a Hugging Face config; a classifier of so many `classes`, None for a language model (of
-    an encoder: its body alone). Raises RequestError for one that is not known.
-
-    `shape_of({"model_type": "gpt2"}).parameters` is 124,439,808."""
+    """From a Hugging Face config; of a classifier of so many `classes`, or of the language model
+    (of an encoder its body). Raises RequestError for an unknown one. `shape_of({"model_type":
+    "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
     if known.family is None:
         what = f"the planner does not know the architecture `{kind}`"

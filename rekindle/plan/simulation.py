@@ -38,10 +38,9 @@ MOST_INTERRUPTIONS = 20_000.0  # beyond, time has no distribution to speak of
 
 @dataclasses.dataclass(frozen=True)
 class Fallback:
-    """What becomes of a training with a deadline. `slack_hours`: how far it may fall behind an
-    uninterrupted run. `give_up_hours`: the latest moment if nothing has been committed by then,
-    below zero if not even on-demand machines make it (`feasible`). `chance`: that these are needed.
-    Hours are expected and paid."""
+    """What becomes of a training with a deadline, in expected, paid hours. `slack_hours`: how far
+    it may fall behind. `give_up_hours`: the latest moment if nothing has been committed by then,
+    below zero if not `feasible`. `chance`: that on-demand machines are needed."""
 
     feasible: bool
     slack_hours: float

@@ -100,8 +100,7 @@ class Temporaries(Rank):
 
     @cached_property
     def teaching(self) -> int:
-        """While a teacher's block runs: its feed-forward's gate, up and product beside the stream
-        and what came in, or a norm of that in fp32."""
+        """While a teacher's block runs: in its feed-forward, or a norm of what came in, in fp32."""
         teacher, wide = self.work.teacher, 2 if self.half else 4
         if teacher is None:
             return 0

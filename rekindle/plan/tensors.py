@@ -21,9 +21,8 @@ WHOLE_TEACHER_BYTES = 1 << 30
 
 
 def rows_at_once(columns: int, device: str) -> int:
-    """Rows of logits that the loss makes at a time.
-
-    128,256 columns: 65 rows on a CPU, 1,046 on a GPU."""
+    """Rows of logits that the loss makes at a time: of 128,256 columns 65 on a CPU, 1,046 on a
+    GPU."""
     return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 
@@ -219,8 +218,7 @@ class Rank:
 
     @cached_property
     def narrowed(self) -> int:
-        """What the last block keeps less where it computes, behind its attention, only the first
-        token of each text."""
+        """What the last block keeps less: behind attention it computes each text's first token."""
         if not self.joined or not self.last or self.work.checkpointing != "none":
             return 0
         return self.mlp - self.mlp // self.work.sequence

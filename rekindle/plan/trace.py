@@ -36,8 +36,7 @@ _TINY_STATIC = 3 * 4 * _TINY_PARAMETERS + 4 * 12  # weights, two moments, and a 
 
 @dataclasses.dataclass(frozen=True)
 class Finalist:
-    """What is asked about: the model's config in Hugging Face layout, the task, the work that was
-    made of both, and a teacher's config."""
+    """What is asked about: the model's and a teacher's Hugging Face config, the task, the work."""
 
     config: Mapping[str, Any]
     task: str

@@ -68,11 +68,10 @@ class Software:
 class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
     `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard` divides all
-    states (FSDP), or those of the optimizer only; `chunks` are pieces of a pipeline on each rank,
-    where the schedule has others. `lora_rank` adapts the matrices of a block that `lora_targets`
-    names, all where it names none, and freezes the others. `quantised`: frozen matrices have 4
-    bits. `teacher` is the shape of the network that the model learns from. `zero`: DeepSpeed
-    divides states among the replicas of the layout."""
+    states (FSDP), or those of the optimizer only; `chunks`: pieces of a pipeline on each rank, if
+    not the schedule's. `lora_rank` adapts the matrices that `lora_targets` names, or all, and
+    freezes the others. `quantised`: frozen matrices have 4 bits. `teacher`: whom the model learns
+    from. `zero`: DeepSpeed divides the replicas' states."""
 
     shape: ModelShape
     layout: Layout

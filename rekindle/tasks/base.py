@@ -62,12 +62,10 @@ class Task(abc.ABC):
     # Data side: no torch.
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
-        """What must be learned or fetched before encoding, such as a tokenizer; files go into the
-        folder `assets`.
-
-        `train()` starts a new pass over the examples of the training split. Returns JSON settings
-        that `encode`, `build` and the manifest carry. They and the files must be the same for the
-        same input."""
+        """What must be learned or fetched before encoding, such as a tokenizer, into the folder
+        `assets`; `train()` starts a new pass over the training split. Returns JSON settings that
+        `encode`, `build` and the manifest carry. They and the files must be the same for the same
+        input."""
         return {}
 
     @abc.abstractmethod
@@ -112,8 +110,7 @@ class Task(abc.ABC):
     # For prediction.
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
-        """Shard rows for inputs as a user has them: texts, lists of words, or arrays of uint8
-        pixels (H, W) or (H, W, C)."""
+        """Shard rows of a user's texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
         import numpy as np
         import pyarrow as pa
 

@@ -184,8 +184,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return answers
 
     def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
-        """The tokens of a document up to where its answer begins. Raises DataError for a chat that
-        the template refuses."""
+        """Tokens before the answer. Raises DataError for a chat that the template refuses."""
         chat, end = settings["form"] == "chat", settings["eos_token_id"]
         text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
         ids: list[int] = _tokenizer(assets).encode(text, add_special_tokens=not chat).ids
@@ -255,9 +254,8 @@ def _template(settings: Settings, assets: Path) -> ChatTemplate:
 def train_bpe(
     texts: Iterable[list[str]], *, vocab_size: int, min_frequency: int
 ) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer of at most `vocab_size` tokens, which is at least `SMALLEST`: every
-    text has tokens and comes back exactly. Ties are broken by token number: the same texts give the
-    same file."""
+    """A byte-level tokenizer of at most `vocab_size` (at least `SMALLEST`) tokens: every text has
+    tokens and comes back exactly, and the same texts give the same file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -41,9 +41,8 @@ class ChatTemplate:
         return self._render(turns, add_generation_prompt=True)
 
     def render(self, turns: Sequence[Turn]) -> tuple[str, list[Span]]:
-        """The chat up to its last answer, and where in it the answers stand, in characters.
-
-        Raises DataError for a chat that the template refuses or whose answers it alters."""
+        """The chat up to its last answer, and where the answers stand, in characters. Raises
+        DataError for a chat that the template refuses or whose answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)

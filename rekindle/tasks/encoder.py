@@ -270,9 +270,8 @@ _tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE and
-    SentencePiece mark the space before a word. Raises UnsupportedError where no setting of it does
-    so."""
+    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE marks
+    the space before a word. Raises UnsupportedError where no setting of it does so."""
     state = json.loads(tokenizer.to_str())
     for change in ({}, {"add_prefix_space": True}, {"prepend_scheme": "always"}):
         changed = {**state, "pre_tokenizer": _with(state["pre_tokenizer"], change)}

@@ -118,8 +118,7 @@ def _network(architecture: dict[str, Any]) -> torch.nn.Module:
 
 
 def _pool(height: int, width: int) -> torch.nn.Module:
-    """What `nn.AdaptiveAvgPool2d` computes, one side after the other: CUDA has no backward pass of
-    that one with a fixed order of sums."""
+    """`nn.AdaptiveAvgPool2d` one side after the other: its sums have no fixed order on CUDA."""
     import torch
 
     class Pool(torch.nn.Module):

@@ -97,8 +97,7 @@ def check_positions(positions: int | None, longest: int) -> None:
 def configuration(
     model: ModelSpec, inline: dict[str, Any], always: dict[str, Any]
 ) -> PretrainedConfig:
-    """The configuration that `model.source` names, or describes inline (completed by `inline`);
-    `always` overrides either."""
+    """What `model.source` names, or describes (completed by `inline`); `always` overrides it."""
     from transformers import AutoConfig
 
     if isinstance(model.source, str):

@@ -92,10 +92,8 @@ def attend(
     is_causal: bool | None = None, documents: Documents | None = None,
     sliding_window: int | None = None, **others: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """[B, T, H, D], as transformers' attention functions return it, and no weights.
-
-    `sliding_window` tokens, itself included, are what a query sees of its past. Raises
-    UnsupportedError for a keyword that is not known here."""
+    """[B, T, H, D], as transformers' attention functions return it, and no weights; a query sees
+    `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
         if value is not None and name not in _UNUSED:
             raise UnsupportedError(

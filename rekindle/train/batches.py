@@ -28,10 +28,9 @@ SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them.
-
-    Of the whole global batch: `examples`, `targets`, `tokens` without padding, and `squares`, the
-    sum of the squared lengths of the documents."""
+    """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them. Of
+    the whole batch: `examples`, `targets`, `tokens`, and `squares`, the sum of documents' squared
+    lengths."""
 
     micro: tuple[Micro, ...]
     rows: tuple[int, ...]

@@ -55,8 +55,7 @@ def newest(root: str | Path, run_key: str) -> Checkpoint | None:
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
-    """The same for all ranks together, which share the reading and hashing; all have to call it.
-    With `step`, the newest of that step."""
+    """`newest` of all ranks, which share the reading and all call it; with `step`, of that step."""
     return _choose(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
@@ -94,9 +93,8 @@ class _Outcome:
 
 
 class Checkpointer:
-    """Saves in the background, commits, and forgets what the spec does not keep. One an attempt;
-    all ranks call it alike. On an object store a copy of `history`, the growing loss curve, travels
-    along."""
+    """Saves in the background, commits, and forgets what the spec does not keep; one an attempt, on
+    all ranks. On an object store a copy of `history`, the growing loss curve, travels along."""
 
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
@@ -117,11 +115,9 @@ class Checkpointer:
         self.known: dict[str, Facts] = {}
 
     def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
-        """Copy `tensors` and start saving them; waits for the save before, so that at most one is
-        in flight. A step that this attempt has saved is not saved again.
-
-        `state` is JSON; `validation_loss` and `train_seconds` in it are what retention looks at.
-        Raises CheckpointError if the save before failed."""
+        """Copy `tensors` and start saving them, once the save before is done; a step is saved once.
+        `state` is JSON, of which retention reads `validation_loss` and `train_seconds`. Raises
+        CheckpointError if the save before failed."""
         self.wait()
         if step == self.started:
             return

@@ -29,9 +29,8 @@ EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
-
-    torch 2.10 takes `is_causal` alone, 2.11 has no `enable_gqa` but does it all the same. Another
-    scale is computed before the call; a sliding window cannot be, and raises UnsupportedError."""
+    UnsupportedError for a sliding window of torch 2.10; it takes `is_causal`, 2.11 no
+    `enable_gqa`."""
     known = inspect.signature(kernel).parameters
     if {"scale", "window_size", "enable_gqa"} <= known.keys():
         return kernel

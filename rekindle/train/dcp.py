@@ -85,7 +85,6 @@ class Piece:
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
     """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none empty.
-
     Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
     found: dict[str, Piece] = {}
     for key, value in tensors.items():
@@ -301,10 +300,8 @@ def fill(
     replicas: dist.ProcessGroup | None = None,
 ) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
-    is not there as it is here: nothing has been filled then.
-
-    `replicas` are ranks that hold the same pieces, and all call this: each reads its share of them
-    and sends it to the others, so that every byte leaves the storage once for all of them."""
+    is not there as it is here: nothing has been filled then. `replicas`, ranks with the same
+    pieces, all call this: each reads its share and sends it to the others."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
     # which of the ranks reads each piece
     names = sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n))

@@ -32,10 +32,9 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Job(Stored):
-    """`checkpoints`, a folder or URI, outlives attempts and belongs to one run key; `status`
-    belongs to one attempt; `output` receives the model, `history` the loss curve. `init` is a model
-    folder to start from ("" = `model.source`); `code` is what it may bring (see
-    modelfolder.open_model)."""
+    """`checkpoints`, a folder or URI, belongs to one run key, `status` to one attempt; `output`
+    receives the model, `history` the loss curve. `init` is a model folder to start from ("" =
+    `model.source`), `code` what it may bring."""
 
     task: str
     run_key: str

@@ -113,8 +113,7 @@ def describe(
     task_name: str, shards: Shards, folder: Path, run_key: str,
     *, precision: str = "", known: Sequence[np.ndarray] = (),
 ) -> None:  # fmt: skip
-    """Add to a folder of weights what rekindle needs to use them. `known` is what they were trained
-    on before (see `inherited`)."""
+    """Add to a folder of weights what rekindle needs; `known`: examples of before (`inherited`)."""
     if shards.assets.is_dir():
         shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
     if ".py:" in task_name:
@@ -131,9 +130,8 @@ def describe(
 
 
 def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
-    """What np.save writes of the distinct prefixes, also of the `known` ones, sorted, in constant
-    memory: in a mapped file, whose pages the kernel may write back (half a billion rows are 4
-    GB)."""
+    """What np.save writes of the distinct prefixes and `known` ones, sorted, in constant memory: in
+    a mapped file, whose pages the kernel may write back."""
     count = len(hashes) + sum(map(len, known))
     if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
@@ -182,11 +180,9 @@ def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
 
 
 def open_model(folder: Path, code: str = "") -> ModelFolder:
-    """The model in `folder`; raises DataError if it is not one of ours.
-
-    A folder is data: write access to it must not run code here. `code` is the task of this
-    config: a folder that names a task of its own gets the one from `path.py:Class`, if its copy is
-    the same byte for byte. With ANY_CODE its copy is run, whatever it is."""
+    """The model in `folder`; raises DataError if it is not one of ours. Write access to a folder
+    must not run code here: one that names a task of its own gets `code`, this config's
+    `path.py:Class`, if its copy is the same byte for byte; with ANY_CODE its copy is run."""
     path = folder / DESCRIPTION
     if not path.is_file():
         what = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"

@@ -315,8 +315,7 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
 
 
 def taken(parts: Parts, train: TrainSpec) -> Parts | None:
-    """The parts, which have values, in the hands of the engine that the config names; None where
-    that is rekindle's own."""
+    """The parts, with values, in the hands of the config's engine; None if it is rekindle's own."""
     engine = engine_of(train.engine)
     if not isinstance(engine, DeepSpeed):
         return None

@@ -275,9 +275,7 @@ def takes_groups(device: torch.device) -> bool:
 
 def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> Kernel:
     """What keeps documents apart on this device: the varlen kernel where it takes the network's
-    heads in this type. Raises UnsupportedError where it disagrees with one call a document.
-
-    To be asked before training: with inference tensors there are no gradients to compare."""
+    heads in this type. Raises UnsupportedError where it disagrees with one call a document."""
     if device.type != "cuda" or dtype not in attention.HALVES:
         return "sdpa"
     config = network.config.to_dict()  # type: ignore[union-attr, operator]
@@ -304,8 +302,7 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
-    """What keeps documents apart in training steps, which it logs: the varlen kernel has no
-    dropout."""
+    """What keeps documents apart in training steps, which it logs: varlen has no dropout."""
     rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
     if kernel == "varlen" and rate is not None:
         log.warning(

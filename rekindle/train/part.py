@@ -112,8 +112,7 @@ def seed(key: int, device: torch.device) -> None:
 
 
 def _drops(network: nn.Module) -> bool:
-    """Whether anything in the network draws random numbers while training: a layer, or a function
-    that its config gives a rate."""
+    """Whether the network draws random numbers while training: a layer, or a rate of its config."""
     if any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules()):
         return True
     given = getattr(getattr(network, "config", None), "__dict__", {})

@@ -70,8 +70,7 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoR
 
 
 def connect() -> torch.device:
-    """Join the other ranks; the device of this one. NCCL makes its communicators now: in the first
-    step they would count as the step's time."""
+    """Join the other ranks; the device of this one. NCCL connects now, not in the first step."""
     if not torch.cuda.is_available():
         meeting.join("gloo")
         return torch.device("cpu")

@@ -34,9 +34,8 @@ _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 def score(job: ScoreJob, output: Path) -> Scores | None:
     """Score the contenders until `output` holds their scores; goes on where it was interrupted.
-    Only the first of several nodes gets the record: the others write nothing.
-
-    Raises PreemptedError after a request to stop, StepError when the ranks failed."""
+    Only the first of several nodes gets the record. Raises PreemptedError after a request to stop,
+    StepError when the ranks failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     if rendezvous.node_rank:
@@ -61,9 +60,8 @@ def job_of(
     candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
     examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
 ) -> ScoreJob:  # fmt: skip
-    """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
-    that can be compared, on the test split of `examples`. `champion_digest` is that of the files in
-    `champion`; `code` as for `open_model`."""
+    """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
+    files have `champion_digest`, on the test split of `examples`; `code` as for `open_model`."""
     train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
@@ -83,9 +81,8 @@ def job_of(
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
-    """How both models are scored: as the candidate was `trained` on a GPU, in fp32 on a CPU. `auto`
-    is decided here, as the training did, because scores are kept under their precision; what was
-    trained in fp8 is scored in bf16."""
+    """How both models are scored: as the candidate was `trained`, on a CPU in fp32, instead of fp8
+    in bf16. `auto` is decided here, because scores are kept under their precision."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":

@@ -85,8 +85,7 @@ class Folder:
             yield file
 
     def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
-        """Make a file of what `produce` writes; it is durable on return. `produce` may be called
-        again, after a failure."""
+        """Make a durable file of what `produce` writes; a failed write may be repeated."""
         target = self.path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=1 << 20) as file:

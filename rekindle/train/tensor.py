@@ -37,8 +37,7 @@ class Peers:
     sequence: bool
 
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
-        """What every peer's columns are multiplied with: the whole stream, [B, T, H]; its gradient
-        comes back as shares."""
+        """The stream, [B, T, H], whole for every peer's columns; gradients come back as shares."""
         there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
         return _turned(stream, there, back, self)
 
@@ -107,8 +106,7 @@ def along_sequence(network: nn.Module, tokens: bool) -> bool:
 
 
 def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> None:
-    """Divide the matrices of each block, and the vocabulary of a language model, in place;
-    `network` is `whole`, or a stage of it."""
+    """Divide the matrices of blocks, and a vocabulary; `network` is `whole`, or a stage of it."""
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
@@ -129,8 +127,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
 
 
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
-    """Parameters that every tp rank holds whole but uses on its own heads, columns or tokens only,
-    so that each has a share of the gradient."""
+    """Parameters that every tp rank holds whole, but of whose gradient it has a share."""
     if isinstance(network, nn.Sequential):
         return frozenset()
     known, sequence = _known(network), along_sequence(network, tokens)

@@ -48,10 +48,9 @@ class Cost:
 
     @classmethod
     def of(cls, network: nn.Module, frozen: bool) -> Self | None:
-        """Of a whole network, its values not needed; None for one that has no tokens.
-
-        A Llama of 4 layers, 64 wide (4 heads), 0.25 M weights in products: 1.5 MFLOP a token plus
-        1,536 for a document's length squared."""
+        """Of a whole network without values; None for one without tokens. A Llama of 4 layers, 64
+        wide, 0.25 M weights in products: 1.5 MFLOP a token plus 1,536 for a document's length
+        squared."""
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None
@@ -88,8 +87,7 @@ class Clock:
         self.waited = self.said = self.smooth = 0.0
 
     def tick(self, work: Work, waited: float, seconds: float) -> dict[str, Any]:
-        """The measurements of a step that took `seconds`; `waited` are the seconds that this rank
-        has waited for data since the start."""
+        """The measurements of a step; `waited`: seconds of waiting for data since the start."""
         seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
@@ -207,11 +205,9 @@ def verdict(
     events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
     exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:  # fmt: skip
-    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
-    `exposed`: seconds of waiting for collectives that belong to no operator.
-
-    A collective of 0.6 s and a product of 0.3 s in 1 s are communication 0.6, compute 0.3, host
-    0.1."""
+    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own)
+    and `exposed` seconds of waiting for collectives. A collective of 0.6 s and a product of 0.3 s
+    in 1 s are communication 0.6, compute 0.3, host 0.1."""
     together = exposed + sum(took for name, _, took in events if is_collective(name))
     compute = sum(took for name, _, took in events if not is_collective(name))
     busy = max(together + compute + waited, 1e-12)

@@ -63,11 +63,9 @@ class AdamW:
 
 
 class Muon:
-    """A matrix moves along its Nesterov momentum with all singular values near 1.
-
-    The step is 0.2 sqrt(max(rows, columns)) times the rate, which gives it the root mean square of
-    AdamW's steps (Liu et al. 2025, arXiv 2502.16982): `train.lr` and weight decay keep their
-    meaning. A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
+    """A matrix moves along its Nesterov momentum with all singular values near 1, by 0.2
+    sqrt(max(rows, columns)) times the rate: the root mean square of AdamW's steps (Liu et al. 2025,
+    arXiv 2502.16982). A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
 
     MOMENTUM = 0.95
     RMS = 0.2
@@ -111,10 +109,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class AdamW8bit:
-    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row.
-
-    Blocks do not cross rows, so ranks that divide rows hold the same codes as one rank. Moments are
-    in full precision for a piece of a matrix at a time, while torch's fused AdamW updates it."""
+    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row: no
+    layout that divides rows changes them. They are in full precision for a piece of a matrix at a
+    time."""
 
     def __init__(
         self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec

@@ -73,8 +73,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
-    """Networks built inside have their parameters on the meta device, their buffers for real; a
-    `recorder` given goes on taking notes."""
+    """Networks built inside have meta parameters and real buffers; a `recorder` goes on."""
     recorder = recorder or Recorder()
     register = nn.Module.register_parameter
 

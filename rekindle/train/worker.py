@@ -102,8 +102,7 @@ def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
 
 
 def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
-    """Give the parts the weights of the lowest validation loss; returns its step, or None where
-    none was a number: then they keep the last."""
+    """Give the parts the best validation's weights; returns its step, None if there is none."""
     step = trainer.best.step
     if step not in (0, last):
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)

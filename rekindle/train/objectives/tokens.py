@@ -181,11 +181,9 @@ def linear_cross_entropy(
     group: dist.ProcessGroup | None = None, add_up: bool = True, lesson: Lesson | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
-    predictions, without ever holding all logits: a few rows at a time, gradients made on the way.
-    With a `lesson` the loss is partly the divergence from a teacher.
-
-    `weight` [V, H] may be a DTensor whose rows are divided over `group`; then each rank's gradient
-    of `hidden` is its share, and `add_up` makes it the whole."""
+    predictions, a few rows at a time, gradients made on the way; partly the divergence of a
+    `lesson`. Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
+    `hidden` the whole."""
     hidden_NH, local_VH, start, divided = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, lesson is None)
