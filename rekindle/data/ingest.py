@@ -14,14 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.examples import (
-    SPLITS,
-    SUMMARY,
-    ExamplesFile,
-    ExamplesSummary,
-    ExamplesWriter,
-    schema_of,
-)
+from rekindle.data import examples
+from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
 from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
@@ -67,7 +61,7 @@ class _Ingestion:
         self.partitioned = "{window" in data.source
         self.findings = Findings()
         self.normaliser = Normaliser(data, modality, self.findings)
-        self.schema = schema_of(modality, data.slices)
+        self.schema = examples.schema_of(modality, data.slices)
         self.span = Span()
         self.seen = ""
         self.labelled = "label" in self.schema.names

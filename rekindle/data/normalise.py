@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import (
-    Mask,
-    RawBatch,
-    as_python,
-    content_of,
-    encodable,
-    scalar_text,
-    texts,
-    with_mask,
-)
+from rekindle.data import columns
+from rekindle.data.columns import Mask, RawBatch, as_python, encodable, texts, with_mask
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
@@ -52,14 +44,14 @@ class Normaliser:
             ids = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
         filled = {name: column.values.fill_null("") for name, column in slices.items()}
-        columns = {"id": ids, self._modality: content, **filled}
+        made = {"id": ids, self._modality: content, **filled}
         if self._modality == "words":
-            columns["label"], labelled = tags(raw, self._data, self._findings)
+            made["label"], labelled = tags(raw, self._data, self._findings)
             keep &= labelled
         elif self._modality != "document":
-            columns["label"], labelled = self._label(raw)
+            made["label"], labelled = self._label(raw)
             keep &= labelled
-        table = pa.table(columns)
+        table = pa.table(made)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
         # SHA-256 of what the model sees; the shape of an image is part of it
@@ -92,7 +84,7 @@ class Normaliser:
         pixels: list[bytes | None] = []
         for row, value in enumerate(raw.columns[self._data.columns.image]):
             try:
-                value = content_of(raw, value)
+                value = columns.content_of(raw, value)
             except (OSError, ValueError) as error:
                 self._findings.add("image", raw.place(row), str(error))
                 pixels.append(None)
@@ -204,7 +196,7 @@ def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, M
     known, made = frozenset(data.labels), list[list[str | None] | None]()
     for row, pair in enumerate(zip(*both, strict=True)):
         value, said = map(as_python, pair)
-        each = [scalar_text(tag) for tag in value] if isinstance(value, list) else None
+        each = [columns.scalar_text(tag) for tag in value] if isinstance(value, list) else None
         fault, detail = _tags_fault(each, said, known)
         if fault and not _words_fault(said)[0]:  # else noted already
             findings.add(fault, raw.place(row), detail)

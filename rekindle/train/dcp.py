@@ -19,17 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
@@ -73,14 +65,15 @@ class Piece:
     whole: torch.Size
 
     @property
-    def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
+    def chunk(self) -> meta.ChunkStorageMetadata:
+        return meta.ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
         """DCP's protocol for what is not a tensor of torch's."""
-        properties = TensorProperties.create_from_tensor(self.local)
+        properties = meta.TensorProperties.create_from_tensor(self.local)
         data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
-        return [WriteItem(MetadataIndex(fqn, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+        index = meta.MetadataIndex(fqn, self.offsets)
+        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
@@ -116,7 +109,7 @@ def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
 class Planner(DefaultSavePlanner):
     """DCP's plan for a dict of pieces: each part once, spread over the ranks that hold it."""
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: meta.MetadataIndex) -> Any:
         return self.state_dict[index.fqn].local
 
 
@@ -218,10 +211,10 @@ class Writer(StorageWriter):
         self.files.append(file)
         return results
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
-        metadata.storage_meta = StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
+        metadata.storage_meta = meta.StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
         content = pickle.dumps(metadata)
         try:
             self.storage.write(f"{self.folder}/{METADATA}", lambda stream: stream.write(content))
@@ -245,8 +238,8 @@ def yield_to_training() -> None:
 
 def _memory_format(kind: Any, name: str) -> Any:
     """Python before 3.11.4 stores a member of an enum as `getattr`; metadata has one such enum."""
-    if kind is _MEM_FORMAT_ENCODING:
-        return _MEM_FORMAT_ENCODING[name]
+    if kind is meta._MEM_FORMAT_ENCODING:
+        return meta._MEM_FORMAT_ENCODING[name]
     what = f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does"
     raise CheckpointError(what, fix=_FOREIGN)
 
@@ -262,7 +255,7 @@ class _Unpickler(pickle.Unpickler):
         raise CheckpointError(what, fix=_FOREIGN)
 
 
-def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
+def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
     """DCP's metadata, without running what it may contain. Raises CheckpointError for anything that
     `Writer` does not write, such as entries in other files than `files`."""
     try:
@@ -274,9 +267,9 @@ def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
     tensors = getattr(metadata, "state_dict_metadata", None)
     entries = getattr(metadata, "storage_data", None)
     if not (
-        isinstance(metadata, Metadata)
+        isinstance(metadata, meta.Metadata)
         and isinstance(tensors, dict)
-        and all(isinstance(value, TensorStorageMetadata) for value in tensors.values())
+        and all(isinstance(value, meta.TensorStorageMetadata) for value in tensors.values())
         and isinstance(entries, dict)
         and all(isinstance(e, _StorageInfo) and e.relative_path in known for e in entries.values())
     ):
@@ -296,7 +289,7 @@ class _Read:
 
 
 def fill(
-    pieces: Mapping[str, Piece], metadata: Metadata, storage: Storage, folder: str,
+    pieces: Mapping[str, Piece], metadata: meta.Metadata, storage: Storage, folder: str,
     replicas: dist.ProcessGroup | None = None,
 ) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
@@ -391,9 +384,9 @@ def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
         raise CheckpointError(f"another rank could not read its share: {first}")
 
 
-def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
+def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
     saved = metadata.state_dict_metadata.get(name)
-    if not isinstance(saved, TensorStorageMetadata):
+    if not isinstance(saved, meta.TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
     here = tuple(piece.whole), piece.local.dtype
     there = tuple(saved.size), saved.properties.dtype
