@@ -50,7 +50,6 @@ class Seen:
         self._named = hashlib.sha256()
 
     def named(self, path: str, content: bytes) -> None:
-        """A row named this file."""
         self._named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
 
     def names(self) -> str:

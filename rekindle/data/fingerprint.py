@@ -29,8 +29,7 @@ from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
 _DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
-# how the work is done and kept, as opposed to what it is: another layout resumes the same
-# checkpoints
+# how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
     "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
@@ -102,7 +101,6 @@ def fingerprint(
 
 
 def _identifying(train: TrainSpec) -> dict[str, Any]:
-    """The settings that decide what a training comes to."""
     found = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
     if engine and train.engine_config:

@@ -38,7 +38,6 @@ class Shards:
 
     @property
     def assets(self) -> Path:
-        """The folder with what the task stored beside the shards."""
         return self.folder / ASSETS
 
     def rows(self, split: str) -> int:

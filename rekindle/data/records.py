@@ -26,8 +26,6 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 @dataclasses.dataclass
 class Span:
-    """The oldest and newest time seen so far."""
-
     oldest: int | None = None
     newest: int | None = None
     rows: int = 0

@@ -170,7 +170,6 @@ class _ShardWriter:
             self._open = None
 
     def _file(self, split: str, schema: pa.Schema) -> _OpenShard:
-        """A file of the split that has room for a row."""
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
             self.close()
         if self._open is None:

@@ -53,8 +53,6 @@ _FAULTS = {
 
 @dataclasses.dataclass
 class _Fault:
-    """How often something is wrong, and where first."""
-
     count: int = 0
     shown: list[str] = dataclasses.field(default_factory=list)
 

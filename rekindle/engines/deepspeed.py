@@ -205,7 +205,6 @@ class DeepSpeed:
 
 
 def _beginning(values: torch.Tensor) -> torch.Tensor:
-    """A few of them, on the host, over the largest."""
     few = values.detach().flatten()[:_FEW].float().cpu()
     return few / few.abs().max().clamp(min=1e-12)
 

@@ -90,7 +90,6 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
 
 
 def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
-    """Rekindle's own engine in the place of DeepSpeed."""
     train = asked.train.model_copy(update={"engine": "rekindle"})
     found = search(dataclasses.replace(asked, train=train, zero=None), cluster)
     if found.options:

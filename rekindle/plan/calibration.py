@@ -30,7 +30,6 @@ class Speeds:
     measured: Sequence[Calibration] = ()
 
     def profile(self, gpu: str, compiled: bool, engine: str) -> Profile:
-        """What is known of all trainings there."""
         plain = profile_of(gpu, compiled, engine)
         known = [one for one in self._like(gpu, compiled, engine) if one.constants == stamp()]
         if not known:

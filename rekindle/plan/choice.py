@@ -20,8 +20,6 @@ Hours = tuple[float, float, float]  # least, expected, most: nine of ten lie wit
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Machines, and the layout that suits them best."""
-
     fleet: Fleet
     option: Option
 

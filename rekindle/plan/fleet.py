@@ -28,8 +28,7 @@ MOST_NODES = 64
 HERE = "this machine"
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
 PATIENCE_SECONDS = 30
-# One thread, as the engine gives each rank: products of 768 x 768, and copies beyond any cache; the
-# best of some, because others run here, too.
+# One thread, as each rank has: products, and copies beyond any cache; the best of some.
 _PROBE = """
 import json, time
 import numpy as np

@@ -29,8 +29,6 @@ class Memory:
 
 
 class Moments(Temporaries):
-    """Of a rank, the worst."""
-
     def worst(self) -> Memory:
         # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps
         ways = sum(
@@ -51,7 +49,6 @@ class Moments(Temporaries):
         return Memory({k: v for k, v in terms.items() if v}, name, self.pp_rank)
 
     def optimizing(self) -> dict[str, int]:
-        """What there is besides while the optimizer works."""
         return {
             "gradients": self.gradients((True,) * len(self.stages), ending=True),
             "temporaries": updates.temporary_bytes(self.work, self.stored),

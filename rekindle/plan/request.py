@@ -117,7 +117,6 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
 
 
 def teacher_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any] | None:
-    """The same of `model.teacher`, if there is one."""
     teacher = spec.model.teacher
     return _config(teacher.source, None, ask_hub, "model.teacher.source") if teacher else None
 

@@ -25,8 +25,7 @@ LARGEST_MICRO_BATCH = 64
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
 RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
-# What two layouts on the same machines do not share of the model's error: a third, a guess; within
-# it they count as alike.
+# of the model's error, what two layouts on the same machines do not share: a guess
 SHARED = 1 / 3
 
 
@@ -88,13 +87,13 @@ def search(asked: Asked, cluster: Cluster) -> Found:
     profile = profile_of(cluster.gpu.name, asked.train.compile, asked.train.engine)
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
-    weighed = 0
-    for candidate in candidates(asked, cluster):
-        name = str(candidate.layout)
-        if candidate.reason:
-            rejected[name] = Rejected(name, candidate.reason)
+    weighed, constants = 0, profile.constants
+    for layout in _layouts(asked, cluster):
+        name, reason = str(layout), _illegal(asked, cluster, layout)
+        ways = [] if reason else list(_works(asked, layout))
+        if not ways:
+            rejected[name] = Rejected(name, reason or "no micro-batch size feeds it")
             continue
-        ways, constants = candidate.ways, profile.constants
         timed = [_Timed(step_time(work, cluster, constants), work, known) for work, known in ways]
         weighed += len(timed)
         if fitting := _fastest_that_fits(timed, cluster.gpu.memory_bytes):
@@ -155,25 +154,6 @@ def _slower(option: Option, best: Option, tie: float) -> str:
         return f"as fast within the error ({by:+.0%}), and less simple"
     ours, its = best.step.terms, option.step.terms
     return f"slower by {by:.0%}: {max(its, key=lambda name: its[name] - ours.get(name, 0.0))}"
-
-
-class Candidate(NamedTuple):
-    """A layout, and each way to work in it with whether a test has proven it; or a `reason`."""
-
-    layout: Layout
-    ways: tuple[tuple[Work, bool], ...] = ()
-    reason: str = ""
-
-
-def candidates(asked: Asked, cluster: Cluster) -> Iterator[Candidate]:
-    """Of every layout, on GPUs that `asked` is for (`request.on_gpu`)."""
-    for layout in _layouts(asked, cluster):
-        reason = _illegal(asked, cluster, layout)
-        if reason:
-            yield Candidate(layout, reason=reason)
-            continue
-        found = tuple(_works(asked, layout))
-        yield Candidate(layout, found, "" if found else "no micro-batch size feeds it")
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:

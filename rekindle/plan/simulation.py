@@ -50,7 +50,6 @@ class Fallback:
     on_demand_hours: float
 
     def cost_usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:
-        """Expected cost at the prices of all machines together."""
         spot = self.spot_hours * spot_usd_per_hour
         return spot + self.on_demand_hours * on_demand_usd_per_hour
 

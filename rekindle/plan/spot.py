@@ -171,7 +171,6 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
 
 
 def _usd(needs: Needs) -> str:
-    """The budget without cents where it has none."""
     return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 

@@ -7,8 +7,6 @@ from rekindle.plan.tensors import TAUGHT, Rank, rows_at_once
 
 
 class Temporaries(Rank):
-    """Bytes, for as long as something runs."""
-
     @cached_property
     def mlp_backward(self) -> int:
         """While a feed-forward's gradients are made: more than what the block has kept."""

@@ -67,8 +67,7 @@ class Rank:
         self.scaled = 0 if self.adapters else stream
         # what a norm keeps: its input and the normalised, and the scale, or mean and scale
         self.normed = self.entering + 8 * self.part
-        # while a norm's gradients are made: of an RMS norm five tensors in fp32 and three of the
-        # stream
+        # while a norm's gradients are made: of RMS five tensors in fp32, three of the stream
         self.norm_backward = 2 * stream * self.part * self.hidden
         if self.rms:
             self.normed = self.entering + (self.scaled * self.hidden + 4) * self.part
@@ -77,15 +76,13 @@ class Rank:
         self.last_norm = stream if self.rms else max(self.exact, stream)
         normalised = self.scaled * self.part * self.hidden if self.rms else 0
         self.behind = self.entering + normalised if self.shape.causal else 0
-        # of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
-        # classifier token numbers and a mask
+        # token numbers, positions, labels, targets; of a classifier token numbers and a mask
         columns = 4 if self.shape.causal else 2
         self.inputs_held = columns * 8 * self.tokens * work.accumulation
         # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
         # rank's share of them. Of the others each micro-batch has its own.
         self.remembered = tp == 1 and not self.adapters
-        # keys that a rank's queries see: of a divided sequence, those before the end of each of its
-        # two chunks
+        # keys that a rank's queries see: those before the end of each of its two chunks
         cp = layout.cp
         self.seen = self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
         # bytes of a gradient: FSDP keeps what it reduced in fp32 beside narrower ones

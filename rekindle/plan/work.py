@@ -165,7 +165,6 @@ class Work:
 
     @property
     def adapted(self) -> tuple[Matrix, ...]:
-        """The matrices of a block that have adapters."""
         if not self.lora_rank:
             return ()
         named = self.lora_targets

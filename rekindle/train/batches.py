@@ -57,8 +57,7 @@ class Batches:
         self.joined = joined
         self.waited = 0.0
         self._ahead: tuple[int, Future[Work]] | None = None
-        # one OpenMP thread: a second pool slows every parallel section of training (seen: steps of
-        # 107 to 128 ms instead of 97)
+        # one OpenMP thread: a second pool slows training (steps of 107 to 128 ms instead of 97)
         self._pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
 
     def work(self, step: int, last: int) -> Work:

@@ -36,7 +36,7 @@ from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
 from rekindle.train.mesh import of_all, of_first
-from rekindle.train.snapshot import Snapshot, check_host_memory
+from rekindle.train.snapshot import Snapshot
 from rekindle.train.storage import Folder, storage_of, write_error
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,7 @@ class Checkpointer:
     ) -> None:
         self.storage, self.spec, self.run_key = storage_of(root), spec, run_key
         self.history = None if isinstance(self.storage, Folder) else history
-        # A group of its own: the save in the background runs collectives at any time, which must
-        # not interleave with those of a step.
+        # of its own: collectives of a save in the background must not interleave with a step's
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
@@ -127,10 +126,6 @@ class Checkpointer:
         rows = self.history.stat().st_size if self.history and self.history.exists() else 0
         self.started = step
         self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
-
-    def check_memory(self, tensors: Mapping[str, Any]) -> None:
-        """Raises CheckpointError on all ranks where a machine cannot hold the copies of `save`."""
-        check_host_memory(pieces_of(tensors))
 
     def wait(self) -> None:
         """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError

@@ -280,7 +280,6 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Nothing is counted."""
         before, self.paused = self.paused, True
         try:
             yield

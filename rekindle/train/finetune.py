@@ -57,7 +57,6 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
 
 
 def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
-    """The worker group's part on this node."""
     path = Path(job.status) / "job.json"
     job.write(path)
     own = None

@@ -232,7 +232,6 @@ class Trainer:
             checkpointer.save(step, self.tensors(), self.state(step, found, self.seconds_before))
 
     def done(self, step: int) -> bool:
-        """Whether the training is over after `step` steps."""
         if self.owed and self.spec.exports_best:
             return False
         patience = self.spec.early_stopping_patience
@@ -337,7 +336,7 @@ class Trainer:
 
     @torch.no_grad()
     def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """As `_backward` returns, without gradients and dropout: of a trained model in use."""
+        """Float64 [3] on the device, in evaluation mode: loss, right predictions and targets."""
         for stage in self.parts.stages:
             stage.module.eval()
         moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))

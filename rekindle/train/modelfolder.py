@@ -166,7 +166,6 @@ def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
 
 
 def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
-    """Each value once, some at a time."""
     for start in range(0, len(ordered), _ROWS_AT_ONCE):
         part = ordered[start : start + _ROWS_AT_ONCE]
         fresh = np.empty(len(part), bool)

@@ -172,13 +172,11 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec, constants: bool) 
             "`_no_split_modules`",
         )
     if train.compile:
-        # sizes of tensors vary, a module's numbers do not: FSDP's would become symbols, too, which
-        # takes up to twice as long to compile and gives slower kernels
+        # a module's numbers, such as FSDP's, as symbols take twice as long and give slower kernels
         import torch._dynamo.config as dynamo
 
         dynamo.specialize_int, dynamo.specialize_float = constants, True
-        # a block is compiled by itself, so DDP's hooks run between blocks; torch would cut large
-        # ones once more, at DDP's buckets
+        # DDP's hooks run between blocks; torch would cut large ones once more, at its buckets
         dynamo.optimize_ddp = False
         # the last block of a text classifier has hooks that others have not, and the same code:
         # unasked, it would run as the first block was compiled, without them

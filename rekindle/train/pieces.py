@@ -76,8 +76,6 @@ def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The scores of one model under `root`, a folder or a URI."""
-
     root: str
 
     def missing(self, count: int) -> list[int]:

@@ -97,7 +97,6 @@ def replace(network: nn.Module) -> None:
 
 
 def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
-    """Name and layer of each that has 4 bits."""
     return ((n, m) for n, m in network.named_modules() if isinstance(m, FourBit))
 
 

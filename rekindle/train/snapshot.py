@@ -123,7 +123,6 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 
 def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of views that together copy `source`."""
     if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
         return [(target, source)]
     size = _COPY_BYTES // source.element_size()

@@ -33,9 +33,10 @@ def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh)
     """The network in `folder`, ready for the loss of a student on `mesh`."""
     large = divides(modelfolder.count_parameters(folder), job.train, mesh)
     if large and job.task in TASKS and (folder / "config.json").exists():
-        return ready(_sharded(folder, job.train, task, shards, mesh), job.train, mesh)
-    network = task.load(folder)
-    arrange(network, job.train, mesh, divided=False)
+        network = _sharded(folder, job.train, task, shards, mesh)
+    else:
+        network = task.load(folder)
+        arrange(network, job.train, mesh, divided=False)
     return ready(network, job.train, mesh)
 
 

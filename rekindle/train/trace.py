@@ -187,7 +187,6 @@ class _Run:
         return buckets
 
     def _step(self, parts: Any, optimizer: Any) -> None:
-        """As Trainer's."""
         live, layout = self.live, parts.mesh.layout
         sharded = layout.shard * layout.cp > 1
         micro = [self._batch() for _ in range(self.trace.accumulation)]
@@ -211,7 +210,6 @@ class _Run:
         live.phase = "backward"
 
     def _backward_from(self, phase: str, module: nn.Module, args: Any, output: Any) -> None:
-        """The backward pass of a block begins a phase."""
 
         def begins(_: torch.Tensor) -> None:
             self.live.phase = phase

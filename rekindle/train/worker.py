@@ -33,6 +33,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
+from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of, labels_of
 from rekindle.train.throughput import FILE as PROFILE
 from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
@@ -70,7 +71,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         _begin(job, trainer, history, found, first)
     dist.barrier()
     checkpointer = Checkpointer(job.checkpoints, _keeps(job, shards), job.run_key, history.path)
-    checkpointer.check_memory(trainer.tensors())
+    check_host_memory(pieces_of(trainer.tensors()))
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     # of pp, cp and tp peers, which see the same examples, one writes them down
     speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")

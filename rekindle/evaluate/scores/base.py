@@ -12,8 +12,6 @@ from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 class Scores(Protocol):
-    """A contender's result on N examples."""
-
     METRIC: ClassVar[str]
     """What contenders are compared in unless `evaluate.gate.metric` says otherwise."""
     SLICE_METRIC: ClassVar[str]
