@@ -197,16 +197,14 @@ def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, M
     for row, pair in enumerate(zip(*both, strict=True)):
         value, said = map(as_python, pair)
         each = [columns.scalar_text(tag) for tag in value] if isinstance(value, list) else None
-        fault, detail = _tags_fault(each, said, known)
+        fault, detail = _tag_fault(each, said, known)
         if fault and not _words_fault(said)[0]:  # else noted already
             findings.add(fault, raw.place(row), detail)
         made.append(None if fault else each)
     return with_mask(made, pa.list_(pa.string()))
 
 
-def _tags_fault(
-    tags: list[str | None] | None, words: Any, known: frozenset[str]
-) -> tuple[str, Any]:
+def _tag_fault(tags: list[str | None] | None, words: Any, known: frozenset[str]) -> tuple[str, Any]:
     """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
     if tags is None or not isinstance(words, list) or len(tags) != len(words):
         count = "none" if tags is None else len(tags)

@@ -56,9 +56,7 @@ def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
     return {name: float(value_R[0]) for name, value_R in found.items()}
 
 
-def resampled(
-    metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
-) -> Floats:
+def resampled(metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
     """[R] values of `metric`, each on the rows that `picks_RN` holds. Log-loss is the mean negative
     log-probability of the true class in nats (a coin flip: 0.693); macro-F1 the mean over classes
     of the harmonic mean of precision and recall, without those that neither occur nor are

@@ -87,12 +87,10 @@ class Family:
     gelu: Gelu = "fused"
 
 
-def sizes(
-    hidden: int, ffn: int, layers: int, heads: int, vocab: int, **more: Any
-) -> dict[str, Any]:
+def sizes(hidden: int, ffn: int, layers: int, heads: int, vocab: int, **own: Any) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "vocab_size": vocab, **more,
+        "num_attention_heads": heads, "vocab_size": vocab, **own,
     }  # fmt: skip
 
 

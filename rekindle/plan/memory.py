@@ -20,7 +20,8 @@ def needed(peak_bytes: int) -> int:
     """What a device must have for a peak of tensors: them, what the allocator reserves beyond, and
     what CUDA and NCCL take. 10 GiB of tensors need 13."""
     table = rows(FILE)
-    return peak_bytes + round(peak_bytes * table["reserve"]["share"]) + int(table["context_bytes"])
+    reserve = round(peak_bytes * table["reserve"]["share"])
+    return int(peak_bytes + reserve + table["context_bytes"])
 
 
 def memory(work: Work, pp_rank: int | None = None) -> Memory:

@@ -201,9 +201,8 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     work = training(choice, steps)
     given = "every" in spec.train.checkpoint.model_fields_set
     every = spec.train.checkpoint.every if given else None
-    return weigh(
-        work, risk.hazard(limits.hazard), choice.fleet.nodes, Offer(cheap, dear), needs, every
-    )
+    hazard = risk.hazard(limits.hazard)
+    return weigh(work, hazard, choice.fleet.nodes, Offer(cheap, dear), needs, every)
 
 
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:

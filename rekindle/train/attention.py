@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
@@ -87,11 +87,11 @@ def _mask_of_padding(
 
 
 def attend(
-    module: nn.Module, query_BHTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor,
-    attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+    module: nn.Module, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor,
+    attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0,
     is_causal: bool | None = None, documents: Documents | None = None,
     sliding_window: int | None = None, **others: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, None]:  # fmt: skip
     """[B, T, H, D], as transformers' attention functions return it, and no weights; a query sees
     `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
@@ -131,9 +131,7 @@ class Call:
     peers: Peers
 
 
-def apart(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+def apart(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
     """[B, T, H, D] without any work between documents."""
     if documents.ranges:
         key, value = (_in_ranges(x, documents, call.peers) for x in (key, value))
@@ -148,7 +146,7 @@ def apart(
 
 # not compiled, because each batch has other ranges
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torch.Tensor:
+def _in_ranges(x_BGTD: Tensor, documents: Documents, peers: Peers) -> Tensor:
     """Keys or values of all cp ranks that this rank's queries see: [sum of the ranges, G, D]."""
     assert peers.cp_group is not None
     count = 2 * peers.cp_size
@@ -164,8 +162,8 @@ def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torc
 # not compiled, because the number of documents differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call
+) -> Tensor:
     """One document after the other; `key` and `value` are [keys, G, D]."""
     rows, heads, length, size = query.shape
     pieces = []
@@ -181,8 +179,8 @@ def _by_document(
 # not compiled, because the number of groups differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_group(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call
+) -> Tensor:
     """Texts of like length padded, and attended to in one call; `key` and `value` are [F, G, D]."""
     sizes = [group.tokens for group in documents.groups]
     parts = (torch.split(x, sizes) for x in (query.transpose(1, 2).flatten(0, 1), key, value))
@@ -211,33 +209,29 @@ class _Pad(torch.autograd.Function):
     dropped: the way back is a copy, too, and not a sum over places."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, places: torch.Tensor, back: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         return x.index_select(0, places)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
 class _Unpad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, padded: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         ctx.size = len(padded)
         return padded.index_select(0, back)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         whole = grad.new_zeros(ctx.size, grad.shape[1])
         return whole.index_copy_(0, ctx.saved_tensors[0], grad), None
 
 
-def _document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call
-) -> Iterator[torch.Tensor]:
+def _document(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Iterator[Tensor]:
     """Attention of one run of queries; the last of them sees the last key."""
     count, total = query.shape[2], key.shape[2]
     narrow = call.window is not None and call.window < total
@@ -261,10 +255,7 @@ def _document(
         yield _one(query[:, :, low:high], k, v, mask_TS[None, None], plain)
 
 
-def _one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: Call,
-) -> torch.Tensor:  # fmt: skip
+def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Call) -> Tensor:
     """[B, H, T, D] of whole rows."""
     if call.dropout and not _draws_alike(query, call.peers):
         return _with_dropout(query, key, value, mask, call)
@@ -283,20 +274,18 @@ def _one(
     )  # fmt: skip
 
 
-def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:
+def _draws_alike(query: Tensor, peers: Peers) -> bool:
     """Whether a fused kernel's own dropout will do: no other rank has to draw the same."""
     return query.is_cuda and peers.tp_size * peers.cp_size == 1
 
 
-def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
+def _repeated(x_BGSD: Tensor, heads: int) -> Tensor:
     if x_BGSD.shape[1] == heads:
         return x_BGSD
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
 
 
-def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
     """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which takes only
     half precision: rotary embedding leaves queries and keys in fp32 under autocast."""
     rows, heads, length, size = query.shape
@@ -314,9 +303,8 @@ def _varlen(
 
 
 def _with_dropout(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: Call,
-) -> torch.Tensor:  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Call
+) -> Tensor:
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
     rows, heads, length, size = query.shape
     key, value = (_repeated(x, heads) for x in (key, value))
@@ -333,9 +321,9 @@ def _with_dropout(
 
 
 def _written_out(
-    query_NTD: torch.Tensor, key_NSD: torch.Tensor, value_NSD: torch.Tensor,
-    bias_NTS: torch.Tensor | None, heads: int, call: Call,
-) -> torch.Tensor:  # fmt: skip
+    query_NTD: Tensor, key_NSD: Tensor, value_NSD: Tensor,
+    bias_NTS: Tensor | None, heads: int, call: Call,
+) -> Tensor:  # fmt: skip
     """[N, T, D] of N = rows * heads; `bias_NTS` may have one row for all queries."""
     scale = call.scaling if call.scaling is not None else query_NTD.shape[-1] ** -0.5
     bias = query_NTD.new_zeros(1) if bias_NTS is None else bias_NTS.to(query_NTD.dtype)
@@ -352,7 +340,7 @@ def _written_out(
     return kept_BHTS.flatten(0, 1) @ value_NSD
 
 
-def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _kept(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default generator, which tp
     peers have in one state; each takes its own heads."""
     rows, heads, length, keys = weights_BHTS.shape
@@ -367,10 +355,10 @@ def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int
 @torch.library.custom_op(
     "rekindle::keep", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
-def _keep(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _keep(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     return _kept(weights_BHTS, dropout, tp_rank, tp_size).contiguous()
 
 
 @_keep.register_fake
-def _(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     return torch.empty_like(weights_BHTS, memory_format=torch.contiguous_format)

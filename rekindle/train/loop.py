@@ -162,7 +162,7 @@ class Trainer:
             buffer.copy_(before)
 
     def fit(
-        self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
+        self, saver: Checkpointer, history: History, stop: StopFlag, start: int,
         clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
         """Train from step `start` until `done`, or a request to stop; returns the last step."""
@@ -170,15 +170,15 @@ class Trainer:
         self.since = Numbers(self._number(0))
         report = functools.partial(self._report, history, clock, ledger)
         waiting: Launched | None = None
-        self._catch_up(start, checkpointer, history, stop)
+        self._catch_up(start, saver, history, stop)
         if self.owed or self.done(start):
             return start
         for step in range(start, steps):
-            launched = self._launch(step, self.batches.work(step, steps), stop, checkpointer)
+            launched = self._launch(step, self.batches.work(step, steps), stop, saver)
             profiler.step(self.batches.waited)
             stopping = False
             if waiting is not None:
-                row, stopping = self._read(waiting, checkpointer)
+                row, stopping = self._read(waiting, saver)
                 report(waiting, row)
                 waiting = None
             last, validates = step + 1 == steps, self.plan.validates(step + 1)
@@ -186,7 +186,7 @@ class Trainer:
             if self.behind and not (validates or due or stopping):
                 waiting = launched
                 continue
-            row, asked = self._read(launched, checkpointer)
+            row, asked = self._read(launched, saver)
             stopping = stopping or asked
             improved, self.owed = False, validates and self.validation is not None
             if last or (validates and not stopping):
@@ -196,10 +196,10 @@ class Trainer:
             report(launched, row)
             due = due or stopping or improved
             last = last or self.done(step + 1)
-            if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
+            if last or (due and (not stopping or saver.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
                 seconds = self.seconds_before + time.monotonic() - began
-                checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
+                saver.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
             if stopping or last:
                 return step + 1
         return steps
@@ -219,9 +219,7 @@ class Trainer:
         if ledger is not None:
             ledger.append(done.step + 1, self.batches.ids(done.work))
 
-    def _catch_up(
-        self, step: int, checkpointer: Checkpointer, history: History, stop: StopFlag
-    ) -> None:
+    def _catch_up(self, step: int, saver: Checkpointer, history: History, stop: StopFlag) -> None:
         """The validation of the step that it resumed from, where a request to stop came first."""
         if not self.owed:
             return
@@ -229,7 +227,7 @@ class Trainer:
         if self.rank == 0:
             history.amend(step, found)
         if self._improved(step, found):
-            checkpointer.save(step, self.tensors(), self.state(step, found, self.seconds_before))
+            saver.save(step, self.tensors(), self.state(step, found, self.seconds_before))
 
     def done(self, step: int) -> bool:
         if self.owed and self.spec.exports_best:
@@ -243,12 +241,10 @@ class Trainer:
             return False
         return self.best.hears(step, found["validation_loss"]) and self.spec.exports_best
 
-    def _launch(
-        self, step: int, work: Work, stop: StopFlag, checkpointer: Checkpointer
-    ) -> Launched:
+    def _launch(self, step: int, work: Work, stop: StopFlag, saver: Checkpointer) -> Launched:
         """Give the device one optimizer step; all ranks agree on it in one all-reduce."""
         rate = learning_rate(self.spec, step, self.plan.steps)
-        save, written = checkpointer.pending, checkpointer.written()
+        save, written = saver.pending, saver.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
         shared = self.agreed(
@@ -265,12 +261,12 @@ class Trainer:
         """On the device, filled there: a copy of a number would be waited for."""
         return torch.full((), float(value), dtype=torch.float64, device=self.mesh.device)
 
-    def _read(self, done: Launched, checkpointer: Checkpointer) -> tuple[dict[str, Any], bool]:
+    def _read(self, done: Launched, saver: Checkpointer) -> tuple[dict[str, Any], bool]:
         """What a step came to, and whether any rank was asked to stop; waits for the step."""
         loss, norm, asked, written, scale = done.numbers.read()
         self._judge(done.step, loss, norm, searching=scale > 1)
         if written == self.world:
-            checkpointer.settle(done.save)
+            saver.settle(done.save)
         row = {"epoch": self.plan.epoch(done.step + 1), "loss": loss, "lr": done.rate}
         return row | {"grad_norm": norm}, asked > 0
 

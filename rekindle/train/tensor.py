@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -36,12 +36,12 @@ class Peers:
     size: int
     sequence: bool
 
-    def enter(self, stream: torch.Tensor) -> torch.Tensor:
+    def enter(self, stream: Tensor) -> Tensor:
         """The stream, [B, T, H], whole for every peer's columns; gradients come back as shares."""
         there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
         return _turned(stream, there, back, self)
 
-    def leave(self, share: torch.Tensor) -> torch.Tensor:
+    def leave(self, share: Tensor) -> Tensor:
         """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
         there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
         return _turned(share, there, back, self)
@@ -50,7 +50,7 @@ class Peers:
 class ColumnLinear(nn.Linear):
     """Has some of the outputs; takes a whole input, whose gradient is a share."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else _local(self.bias)
         return F.linear(input, _local(self.weight), bias)
 
@@ -60,7 +60,7 @@ class GatheredLinear(ColumnLinear):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         mine = super().forward(self.peers.enter(input))
         low, high = intervals(self.weight)[0]
         return self.peers.leave(F.pad(mine, (low, len(self.weight) - high)))
@@ -71,7 +71,7 @@ class RowLinear(nn.Linear):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         out = self.peers.leave(F.linear(input, _local(self.weight)))
         if self.bias is None:
             return out
@@ -84,7 +84,7 @@ class RowEmbedding(nn.Embedding):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         low, high = intervals(self.weight)[0]
         elsewhere = (input < low) | (input >= high)
         pad = self.padding_idx
@@ -95,7 +95,7 @@ class RowEmbedding(nn.Embedding):
         return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))
 
 
-def _local(parameter: torch.Tensor, slope: Placement | None = None) -> torch.Tensor:
+def _local(parameter: Tensor, slope: Placement | None = None) -> Tensor:
     assert isinstance(parameter, DTensor)
     return parameter.to_local(grad_placements=None if slope is None else [slope])
 
@@ -216,7 +216,7 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 # gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
 
 
-def _turned(x: torch.Tensor, there: str, back: str, peers: Peers) -> torch.Tensor:
+def _turned(x: Tensor, there: str, back: str, peers: Peers) -> Tensor:
     return _Turn.apply(x, there, back, peers.group, peers.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -224,31 +224,29 @@ class _Turn(torch.autograd.Function):
     """One way of `_WAYS` forward, another one for gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, there: str, back: str, group: str, size: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, there: str, back: str, group: str, size: int) -> Tensor:
         ctx.back, ctx.group, ctx.size = back, group, size
         return _WAYS[there](x, group, size)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _WAYS[ctx.back](grad, ctx.group, ctx.size), None, None, None, None
 
 
-def _same(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _same(x: Tensor, group: str, size: int) -> Tensor:
     return x.view_as(x)
 
 
-def _sum(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _sum(x: Tensor, group: str, size: int) -> Tensor:
     return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
 
 
-def _joined(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _joined(x_BTH: Tensor, group: str, size: int) -> Tensor:
     by_peer = _ops.wait_tensor(_ops.all_gather_into_tensor(x_BTH.contiguous(), size, group))
     return torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _summed_part(x_BTH: Tensor, group: str, size: int) -> Tensor:
     by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     return _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))  # type: ignore[no-any-return]
 

@@ -128,9 +128,8 @@ class _Run:
             buckets = self._buckets(parts)
             live.call(fakes.GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(
-                fakes.MOMENTS, (t for s in optimizer.update.state.values() for t in s.values())
-            )
+            states = optimizer.update.state.values()
+            live.call(fakes.MOMENTS, (tensor for state in states for tensor in state.values()))
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0

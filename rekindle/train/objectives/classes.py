@@ -253,9 +253,7 @@ class Tags(Objective):
         return {"label": pa.array(tags, kind), "places": pa.array(places, kind)}
 
 
-def _targets(
-    table: pa.Table, starts_B: Ints, real_W: np.ndarray | bool = True
-) -> tuple[Ints, Ints]:
+def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints, Ints]:
     """Which words of all texts have a place, and where it is among the flattened tokens."""
     places_W = table.column("places").combine_chunks().flatten().to_numpy().astype(np.int64)
     words_N = np.flatnonzero((places_W >= 0) & real_W)

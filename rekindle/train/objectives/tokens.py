@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -43,7 +44,7 @@ class Tokens(Objective):
     def pack_length(self, settings: Settings) -> int | None:
         return int(settings["max_length"]) if settings.get("packing") else None
 
-    def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
+    def micro(self, batches: Batches, chosen: Chosen, key: int, count: Tensor) -> Micro:
         layout, task = batches.mesh.layout, batches.task
         found = task.collate(
             chosen.table, batches.settings, slots=chosen.slots, rows=chosen.rows,
@@ -52,7 +53,7 @@ class Tokens(Objective):
         packed = batches.order.pack_length is not None
         return micro_of_tokens(found, layout.cp, batches.mesh.place("cp"), packed, key, count)
 
-    def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+    def loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         lesson = _lesson(part, batch, micro)
         hidden_BTH = part.states(part.network, batch, micro)
         if not part.last:
@@ -66,7 +67,7 @@ class Tokens(Objective):
         )  # fmt: skip
         return base.row(loss, right, torch.full_like(loss, len(micro.targets)))
 
-    def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+    def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
         assert micro.targets is not None
         if not hasattr(part.network, "get_output_embeddings"):
@@ -94,7 +95,7 @@ class Tokens(Objective):
         assert micro.targets is not None
         return micro, micro.targets // (length // layout.cp)
 
-    def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
+    def sums(self, result: Tensor, micro: Micro) -> Tensor:
         """Nats, right predictions, targets."""
         right_N = (result[:, 1] == micro.labels).double()
         return torch.stack([result[:, 0], right_N, torch.ones_like(right_N)], 1)
@@ -142,7 +143,7 @@ def _lesson(part: Part, batch: Tensors, micro: Micro) -> Lesson | None:
 
 
 def micro_of_tokens(
-    found: Tensors, cp: int, cp_rank: int, packed: bool, key: int, count: torch.Tensor
+    found: Tensors, cp: int, cp_rank: int, packed: bool, key: int, count: Tensor
 ) -> Micro:
     """What a token task's `collate` made, as this context-parallel rank's share of it."""
     numbers_BS, documents = found.pop("documents").numpy(), None
@@ -170,16 +171,16 @@ class Lesson:
     the share of the loss that is the divergence of distributions softened by `temperature`, times
     the temperature squared (Hinton, Vinyals, Dean 2015, arXiv 1503.02531)."""
 
-    head: Callable[[torch.Tensor], torch.Tensor]
-    states_NH: torch.Tensor
+    head: Callable[[Tensor], Tensor]
+    states_NH: Tensor
     temperature: float
     weight: float
 
 
 def linear_cross_entropy(
-    hidden_NH: torch.Tensor, weight: torch.Tensor, labels_N: torch.Tensor, scale: torch.Tensor,
+    hidden_NH: Tensor, weight: Tensor, labels_N: Tensor, scale: Tensor,
     group: dist.ProcessGroup | None = None, add_up: bool = True, lesson: Lesson | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
     predictions, a few rows at a time, gradients made on the way; partly the divergence of a
     `lesson`. Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
@@ -194,8 +195,8 @@ def linear_cross_entropy(
 
 
 def _factors(
-    hidden: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor, int, dist.ProcessGroup | None]:
+    hidden: Tensor, weight: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, int, dist.ProcessGroup | None]:
     """Both as they are multiplied here; the first row of `weight` here, and who has the others."""
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -207,10 +208,10 @@ def _factors(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: torch.Tensor, head_WH: torch.Tensor, labels_N: torch.Tensor,
-        columns: int, scale: torch.Tensor, group: dist.ProcessGroup | None, start: int,
+        ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor,
+        columns: int, scale: Tensor, group: dist.ProcessGroup | None, start: int,
         add_up: bool, lesson: Lesson | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         device, (for_hidden, for_head, *_) = hidden_NH.device, ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden_NH, dtype=exact) if for_hidden else None
@@ -252,12 +253,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss * factor, right
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         grads = (None if x is None else x * grad.to(x.dtype) for x in ctx.saved_tensors)
         return *grads, *[None] * 7
 
 
-def _aligned(weight_VH: torch.Tensor, dtype: torch.dtype, may: bool = True) -> torch.Tensor:
+def _aligned(weight_VH: Tensor, dtype: torch.dtype, may: bool = True) -> Tensor:
     """[W, H] in this type; on a GPU maybe with rows of zeros: tensor cores want aligned rows of
     logits. Products with GPT-2's 50,257 took a quarter of a step on an H200."""
     spare = -len(weight_VH) % _ALIGNED if weight_VH.is_cuda and may else 0
@@ -270,7 +271,7 @@ class _Padded(torch.autograd.Function):
     """Cast, with rows of zeros behind it, in one copy."""
 
     @staticmethod
-    def forward(ctx: Any, weight_VH: torch.Tensor, dtype: torch.dtype, spare: int) -> torch.Tensor:
+    def forward(ctx: Any, weight_VH: Tensor, dtype: torch.dtype, spare: int) -> Tensor:
         count, ctx.dtype = len(weight_VH), weight_VH.dtype
         head_WH = weight_VH.new_empty(count + spare, weight_VH.shape[1], dtype=dtype)
         head_WH[:count], head_WH[count:] = weight_VH, 0
@@ -278,11 +279,11 @@ class _Padded(torch.autograd.Function):
         return head_WH
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad[: ctx.count].to(ctx.dtype), None, None
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b in `dtype`; on a GPU without a result in half precision on the way."""
     if a.is_cuda and a.dtype != dtype:
         return torch.mm(a, b, out_dtype=dtype)
@@ -290,9 +291,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 def _hardened(
-    logits_NV: torch.Tensor, labels_N: torch.Tensor, columns: int, factor: torch.Tensor | None,
+    logits_NV: Tensor, labels_N: Tensor, columns: int, factor: Tensor | None,
     group: dist.ProcessGroup | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of a piece, summed, and its right predictions; columns beyond `columns` are
     -inf. In place of the logits are then their gradients times `factor`, if any."""
     mine_N = (labels_N >= 0) & (labels_N < columns)
@@ -313,9 +314,7 @@ def _hardened(
     return (total_N.log() + top_N - target_N).sum(), (target_N >= top_N).sum()
 
 
-def _softened(
-    ours_NV: torch.Tensor, lesson: Lesson, piece: slice
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Tensor]:
     """The lesson's share of a piece's loss, and its gradients with respect to our logits. In place,
     so that there are never more than `TAUGHT` matrices as large as the logits."""
     warmth = lesson.temperature
@@ -329,9 +328,8 @@ def _softened(
 
 
 def judge_targets(
-    hidden_FH: torch.Tensor, weight: torch.Tensor, targets_F: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:  # fmt: skip
+    hidden_FH: Tensor, weight: Tensor, targets_F: Tensor, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
     time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
     hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
@@ -348,8 +346,8 @@ def judge_targets(
 
 
 def judged(
-    logits_FV: torch.Tensor, targets_F: torch.Tensor, start: int, group: dist.ProcessGroup | None
-) -> torch.Tensor:
+    logits_FV: Tensor, targets_F: Tensor, start: int, group: dist.ProcessGroup | None
+) -> Tensor:
     """As `judge_targets`; `logits_FV` are those of the tokens from `start` on. Of equally probable
     tokens the first counts."""
     top_F, token_F = logits_FV.max(-1)
