@@ -111,8 +111,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
-        """The same for who reads here and there: of a file here by one handle, and DataError where
-        it is written to meanwhile; of another as a copy."""
+        """To read here and there: a copy, or the file here, with DataError if it is written to."""
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
             local, hashing = isinstance(self.filesystem, LocalFileSystem), _Hashing(stream)
@@ -184,8 +183,7 @@ class Files:
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, seen: bool = False) -> str:
-        """Hash of the bytes, in order of name; of the names too where they mean something. Of the
-        bytes that were `seen`, or as they are now."""
+        """Hash of bytes in order of name, and of `named` names; as `seen`, or as they are now."""
         running = hashlib.sha256()
         for file in self.files:
             partition = file.partition.isoformat() if file.partition else ""

@@ -175,8 +175,7 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
 
 
 def content_behind(name: str) -> str:
-    """Hash of the files behind a URI or an absolute path; empty for other names (`base`, a version,
-    a hub model), whatever lies in the working directory."""
+    """Hash of the files behind a URI or an absolute path; "" for others, such as hub models."""
     path = Path(name).expanduser()
     if "://" in name:
         return content_hash(name)

@@ -125,8 +125,7 @@ class HubSource(Source):
         return {split: found[split] for split in wanted}
 
     def _refuse_foreign_files(self) -> None:
-        """DataError where a card names files outside its repository: `datasets` would read them,
-        on this machine or at any address, and no commit pins them."""
+        """DataError where a card names files outside its repository, which no commit pins."""
         for card, configs in self._cards():
             for name in _names(configs):
                 path = urlsplit(name)

@@ -68,8 +68,7 @@ class Shards:
         return row_tokens(self._tables[split])
 
     def targets(self, split: str) -> npt.NDArray[np.int64]:
-        """Predictions that each row asks for: supervised tokens but a first one, or words that have
-        a place; else ones."""
+        """Predictions a row asks for: supervised tokens but a first one, placed words, or one."""
         table = self._tables[split]
         if "places" in table.schema.names:
             return _of_lists(table, "places", _placed)

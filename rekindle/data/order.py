@@ -50,8 +50,7 @@ class _Epoch:
 
 
 class SampleOrder:
-    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch.
-    Packed, it packs the epochs before a step once, to count them."""
+    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch."""
 
     def __init__(
         self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None,

@@ -200,8 +200,7 @@ class _TooLargeError(Exception):
 def _parquet_batches(
     parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `_PARQUET_ROWS` rows, or of fewer that are large: a file holds a long value once,
-    and its rows, or the lists in them, repeat it."""
+    """Batches of `_PARQUET_ROWS` rows, fewer if large: files hold repeated values once."""
     groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)

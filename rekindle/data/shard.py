@@ -179,8 +179,7 @@ class _ShardWriter:
 
 
 def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) -> dict[str, int]:
-    """Examples of each split that the task found nothing to learn from; raises DataError if rows
-    were lost otherwise, or if none is left to train on."""
+    """Examples of each split without a target; DataError if others are lost, or none is left."""
     if writer.encoded != dict(summary.rows):
         what = f"the examples promised {dict(summary.rows)} rows and hold {writer.encoded}"
         raise DataError(what, fix="run `ingest` again")

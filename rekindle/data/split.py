@@ -55,9 +55,8 @@ def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
 
 
 def time_cuts(times: Callable[[], Iterable[Times]], shares: SplitSpec) -> tuple[int, int]:
-    """The times from which records are validation, and test; `times()` starts a pass. Ten months of
-    150 records each and shares of 0.8, 0.1, 0.1 give the starts of the ninth and the tenth
-    month."""
+    """The times from which records are validation, and test: with ten months of 150 records and
+    shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth. `times()` starts a pass."""
     total = sum(len(block) for block in times())
     ranks = [round(total * shares.train), round(total * (shares.train + shares.validation))]
     first, second = (order_statistic(times, min(rank, total - 1)) for rank in ranks)

@@ -273,8 +273,7 @@ class Zero:
         self.module.backward(loss * self.world)
 
     def step(self, rate: float) -> float:
-        """Update the weights with the gradients at this learning rate; returns their global norm
-        before clipping. Where that is not finite nothing is updated."""
+        """Update at this rate, if finite; returns the gradients' norm before clipping."""
         for group in self.zero.param_groups:
             group["lr"] = rate
         if self.zero is not self.inner:  # it looks for numbers that are not finite by itself
@@ -455,8 +454,7 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asks(section: Any) -> bool:
-    """Whether a section asks for something: `{"enabled": false}` and "auto" do not, nor do
-    parameters that are all "auto", as in the configs of the Hugging Face Trainer."""
+    """Whether a section asks for something: it is neither disabled nor all "auto"."""
     if not isinstance(section, Mapping):
         return section not in (None, False, AUTO)
     params = section.get("params")

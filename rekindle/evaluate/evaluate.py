@@ -111,8 +111,7 @@ def judge(
     spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
     slices: Sequence[Slice], slice_metric: str,
 ) -> Verdict:  # fmt: skip
-    """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
-    what the two are compared in, `slice_metric` on slices."""
+    """The verdict in `metric` and, on slices, `slice_metric`; `champion`: None if there is none."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]

@@ -163,8 +163,7 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
 
 
 def here(ranks: int) -> tuple[Gpu, int, Link | None]:
-    """What each of `ranks` processes trains on, how many of these there are, and the links between.
-    RequestError for fewer GPUs than ranks, or unknown ones."""
+    """What `ranks` processes train on, how many, and their links. RequestError without enough."""
     names = gpu_names()
     if not names:
         return _cpu(ranks), ranks, None
@@ -186,8 +185,7 @@ def gpu_names() -> tuple[str, ...]:
 
 @functools.cache
 def _cpu(ranks: int) -> Gpu:
-    """A rank's share: a core, or less where there are more ranks than cores, of which as many as
-    there are ranks compute at once; memory in equal parts."""
+    """A rank's share: a core, or less where ranks outnumber cores; memory in equal parts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     busy = min(ranks, cores or 1)
     probes = [

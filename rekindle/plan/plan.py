@@ -139,8 +139,7 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
 
 
 def traced(plan: Plan, spec: Spec) -> Plan:
-    """The plan with the traced memory of its finalists, the best of them that fits first. Takes
-    some ten seconds; RequestError where none of them fits."""
+    """The plan with traced memory, the best that fits first; RequestError where none does."""
     if plan.asked.zero is not None:
         return dataclasses.replace(plan, notes=(*plan.notes, "DeepSpeed is not traced"))
     config, teacher = model_config(spec), teacher_config(spec)

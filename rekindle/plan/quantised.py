@@ -17,8 +17,7 @@ def block_bytes(work: Work) -> int:
 
 
 def seconds(work: Work, bandwidth: float) -> float:
-    """To bring back the matrices of a block for a micro-batch: in the forward and the backward
-    pass, and once more where the forward pass is computed again."""
+    """To bring back a block's matrices in each pass of a micro-batch, recomputation included."""
     passes = 2 if work.checkpointing == "none" else 3
     written = work.compute_bytes * sum(m.inputs * m.outputs for m in work.shape.matrices)
     return passes * (block_bytes(work) + written) / bandwidth

@@ -126,8 +126,7 @@ def uninterrupted_seconds(work: Work, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Means over all that may happen. `running_hours` are paid and divide into the four that
-    follow; `lost_hours` is what was done more than once, steps and saves."""
+    """Means. `running_hours` are paid, the sum of four that follow; `lost_hours`: done again."""
 
     wall_hours: float
     running_hours: float

@@ -107,8 +107,7 @@ def weigh(
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
-    """Steps between two saves: `interval`, or with a deadline a half, a quarter, ... of it if that
-    is cheaper, because what is not saved yet cannot be carried over to on-demand machines."""
+    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of it."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:

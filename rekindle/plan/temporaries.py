@@ -53,8 +53,7 @@ class Temporaries(Rank):
 
     @cached_property
     def halved(self) -> int:
-        """What a block's weights are still to be multiplied with, between the two halves of zero
-        bubble's backward pass: gradients of all products, and of what norms give."""
+        """Gradients of products and norms' results, between zero bubble's halves."""
         adapted = self.work.adapted
         wide = self.outputs(adapted or self.shape.matrices) + self.work.lora_rank * len(adapted)
         norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
@@ -62,8 +61,7 @@ class Temporaries(Rank):
 
     @cached_property
     def norms_forward(self) -> int:
-        """At the end of an encoder's block, whose norms come last: what both norms give, of which
-        half precision keeps copies only, or the last one alone, and the dropout before that."""
+        """At the end of an encoder's block: what its norms give, and the dropout before."""
         if self.shape.causal:
             return 0
         kept = 0 if self.half else self.stream

@@ -21,8 +21,7 @@ WHOLE_TEACHER_BYTES = 1 << 30
 
 
 def rows_at_once(columns: int, device: str) -> int:
-    """Rows of logits that the loss makes at a time: of 128,256 columns 65 on a CPU, 1,046 on a
-    GPU."""
+    """Rows of logits that the loss makes at a time: of 128,256 columns 65, on a GPU 1,046."""
     return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 

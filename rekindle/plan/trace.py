@@ -147,8 +147,7 @@ def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:
-    """From traces of the two depths to the work's own: a straight line for each phase, the largest
-    of them is the peak."""
+    """From two depths to the work's own: straight lines for each phase, the largest the peak."""
     low, high = depths(work)
     blocks = work.shape.layers // work.layout.stages  # some have one more, at both depths, too
 

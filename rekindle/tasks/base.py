@@ -100,8 +100,7 @@ class Task(abc.ABC):
     def save(
         self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
     ) -> None:
-        """Write weights as safetensors and the configuration beside them, in Hugging Face layout
-        where there is one."""
+        """Write weights as safetensors and the configuration, in Hugging Face layout if any."""
 
     @abc.abstractmethod
     def load(self, folder: Path) -> torch.nn.Module:

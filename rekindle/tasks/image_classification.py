@@ -196,8 +196,7 @@ def check_size(height: int, width: int) -> None:
 
 
 def residual(architecture: dict[str, Any]) -> torch.nn.Module:
-    """The network for `architecture`, `shape` (height, width, depth) and `classes`; takes float
-    [B, D, H, W] and gives class scores, [B, C]."""
+    """The network for `architecture`, `shape` and `classes`: [B, D, H, W] to scores, [B, C]."""
     import torch
     from torch import nn
 

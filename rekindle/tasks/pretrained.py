@@ -73,8 +73,7 @@ class HubTask(Task):
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
-    """Refuse a model that is not named, and an inline config that does not say which architecture
-    it configures, or that has no room for texts of `longest` tokens."""
+    """Refuse a missing model, or an inline config without architecture or enough positions."""
     if model.source == {}:
         fix = f"name one of the Hugging Face hub, or describe one to train from scratch: {example}"
         raise RequestError("no model is named", where="model.source", fix=fix)
@@ -117,8 +116,7 @@ def configuration(
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
-    """Raise RequestError for a setting that the architecture's code does not read: transformers
-    would keep it, and the network would have another size than the config says."""
+    """Raise RequestError for a setting that the architecture's code never reads."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:

@@ -37,8 +37,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 @dataclasses.dataclass
 class Peers:
-    """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
-    `kernel` that keeps documents apart. `groups`: see `parallel.takes_groups`."""
+    """This rank among tp and cp peers, its `kernel`, and `groups` (`parallel.takes_groups`)."""
 
     tp_rank: int = 0
     cp_rank: int = 0
@@ -205,8 +204,7 @@ def _by_group(
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to their padded places. A place without a row has a copy of another one, whose result is
-    dropped: the way back is a copy, too, and not a sum over places."""
+    """Rows to their padded places. What has no row is dropped: the way back is a copy, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:

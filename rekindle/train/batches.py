@@ -41,8 +41,7 @@ class Work:
 
 
 class Batches:
-    """Work by step, one step ahead in a thread; `waited` is the time spent waiting for it. Texts
-    with a class are `joined` in one sequence where the network can take that."""
+    """Work by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
 
     def __init__(
         self, task: Task, shards: Shards, split: str, order: SampleOrder, mesh: Mesh, seed: int,

@@ -128,8 +128,7 @@ class Checkpointer:
         self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
 
     def wait(self) -> None:
-        """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
-        on every rank if it failed on any."""
+        """Finish and commit the save in flight. Raises CheckpointError on all if it failed."""
         if self.pending is not None:
             self.settle(self.pending)
 
@@ -138,8 +137,7 @@ class Checkpointer:
         return self.pending is None or self.pending.done()
 
     def settle(self, save: object) -> None:
-        """To be called by all ranks once all of them have said that `save`, which was `pending`
-        then, is `written`: it is committed. Raises CheckpointError if it failed on any."""
+        """Commit `save`, once it is `written` on all ranks. Raises CheckpointError if it failed."""
         if (pending := self.pending) is None or pending is not save:
             return
         self.pending = None

@@ -78,8 +78,7 @@ def require_newest(what: str, where: str, fix: str) -> None:
 
 
 def check_schedule(layout: Layout) -> None:
-    """Raises UnsupportedError for a pipeline schedule that this torch cannot run: zero bubble of
-    torch 2.10 and 2.11 fails on autograd functions in Python, and on gloo."""
+    """Raises UnsupportedError for zero bubble on torch 2.10 and 2.11, which cannot run it."""
     if layout.pp > 1 and layout.schedule == "zero_bubble":
         fix = "use 1f1b or interleaved, or an image with a newer torch"
         require_newest("train.layout.schedule: zero_bubble", "train.layout.schedule", fix)

@@ -143,8 +143,7 @@ class _Hashing(io.RawIOBase):
 
 
 class Writer(StorageWriter):
-    """Writes this rank's part of a checkpoint into `folder` of a storage; `files` lists what it
-    wrote, hashed on the way. `threads` is the number of files at a time."""
+    """Writes this rank's part of a checkpoint, `threads` files at a time; lists their hashes."""
 
     def __init__(self, storage: Storage, folder: str, threads: int) -> None:
         self.storage, self.folder, self.threads = storage, folder, threads

@@ -120,8 +120,7 @@ class _Joiner:
 
 
 class _Writer:
-    """Appends tensors to a file, whose header comes into the `room` before them; starts another one
-    at a size, and names the files when their number is known."""
+    """Appends tensors to files of some size, each behind `room` for a header, and names them."""
 
     def __init__(self, folder: Path, file_bytes: int, room: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)

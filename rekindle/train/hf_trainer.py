@@ -90,11 +90,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
             history.amend(last, {"validation_loss": validation["loss"]})
-    if last < steps:
-        if rank == 0:
-            say(Path(job.status), {"status": "preempted", "step": last})
-        return
-    if rank == 0:
+    if rank == 0 and last < steps:
+        say(Path(job.status), {"status": "preempted", "step": last})
+    elif rank == 0:
         _finish(job, trainer, shards, last, facts, validation)
 
 

@@ -73,8 +73,7 @@ class Ledger:
 
 
 def forget(working: Path, after: int) -> str:
-    """Remove what all ranks noted of steps after `after`, and lines that a kill cut off. Returns
-    what is wrong with the rest, or ""."""
+    """Remove later steps, and lines that a kill cut off; what is wrong with the rest, or ""."""
     damaged = 0
     for path in (working / FOLDER).glob("rank-*.jsonl"):
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]

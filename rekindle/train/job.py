@@ -66,8 +66,7 @@ class Job(Stored):
         return self.working / "history.jsonl"
 
     def summarise(self, **found: Any) -> None:
-        """Leave the loss curve, damaged lines included, and the summary of the training, in which
-        `found` completes what the job and its model say."""
+        """Leave the loss curve, damaged lines included, and the summary with what was `found`."""
         target = Path(self.history)
         target.mkdir(parents=True, exist_ok=True)
         if self.curve.exists():

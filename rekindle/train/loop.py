@@ -111,8 +111,7 @@ class Launched:
 
 
 class Trainer:
-    """One rank's view of a run. `behind`: on GPUs a step's numbers are read while the next one is
-    computed, so that a request to stop takes effect a step later."""
+    """One rank's view of a run. `behind`: on GPUs, which are read a step later."""
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
@@ -151,8 +150,7 @@ class Trainer:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """DDP regroups its buckets after the first backward pass, which changes the order of sums:
-        without this a restarted run would differ in the last bit."""
+        """Have DDP regroup its buckets, which reorders sums, before the first step."""
         buffers = [(b, b.clone()) for b in self.parts.network.buffers()]
         work = self.batches.make(0)
         for _ in range(2):
@@ -311,8 +309,7 @@ class Trainer:
     def validate(
         self, step: int = 0, stop: StopFlag | None = None
     ) -> tuple[dict[str, float], bool]:
-        """Loss and accuracy on the validation split, each target counted once in any layout; and
-        whether a request to stop cut it short, in which case there are no figures."""
+        """Loss and accuracy on the validation split; or nothing, where a stop cut it short."""
         if self.validation is None:
             return {}, False
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)

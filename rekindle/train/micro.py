@@ -63,8 +63,7 @@ class Micro:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Rows of the shards that become one micro-batch: their number (negative: none), which sequence
-    each is in, and how long the longest may be."""
+    """Rows of a micro-batch: number (negative: none), sequence of each, length of the longest."""
 
     table: pa.Table
     rows: np.ndarray
@@ -224,8 +223,7 @@ class Documents:
 
     @classmethod
     def of_texts(cls, lengths: list[int]) -> Documents:
-        """Texts one after the other in one sequence, shorter ones first, in groups: lengths of 4,
-        5, 6, 7, 20 are two."""
+        """Texts one after the other, shorter first, in groups: of lengths 4, 5, 6, 7, 20 two."""
         groups: list[list[int]] = []
         for length in lengths:
             first = groups[-1][0] if groups else 0
@@ -236,8 +234,7 @@ class Documents:
 
     @classmethod
     def of(cls, numbers_BS: Ints, cp: int = 1, cp_rank: int = 0) -> Documents:
-        """From the number of each token's document, on the host: 1 1 2 and 1 0 0 (0 is padding)
-        have the runs 2, 1, 1, 2."""
+        """From each token's document: 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
         begins_BS = np.ones(numbers_BS.shape, bool)
         begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
         firsts = [np.flatnonzero(row).tolist() for row in begins_BS]  # where documents begin

@@ -92,8 +92,7 @@ def _stored(folder: Path) -> list[tuple[str, int]]:
 
 
 def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
-    """What the models of ours were trained on that a training begins from (`init`, or the source of
-    `model`) and learns from (its teacher); each as `ModelFolder.trained_on`."""
+    """What models that a training begins from, or learns from, were `trained_on`."""
     names = [init or model.source, model.teacher.source if model.teacher else None]
     folders = [Path(name).expanduser() for name in names if isinstance(name, str)]
     return [_trained_on(folder) for folder in folders if (folder / DESCRIPTION).is_file()]
@@ -130,8 +129,7 @@ def describe(
 
 
 def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
-    """What np.save writes of the distinct prefixes and `known` ones, sorted, in constant memory: in
-    a mapped file, whose pages the kernel may write back."""
+    """What np.save writes of the distinct prefixes, sorted, in a mapped file: memory is bounded."""
     count = len(hashes) + sum(map(len, known))
     if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
@@ -250,8 +248,7 @@ def check_start(
 
 
 def digest_of(folder: Path) -> str:
-    """Hash over all files of a model folder, names and bytes. Raises DataError for one that holds
-    anything but files and folders of its own: what a link leads to is not part of it."""
+    """Hash over all files of a model folder. Raises DataError for one with links or devices."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             what = "a model folder holds files of its own only, and this is a link or a device"

@@ -22,8 +22,7 @@ from rekindle.spec.model import LoraSpec
 
 
 class Skip(nn.Module):
-    """Stands where another stage's block stands: hands on the hidden states that it was given, the
-    first tensor of floating point; positions are whole numbers."""
+    """Stands for another stage's block: hands on the first tensor of floating point."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
@@ -127,8 +126,7 @@ class Origin:
 
 
 def unfused(network: nn.Module) -> dict[str, Origin]:
-    """Replace GPT-2's Conv1D by linear layers, its fused projection by three; returns where each
-    new parameter comes from. Other networks stay as they are, with nothing returned."""
+    """Replace GPT-2's Conv1D by linear layers; returns where each new parameter comes from."""
     if not hasattr(network, "config"):  # none of transformers, whose import takes its time
         return {}
     from transformers.pytorch_utils import Conv1D

@@ -100,8 +100,7 @@ class Optimizer:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self) -> torch.Tensor:
-        """Gather this rank's gradients; returns its share of the squared global norm, of scaled
-        gradients, float64 [], on the device."""
+        """Gather gradients; this rank's share of the scaled, squared norm, float64 []."""
         partial = []
         for held in self.held:
             held.local.grad = _local_gradient(held.parameter)
@@ -177,8 +176,7 @@ class Optimizer:
 
 @contextlib.contextmanager
 def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
-    """Add up gradients over replicas in the last backward pass of a step only; shards are reduced
-    in each, so that no rank keeps the gradients of all weights."""
+    """Add up gradients over replicas in a step's last backward pass; of shards in each."""
     if isinstance(module, DistributedDataParallel) and not last:
         with module.no_sync():
             yield

@@ -264,8 +264,7 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 def takes_groups(device: torch.device) -> bool:
-    """Whether some fast kernel of the device takes fewer key-value heads than heads: flash
-    attention does, which needs NVIDIA's compute capability 8.0."""
+    """Whether a fast kernel takes fewer key-value heads: flash attention, from CUDA's 8.0 on."""
     if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
         return True
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -73,8 +73,7 @@ class Part(nn.Module):
             seed(_mixed(self.key, place), self.device)
 
     def forward(self, carried: torch.Tensor | None = None, *, micro: Micro) -> torch.Tensor:
-        """Of one micro-batch on this rank's device; `carried` is what the stage before handed on,
-        or in a pipeline what the first stage receives."""
+        """Of one micro-batch on this rank's device; `carried`: what this stage receives."""
         self.key, self.device = micro.key, micro.count.device
         if self.training:
             seed(self.key, self.device)
@@ -104,8 +103,7 @@ class Part(nn.Module):
 
 
 def seed(key: int, device: torch.device) -> None:
-    """`torch.manual_seed` of the generators that this rank draws from; it would also seed those of
-    devices that are not there, in 150 to 300 microseconds a call."""
+    """`torch.manual_seed` without devices that are not there, which takes 150 microseconds."""
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(key)

@@ -135,8 +135,7 @@ def _name(number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One contender: its model's `folder` with the `digest` of all its files, and where its scores
-    are `kept`, a folder or a URI."""
+    """One contender: its model's `folder`, the `digest` of that, where its scores are `kept`."""
 
     who: Who
     folder: str

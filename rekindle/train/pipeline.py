@@ -34,8 +34,7 @@ class Pipeline:
         self._shapes: dict[Any, tuple[list[int], torch.dtype]] = {}
 
     def train(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
-        the ranks that hold the last stage, zeros on the others."""
+        """Forward and backward of all micro-batches; float64 [3], zeros without the last stage."""
         first = micro[0].inputs[_first(micro[0])]
         # one for each shape; a step of another number of micro-batches has one of its own
         key = tuple(first.shape), len(micro)

@@ -86,8 +86,7 @@ class _Product(torch.autograd.Function):
 
 
 def replace(network: nn.Module) -> None:
-    """Give the linear layers of a network's blocks, but not their adapters, weights in 4 bits that
-    `load` has to fill. StepError without bitsandbytes."""
+    """Give linear layers of blocks 4 bits, for `load` to fill. StepError without bitsandbytes."""
     version()
     for name in modules.matrices(network):
         if ".lora_" not in name:

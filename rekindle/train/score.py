@@ -189,8 +189,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
 
 
 def _facts(examples: Path) -> pa.Table:
-    """Of each row of the test split what is known without its content: `id`, `hash`, `label` if it
-    has one, and the columns of slices as one struct."""
+    """Of each row of the test split `id`, `hash`, `label` if any, and slices as one struct."""
     slices = read_summary(examples).slices
     names = [n for n in ("id", "hash", "label") if n in open_examples(examples, TEST).schema.names]
     found = open_examples(examples, TEST, *names, *slices)

@@ -169,8 +169,7 @@ class Work:
             turn.pieces.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
-        """What a user's own task writes on rank 0's CPU, in a thread, while all ranks beat. Raises
-        StepError beyond the limit."""
+        """What a user's task writes, in a thread, while all beat; StepError beyond a limit."""
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
         done = ThreadPoolExecutor(1).submit(write) if self.leads else None
@@ -270,8 +269,7 @@ class Loaded:
         return int(token_11)
 
     def _speaks(self, batch: Batch) -> bool:
-        """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
-        they divide the targets; only the last stage has any."""
+        """Whether this rank's result counts: on the last stage, of tp and cp peers once."""
         place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
         divided = self.objective.divided_by_cp
         return batch.counts and last and not place("tp") and (divided or not place("cp"))
@@ -290,8 +288,7 @@ class Loaded:
         return found[0] if found else torch.zeros(0, 2)
 
     def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
-        """This rank's micro-batches, as many as every data rank has, and how many rows all data
-        ranks together have in this turn."""
+        """This rank's micro-batches, as many as each data rank has, and all ranks' rows in each."""
         rows_N = np.arange(len(encoded))
         if "input_ids" in encoded.column_names:
             rows_N = rows_N[np.asarray(encoded.column("input_ids").is_valid(), bool)]

@@ -23,8 +23,7 @@ _ALIGNMENT = 64
 
 
 class Snapshot:
-    """Host memory in which the tensors of one moment outlive the next step. It is allocated once
-    (in huge pages: touching new small ones costs more than copying) and used for every save."""
+    """Host memory, allocated once, in which the tensors of one moment outlive the next step."""
 
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
@@ -58,8 +57,7 @@ class Snapshot:
 
 
 class Pinned:
-    """Host memory that CUDA may copy into directly. The driver keeps it until it is unregistered,
-    even if it is freed in the meantime; `cudart` is torch's binding of the CUDA runtime."""
+    """Host memory that CUDA may copy into directly, until it is unregistered with the driver."""
 
     def __init__(self, start: int, size: int, cudart: Any) -> None:
         self.start, self.cudart = start, cudart

@@ -69,8 +69,7 @@ def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: M
 
 
 def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> None:
-    """Convert the weights to the precision of the forward pass and put them on the device, the
-    blocks `divided` among all ranks or not."""
+    """In the forward pass's precision, on the device, blocks `divided` among ranks or not."""
     if train.precision in HALVES:
         weights.convert(network, HALVES[train.precision])
     if divided:  # under one root, so that a block's weights are gathered while the one before works

@@ -147,8 +147,7 @@ def _known(network: nn.Module) -> Modules:
 
 
 def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> None:
-    """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
-    which are gathered, so that what lies between (dropout) sees the whole."""
+    """A network of layers, such as the CNN: linear ones but the last are divided, and gathered."""
     layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
     if not layers:
         what = f"there is no matrix to divide in {modules.model_type(network)}"

@@ -139,8 +139,7 @@ _COLLECTIVES = (
 
 
 class Profiler:
-    """Records `steps` steps, after a few to warm up; does nothing where that is 0. `tips`: what to
-    change, by what the steps turn out to be bound by (see `tips`)."""
+    """Records `steps` steps after a few, if any; `tips`: what to change, by what bounds them."""
 
     def __init__(
         self, steps: int, device: torch.device, target: Path, tips: Mapping[str, str]

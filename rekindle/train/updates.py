@@ -29,8 +29,7 @@ class Update(Protocol):
     state: dict[torch.Tensor, dict[str, torch.Tensor]]
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """Update all weights with their gradients times `factor` (float64 []), unless the step is
-        not `finite` (bool []). Gradients are of no use afterwards."""
+        """Update all weights with `factor` (float64 []) times gradients, if `finite` (bool [])."""
 
 
 class AdamW:

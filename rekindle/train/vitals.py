@@ -30,8 +30,7 @@ _LONGEST_TEXT = 2_000
 
 
 class Vitals:
-    """One rank's heartbeats and faults. One a process, made as early as possible. `status` is the
-    attempt's folder on this machine, where the supervisor looks."""
+    """One rank's heartbeats and faults, made early; `status` is the attempt's folder here."""
 
     def __init__(self, status: Path, rank: int) -> None:
         self._signs = HeartbeatFile(status, rank, threading.main_thread().ident or 0)

@@ -184,11 +184,9 @@ class Start:
     def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Self:
         """Our own tasks' networks are built without values; a user's task's is taken as it is."""
         manifest = shards.manifest
-        before = None
-        if job.init:
-            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
-        model = job.model
+        before, model = None, job.model
         if job.init:  # in Hugging Face layout where the task's are
+            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
             model = model.model_copy(update={"source": job.init, "revision": None})
         folder = task.weights(model) if job.task in TASKS else None
         given = (model, manifest.labels, manifest.settings, shards.assets)
@@ -222,8 +220,7 @@ class Start:
         return start
 
     def parts(self, fresh: bool) -> Parts:
-        """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
-        but not those of weights that LoRA leaves as they are)."""
+        """What this rank trains, with starting values if `fresh`, or where LoRA leaves them."""
         job = self.job
         scaling = prepared(self.network, self.source, self.origins, job.train, job.model.lora)
         goal = goal_of(job, self.task, self.shards, self.mesh)
@@ -261,8 +258,7 @@ class Start:
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
-    """Rank 0 writes the summary of a training that is done after step `last`, then the word that
-    says so. `best`: the step whose weights were exported, if it was asked for."""
+    """Rank 0 writes the summary, then the word that says so; `best`: the exported step, if any."""
     rows = list(read_history(history.path))
     final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {

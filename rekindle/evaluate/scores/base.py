@@ -19,8 +19,7 @@ class Scores(Protocol):
 
     @classmethod
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
-        """From `rows` as records.Scores has them, of the column `who`. Raises DataError for labels
-        that the contender does not know."""
+        """From records.Scores' `rows`, the column `who`. DataError for labels it does not know."""
 
     def __len__(self) -> int:
         """N."""

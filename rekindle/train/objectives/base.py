@@ -65,8 +65,7 @@ class Objective(abc.ABC):
         """A micro-batch to score, each example alone, and the place of each result, int64 [N]."""
 
     def places(self, encoded: pa.Table) -> Ints:
-        """Where the places of each row begin, and where the last ends, [rows + 1]: by default a
-        row is one place."""
+        """Where the places of each row begin, and the last end, [rows + 1]; one a row here."""
         return np.arange(len(encoded) + 1)
 
     def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:

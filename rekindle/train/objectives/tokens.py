@@ -315,8 +315,7 @@ def _hardened(
 
 
 def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Tensor]:
-    """The lesson's share of a piece's loss, and its gradients with respect to our logits. In place,
-    so that there are never more than `TAUGHT` matrices as large as the logits."""
+    """The lesson's share of a piece's loss, and its gradients; in place, to hold few matrices."""
     warmth = lesson.temperature
     theirs_NV = lesson.head(lesson.states_NH[piece]).to(ours_NV.dtype, copy=True)
     theirs_NV = F.log_softmax(theirs_NV.div_(warmth), -1)
@@ -348,8 +347,7 @@ def judge_targets(
 def judged(
     logits_FV: Tensor, targets_F: Tensor, start: int, group: dist.ProcessGroup | None
 ) -> Tensor:
-    """As `judge_targets`; `logits_FV` are those of the tokens from `start` on. Of equally probable
-    tokens the first counts."""
+    """As `judge_targets`, of tokens from `start` on; of equally probable ones the first counts."""
     top_F, token_F = logits_FV.max(-1)
     place_F = targets_F - start
     mine_F = (place_F >= 0) & (place_F < logits_FV.shape[1])
