@@ -1,7 +1,5 @@
-"""Columns as sources have them: how a batch of them looks before it is normalised.
-
-`RawBatch` is what every reader yields; `texts` turns a column of any admissible type into strings,
-and notes what is not admissible. Integers and booleans become their usual text, whole floats
+"""Columns as sources have them: `RawBatch` is what every reader yields; `texts` turns a column of
+any admissible type into strings. Integers and booleans become their usual text, whole floats
 integers (a column of integers with a gap)."""
 
 import dataclasses
@@ -24,9 +22,8 @@ Mask = npt.NDArray[np.bool_]
 @dataclasses.dataclass(frozen=True)
 class RawBatch:
     """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by row)
-    lists; `lines` counts from 1 as an editor does; `split` is the source's own, where the names of
-    its files or itself tell. `names` calls rows by name instead (images that are files); `fetch`
-    reads a file that a row names, relative to `file`."""
+    lists; `lines` counts from 1; `split` is the source's own, if it tells. `names` calls rows by
+    name (images that are files); `fetch` reads a file that a row names, relative to `file`."""
 
     columns: Mapping[str, pa.Array | list[Any]]
     lines: npt.NDArray[np.int64]
@@ -43,13 +40,11 @@ class RawBatch:
         return self.names[row] if self.names else f"{self.file}:{self.lines[row]}"
 
     def ids(self) -> pa.StringArray:
-        """The places of all rows."""
         if self.names:
             return pa.array(self.names, pa.string())
         return pc.binary_join_element_wise(self.file, pa.array(self.lines).cast(pa.string()), ":")
 
     def filter(self, keep: Mask) -> Self:
-        """The rows where `keep` holds."""
         if keep.all():
             return self
         mask = pa.array(keep)
@@ -92,8 +87,7 @@ def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]
 
 
 def content_of(raw: RawBatch, value: Any) -> Any:
-    """An image's value: the bytes of the file that it names, if it is text. Raises OSError or
-    ValueError where that cannot be read."""
+    """An image's value: the bytes of the file that text names. Raises OSError or ValueError."""
     value = as_python(value)
     return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
 

@@ -1,10 +1,9 @@
 """The folder between `ingest` and `shard`: one Arrow file of normalised examples a split, and
-`summary.json`.
+`summary.json`, written last.
 
-`ExamplesWriter` decides where a batch ends: after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of
-content, counted row by row, so that the bytes of a file depend on the examples alone and not on the
-blocks they were read in. A batch is what a worker encodes at once and what is in memory at once.
-Files are lz4-compressed; `summary.json` is written last."""
+A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by row, so that
+the bytes of a file depend on the examples alone. A batch is what a worker encodes at once and what
+is in memory at once. Files are lz4-compressed."""
 
 import dataclasses
 import itertools
@@ -31,10 +30,9 @@ BATCH_BYTES = 4 << 20
 
 
 class ExamplesSummary(Record):
-    """`summary.json`: what `ingest` found. `rows` per split, `class_rows` per split and label
-    (words, where each has a tag), `labels` in index order (empty where the task has none),
-    `image_shape` as height, width, channels; `source` is the fingerprint of the source's
-    content."""
+    """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
+    tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
+    fingerprint."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -65,7 +63,6 @@ class ExamplesWriter:
         self._files = {name: _BatchFile(folder / f"{name}.arrow", schema) for name in names}
 
     def write(self, name: str, table: pa.Table) -> None:
-        """Append the rows of `table` to the file `name`."""
         self._files[name].append(table)
 
     def __enter__(self) -> Self:
@@ -118,8 +115,7 @@ class _BatchFile:
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
-    """Where full batches end: at `BATCH_ROWS` rows, or with the row that reaches `BATCH_BYTES`;
-    starts with 0."""
+    """Where full batches end, from 0: at `BATCH_ROWS` rows, or where `BATCH_BYTES` are reached."""
     ends, cuts = np.cumsum(row_bytes), [0]
     while True:
         start = cuts[-1]
@@ -150,7 +146,6 @@ class ExamplesFile:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that its batches have."""
         return self._reader.schema
 
     def __getitem__(self, index: int) -> pa.RecordBatch:

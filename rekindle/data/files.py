@@ -2,8 +2,7 @@
 tell.
 
 Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
-`2026-03/x.csv`): what rows are called by, the same wherever the folder lies. Files are sorted by
-name. Hidden files (`.x`, `_x`) are left out of folders and globs."""
+`2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
 
 import contextlib
 import dataclasses
@@ -44,15 +43,13 @@ _PIECE_BYTES = 1 << 20
 
 
 class Seen:
-    """What was read of a source: the hash of each of its files, by path, and one over the files
-    that rows name, in the order of the rows."""
+    """The hash of each file that was read, by path, and one over those that rows name, in order."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self._named = hashlib.sha256()
 
     def named(self, path: str, content: bytes) -> None:
-        """A row named this file."""
         self._named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
 
     def names(self) -> str:
@@ -104,8 +101,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed where the suffix says so; `seen` has its
-        hash once the block is left."""
+        """The content from front to back, decompressed; behind the block `seen` has its hash."""
         with self.filesystem.open(self.path, "rb") as stored:
             hashing = _Hashing(stored)
             stream = io.BufferedReader(hashing, _PIECE_BYTES)
@@ -115,8 +111,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
-        """The same for who reads here and there: of a file here by one handle, and DataError where
-        it is written to meanwhile; of another as a copy."""
+        """To read here and there: a copy, or the file here, with DataError if it is written to."""
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
             local, hashing = isinstance(self.filesystem, LocalFileSystem), _Hashing(stream)
@@ -134,7 +129,6 @@ class SourceFile:
                 raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
-        """The beginning of the content."""
         with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
             return bytes(stream.read(size))
 
@@ -170,11 +164,9 @@ class Files:
 
     @property
     def newest(self) -> dt.datetime | None:
-        """The start of the newest partition."""
         return max((file.partition for file in self.files if file.partition), default=None)
 
     def unseen(self) -> Self:
-        """The same, of which nothing has been read."""
         seen = Seen()
         files = tuple(dataclasses.replace(file, seen=seen) for file in self.files)
         return dataclasses.replace(self, files=files)
@@ -191,8 +183,7 @@ class Files:
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, seen: bool = False) -> str:
-        """Hash of the bytes, in order of name; of the names too where they mean something. Of the
-        bytes that were `seen`, or as they are now."""
+        """Hash of bytes in order of name, and of `named` names; as `seen`, or as they are now."""
         running = hashlib.sha256()
         for file in self.files:
             partition = file.partition.isoformat() if file.partition else ""
@@ -250,8 +241,7 @@ def content_hash(uri: str) -> str:
 
 
 def split_of(name: str) -> str:
-    """The split that a name tells: `train/cat/1.png`, `sst2-test.csv`,
-    `validation-00000-of-00002.parquet`; or empty."""
+    """The split that a name tells, such as `train/cat/1.png`, `sst2-test.csv`; or empty."""
     for part in name.split("/"):
         words = [word for word in re.split(r"[^a-z]+", part.lower()) if word in _SPLIT_WORDS]
         if words:
@@ -260,8 +250,7 @@ def split_of(name: str) -> str:
 
 
 def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
-    """Details of the files that a path, folder or pattern stands for, and the folder that their
-    names start below."""
+    """The files that a path, folder or pattern stands for, and where their names start."""
     if filesystem.isfile(path):
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
@@ -282,7 +271,6 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    """By name."""
     seen, places = Seen(), [(_below(info["name"], root), info) for info in found]
     return [
         SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), seen=seen)
@@ -291,7 +279,6 @@ def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> li
 
 
 def _parent(path: str) -> str:
-    """The folder of a path or URL."""
     return path.rsplit("/", 1)[0] if "/" in path else ""
 
 

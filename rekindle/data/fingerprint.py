@@ -4,9 +4,8 @@
     work_key  data + window + the settings that shape the weights + rekindle's training code
     run_key   work_key + the weights that it starts from: the same training, attempted however often
 
-With a window over a time column only the records in it are hashed, so new data outside of it
-retrains nothing. Settings that cannot change the weights (where the source lies, how often a
-checkpoint is made) are left out."""
+With a window over a time column only its records are hashed. Settings that cannot change the
+weights (where the source lies, how often a checkpoint is made) are left out."""
 
 import contextlib
 import dataclasses
@@ -30,8 +29,7 @@ from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
 _DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
-# how the work is done and kept, as opposed to what it is: another layout resumes the same
-# checkpoints
+# how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
     "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
@@ -103,7 +101,6 @@ def fingerprint(
 
 
 def _identifying(train: TrainSpec) -> dict[str, Any]:
-    """The settings that decide what a training comes to."""
     found = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
     if engine and train.engine_config:
@@ -113,8 +110,7 @@ def _identifying(train: TrainSpec) -> dict[str, Any]:
 
 
 def _own_script(words: str) -> list[Any]:
-    """The bytes of the script, or of the module behind `-m`, its arguments, and the bytes of files
-    that these name."""
+    """The bytes of the script or module, its arguments, and the bytes of files that these name."""
     script, *arguments = shlex.split(words)
     if script != "-m":
         code: list[Any] = _own_files(Path(script))
@@ -179,8 +175,7 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
 
 
 def content_behind(name: str) -> str:
-    """Hash of the files behind a URI or an absolute path; empty for other names (`base`, a version,
-    a hub model), whatever lies in the working directory."""
+    """Hash of the files behind a URI or an absolute path; "" for others, such as hub models."""
     path = Path(name).expanduser()
     if "://" in name:
         return content_hash(name)

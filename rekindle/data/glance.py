@@ -1,6 +1,5 @@
 """The names of a local source's columns, from the beginning of its first file, and the classes of a
-small one: what a config gets wrong is said before a run begins. What cannot be told in an instant
-is left to `ingest`."""
+small one: what a config gets wrong is said before a run begins."""
 
 import contextlib
 import csv
@@ -56,8 +55,7 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
 
 
 def classes(data: DataSpec, modality: str) -> list[str]:
-    """The classes of a local source of at most `_MOST_BYTES`, in order; none where they are not
-    known."""
+    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known."""
     from rekindle.data import readers, validate
     from rekindle.data.columns import as_python, scalar_text
     from rekindle.data.files import locate

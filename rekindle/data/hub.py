@@ -1,9 +1,8 @@
 """Data sets of the Hugging Face hub: `hub:NAME?config=..&revision=..&split=..`, streamed through
 `datasets`.
 
-Nothing is downloaded as a whole. `split=train+test` picks splits, default all of them; rows whose
-class is -1, the hub's mark for a hidden label, are left out. A fingerprint is the commit that the
-revision points to now. HF_ENDPOINT and HF_TOKEN mean what they mean to `huggingface_hub`."""
+`split=train+test` picks splits, default all of them; rows whose class is -1, a hidden label, are
+left out. A fingerprint is the commit that the revision points to now."""
 
 import dataclasses
 import hashlib
@@ -47,7 +46,6 @@ class HubSource(Source):
         self._commit = ""
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-        """The rows, split by split."""
         try:
             for split, stream in self._splits().items():
                 present = list(stream.features or columns)
@@ -69,7 +67,6 @@ class HubSource(Source):
             yield self._named(raw, names) if names else raw
 
     def fingerprint(self) -> str:
-        """Hash of name, options and commit."""
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
         return hashlib.sha256(f"{self._name}\0{options}\0{self._pin()}".encode()).hexdigest()[:32]
 
@@ -128,8 +125,7 @@ class HubSource(Source):
         return {split: found[split] for split in wanted}
 
     def _refuse_foreign_files(self) -> None:
-        """DataError where a card names files outside its repository: `datasets` would read them,
-        on this machine or at any address, and no commit pins them."""
+        """DataError where a card names files outside its repository, which no commit pins."""
         for card, configs in self._cards():
             for name in _names(configs):
                 path = urlsplit(name)

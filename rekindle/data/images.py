@@ -1,10 +1,9 @@
 """Images as uint8 pixels, row by row, channels last: from files, encoded bytes, or lists of
 numbers.
 
-The first image decides height, width and channels (1 grey, 3 colour); `data.image_size` scales all
-of them instead. A grey image among coloured ones becomes coloured; a coloured one among grey ones
-is refused. Alpha and palettes become RGB, and EXIF rotation is applied. Numbers must be whole and
-lie in 0..255."""
+The first image decides height, width and channels (1 grey, 3 colour), unless `data.image_size`
+scales all. A grey image among coloured ones becomes coloured; a coloured one among grey ones is
+refused. Alpha and palettes become RGB, and EXIF rotation is applied."""
 
 import io
 import math
@@ -61,8 +60,7 @@ class ImageColumn:
 
 
 def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
-    """An image, [height, width, channels]; raises PixelError for numbers that are none, OSError or
-    ValueError for bytes."""
+    """An image, [height, width, channels]; raises PixelError for numbers, OSError or ValueError."""
     if isinstance(value, pa.Scalar):
         numbers = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
         # a list of numbers without a Python object each, a list of lists with them

@@ -1,9 +1,8 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
 `ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
-bytes. Anything unfit makes it raise a single DataError with all that was found, and leaves no
-summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
-until the cuts are known."""
+bytes. Anything unfit makes it raise a single DataError. A split by time takes a second pass over
+the examples, which wait in a scratch file until the cuts are known."""
 
 import collections
 import logging
@@ -15,14 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.examples import (
-    SPLITS,
-    SUMMARY,
-    ExamplesFile,
-    ExamplesSummary,
-    ExamplesWriter,
-    schema_of,
-)
+from rekindle.data import examples
+from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
 from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
@@ -43,11 +36,10 @@ _TIME = "_rekindle_time"
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = ""
 ) -> ExamplesSummary:
-    """Write the examples of `data.source` into `out`; returns, and writes, their summary.
-
-    `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
-    carry along (default: one of the examples written). Raises DataError with everything that is
-    wrong with the source, at once, and where what was read has another fingerprint."""
+    """Write the examples of `data.source` into `out`; returns, and writes, their summary. `window`:
+    the text of a resolved window, "" for all; `source`: a fingerprint to carry along. Raises
+    DataError with everything that is wrong with the source, and where what was read has another
+    fingerprint."""
     if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
@@ -69,7 +61,7 @@ class _Ingestion:
         self.partitioned = "{window" in data.source
         self.findings = Findings()
         self.normaliser = Normaliser(data, modality, self.findings)
-        self.schema = schema_of(modality, data.slices)
+        self.schema = examples.schema_of(modality, data.slices)
         self.span = Span()
         self.seen = ""
         self.labelled = "label" in self.schema.names
@@ -77,7 +69,6 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def write(self) -> None:
-        """Fill the files of all splits."""
         if self.data.split.by == "time":
             self._write_by_time()
             return

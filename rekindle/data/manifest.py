@@ -1,9 +1,8 @@
 """What a folder of shards promises, checked before anything trains on it.
 
-`shard` writes `manifest.json` last; `open_shards` believes nothing else: every file it names must
-be there, of the size and SHA-256 it states, and hold the rows it states. Files are memory-mapped,
-so that all ranks of a machine share one copy. Row numbers count through the shards of a split in
-the manifest's order."""
+Every file that `manifest.json` names must be there, of the size and SHA-256 it states, and hold the
+rows it states. Files are memory-mapped, so that all ranks of a machine share one copy. Row numbers
+count through the shards of a split in the manifest's order."""
 
 import hashlib
 import json
@@ -39,11 +38,9 @@ class Shards:
 
     @property
     def assets(self) -> Path:
-        """The folder with what the task stored beside the shards."""
         return self.folder / ASSETS
 
     def rows(self, split: str) -> int:
-        """How many rows the split has."""
         return len(self._tables[split])
 
     def table(self, split: str) -> pa.Table:
@@ -66,32 +63,20 @@ class Shards:
             pieces.append(self._batches[split][i].take(pa.array(mine)))
         return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
 
-    def labels(self, split: str) -> npt.NDArray[np.int32]:
-        """Class index of each row; not where words have tags."""
-        return np.asarray(self._tables[split].column("label"), np.int32)
-
     def lengths(self, split: str) -> npt.NDArray[np.int64]:
         """Tokens of each row; ones where the task has no `input_ids`."""
         return row_tokens(self._tables[split])
 
     def targets(self, split: str) -> npt.NDArray[np.int64]:
-        """Predictions that each row asks for: its supervised tokens but a first one, which nothing
-        precedes; its words that have a place; ones where the task has neither `supervised` nor
-        `places`."""
+        """Predictions a row asks for: supervised tokens but a first one, placed words, or one."""
         table = self._tables[split]
         if "places" in table.schema.names:
             return _of_lists(table, "places", _placed)
         return _of_lists(table, "supervised", _supervised)
 
-    def hashes(self, split: str) -> list[bytes]:
-        """Content hash of each row."""
-        hashes: list[bytes] = self._tables[split].column("hash").to_pylist()
-        return hashes
-
 
 def open_shards(folder: str | Path) -> Shards:
-    """The shards in `folder`, each verified against `manifest.json`; raises DataError that names
-    the shard at fault."""
+    """The shards in `folder`, each verified; raises DataError that names the shard at fault."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     tables: dict[str, list[pa.Table]] = {split: [] for split in manifest.rows}
@@ -183,7 +168,6 @@ def folder_fingerprint(folder: Path) -> str:
 
 
 def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
-    """Fingerprint of example hashes, in order."""
     running = hashlib.sha256()
     for column in columns:
         for chunk in column.chunks:

@@ -1,8 +1,7 @@
 """Raw rows of any source as examples; what is unfit is noted and left out.
 
-What a language model reads has one form whatever its source: JSON, a list of [role, content]. A
-plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have their
-own roles. What a tagger reads are lists of words, and a tag for each word."""
+A language model reads JSON, a list of [role, content]: a plain text has the role `text`, a pair
+`prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag for each."""
 
 import json
 import re
@@ -12,16 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import (
-    Mask,
-    RawBatch,
-    as_python,
-    content_of,
-    encodable,
-    scalar_text,
-    texts,
-    with_mask,
-)
+from rekindle.data import columns
+from rekindle.data.columns import Mask, RawBatch, as_python, encodable, texts, with_mask
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
@@ -40,7 +31,6 @@ class Normaliser:
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Height, width and channels of all images."""
         return self._images.shape
 
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
@@ -54,14 +44,14 @@ class Normaliser:
             ids = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
         filled = {name: column.values.fill_null("") for name, column in slices.items()}
-        columns = {"id": ids, self._modality: content, **filled}
+        made = {"id": ids, self._modality: content, **filled}
         if self._modality == "words":
-            columns["label"], labelled = tags(raw, self._data, self._findings)
+            made["label"], labelled = tags(raw, self._data, self._findings)
             keep &= labelled
         elif self._modality != "document":
-            columns["label"], labelled = self._label(raw)
+            made["label"], labelled = self._label(raw)
             keep &= labelled
-        table = pa.table(columns)
+        table = pa.table(made)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
         # SHA-256 of what the model sees; the shape of an image is part of it
@@ -94,7 +84,7 @@ class Normaliser:
         pixels: list[bytes | None] = []
         for row, value in enumerate(raw.columns[self._data.columns.image]):
             try:
-                value = content_of(raw, value)
+                value = columns.content_of(raw, value)
             except (OSError, ValueError) as error:
                 self._findings.add("image", raw.place(row), str(error))
                 pixels.append(None)
@@ -206,17 +196,15 @@ def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, M
     known, made = frozenset(data.labels), list[list[str | None] | None]()
     for row, pair in enumerate(zip(*both, strict=True)):
         value, said = map(as_python, pair)
-        each = [scalar_text(tag) for tag in value] if isinstance(value, list) else None
-        fault, detail = _tags_fault(each, said, known)
+        each = [columns.scalar_text(tag) for tag in value] if isinstance(value, list) else None
+        fault, detail = _tag_fault(each, said, known)
         if fault and not _words_fault(said)[0]:  # else noted already
             findings.add(fault, raw.place(row), detail)
         made.append(None if fault else each)
     return with_mask(made, pa.list_(pa.string()))
 
 
-def _tags_fault(
-    tags: list[str | None] | None, words: Any, known: frozenset[str]
-) -> tuple[str, Any]:
+def _tag_fault(tags: list[str | None] | None, words: Any, known: frozenset[str]) -> tuple[str, Any]:
     """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
     if tags is None or not isinstance(words, list) or len(tags) != len(words):
         count = "none" if tags is None else len(tags)

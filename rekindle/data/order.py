@@ -1,20 +1,19 @@
 """Which rows each optimizer step trains on, as arithmetic.
 
 The rows of global batch k, and the sequences they share, are a pure function of (seed, epoch,
-lengths, k): they depend neither on how many ranks share the batch nor on what ran before, so loader
-state is one integer. A permutation is the stable argsort of Philox words keyed by (seed, epoch);
-numpy keeps a bit generator's stream the same in all versions, unlike `Generator.permutation`.
+lengths, k), so loader state is one integer. A permutation is the stable argsort of Philox words
+keyed by (seed, epoch), whose stream is the same in all versions of numpy.
 
 With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows are cut
 into windows of `BUCKET_BATCHES` batches, each window is sorted by length, and the full batches of
 the epoch are shuffled.
 
-With `pack_length`, several rows share a sequence, which saves more: the permuted rows are cut into
-windows of `PACK_WINDOW` rows, `best_fit` fills sequences from each window, and the sequences of
-the epoch are shuffled. Epochs then differ a little in their number of sequences, and so of batches.
+With `pack_length`, several rows share a sequence: `best_fit` fills sequences from each window of
+`PACK_WINDOW` permuted rows, and the sequences of the epoch are shuffled. Epochs then differ a
+little in their number of batches.
 
-With `classes`, an epoch has the same number of draws from each class. A class goes through its rows
-in a fixed random order, on and on, from one epoch to the next."""
+With `classes`, an epoch draws equally often from each class, which goes through its rows in a fixed
+random order, on and on, from one epoch to the next."""
 
 import dataclasses
 import math
@@ -51,16 +50,13 @@ class _Epoch:
 
 
 class SampleOrder:
-    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch.
-
-    Packed, the first question about epoch e packs the epochs before it once, to count them."""
+    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch."""
 
     def __init__(
         self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None,
         pack_length: int | None = None, classes: npt.ArrayLike | None = None,
     ) -> None:  # fmt: skip
-        """`lengths` are tokens, [rows], and so are `classes`, to draw each equally often;
-        ValueError for nonsense, such as a row above `pack_length`."""
+        """`lengths` are tokens, [rows], and so are `classes`; ValueError for nonsense."""
         if rows < 1 or global_batch_size < 1:
             raise ValueError(f"need rows and a batch size, got {rows} and {global_batch_size}")
         self.rows, self.global_batch_size, self.seed = rows, global_batch_size, seed
@@ -89,8 +85,7 @@ class SampleOrder:
         return Batch(epoch.rows[part].copy(), epoch.slots[part].copy())
 
     def steps(self, epochs: float) -> int:
-        """Optimizer steps of so many epochs, the last of them begun: with 5 batches an epoch, 1.5
-        epochs are 8."""
+        """Optimizer steps of so many epochs: with 5 batches an epoch, 1.5 epochs are 8."""
         whole = int(epochs)
         steps = sum(self.steps_in_epoch(epoch) for epoch in range(whole))
         if epochs > whole:
@@ -177,15 +172,10 @@ def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
 
 
 def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The number of the sequence that each text goes into, [texts], and how many sequences there
-    are; every length is 1 to `capacity`.
-
-    By best-fit decreasing: the longest first, each into the fullest sequence that still has room
-    for it (Johnson 1974; at most 11/9 of the optimum). Texts of one length are placed together, so
-    that the work grows with the number of different lengths rather than of texts.
-
-    `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]` and 2: the first 5 has the 3 beside it, the
-    second the 2."""
+    """The number of the sequence that each text goes into, [texts], and how many there are, by
+    best-fit decreasing: the longest first, each into the fullest sequence that still has room
+    (Johnson 1974; at most 11/9 of the optimum). `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]`
+    and 2."""
     texts = np.asarray(lengths)
     longest_first = np.argsort(-texts, kind="stable")
     distinct, counts = np.unique(texts, return_counts=True)

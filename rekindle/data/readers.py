@@ -1,10 +1,9 @@
-"""Text and table files as streams of raw batches: CSV and Parquet by pyarrow, JSON lines by pyarrow
-where it can.
+"""Text and table files as streams of raw batches: CSV and Parquet by pyarrow, JSON lines where it
+can.
 
-A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines is
-parsed by pyarrow when it is regular (one object a line, each column of one type); else by Python,
-line by line, which gives the same values and knows which line is at fault. What cannot be parsed is
-noted and skipped."""
+A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines that is
+not regular (one object a line, each column of one type) is parsed by Python, which gives the same
+values and knows which line is at fault. What cannot be parsed is noted and skipped."""
 
 import csv
 import io
@@ -45,8 +44,7 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
 
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-    """The rows of a CSV or TSV file, each at the line where it begins: a quoted value may span
-    lines, and blank lines are skipped."""
+    """The rows of a CSV or TSV file, each at the line where it begins; blank lines are skipped."""
     head = file.head(_HEADER_BYTES)
     delimiter = delimiter_of(file.name, head)
     if not _csv_header_fits(file, head, delimiter, columns, findings):
@@ -84,8 +82,7 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
 
 
 class _RowLines(io.RawIOBase):
-    """A CSV stream that knows at which line each row begins, which pyarrow does not say; it reads
-    in a thread of its own."""
+    """A CSV stream that knows at which line each row begins; pyarrow reads it in a thread."""
 
     def __init__(self, stream: BinaryIO, delimiter: str) -> None:
         plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
@@ -153,8 +150,7 @@ class _RowLines(io.RawIOBase):
             return int(self._lines[left[0] - self._first]) if len(left) else self._line
 
     def unclosed(self) -> int:
-        """At the end, the line of a last row whose quote the file does not close; 0 if it does, or
-        if the row is left out."""
+        """At the end, the line of a last row whose quote is not closed; 0 for none."""
         return 0 if self._skipped else self._unclosed
 
 
@@ -204,8 +200,7 @@ class _TooLargeError(Exception):
 def _parquet_batches(
     parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `_PARQUET_ROWS` rows, or of fewer that are large: a file holds a long value once,
-    and its rows, or the lists in them, repeat it."""
+    """Batches of `_PARQUET_ROWS` rows, fewer if large: files hold repeated values once."""
     groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
@@ -280,8 +275,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def _decoded(column: pa.Array) -> pa.Array:
-    """The same values without dictionaries; not by a cast, which of a slice casts what lies
-    beside it, too."""
+    """Without dictionaries; a cast of a slice would cast what lies beside it, too."""
     kind = column.type
     if not _has_dictionary(kind):
         return column
@@ -401,8 +395,7 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in pieces that end with a newline (the last one may lack it, and so does one that
-    is too long to go on)."""
+    """The stream in pieces that end with a newline, but the last, or one that is too long."""
     rest, held = list[bytes](), 0
     while data := stream.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
@@ -418,8 +411,7 @@ def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]:
-    """The keys of the first objects, in order; and the types of the wanted columns, where they are
-    of one kind each."""
+    """The keys of the first objects, and the types of wanted columns, if of one kind each."""
     objects = []
     for text in block.split(b"\n", _PROBED_LINES)[:_PROBED_LINES]:
         try:

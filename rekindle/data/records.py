@@ -26,14 +26,11 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 @dataclasses.dataclass
 class Span:
-    """The oldest and newest time seen so far."""
-
     oldest: int | None = None
     newest: int | None = None
     rows: int = 0
 
     def include(self, times: Times) -> None:
-        """Widen the span to hold these times."""
         self.rows += len(times)
         if len(times):
             low, high = int(times.min()), int(times.max())
@@ -52,7 +49,6 @@ def microseconds(time: dt.datetime) -> int:
 
 
 def to_datetime(time: int) -> dt.datetime:
-    """The inverse of `microseconds`."""
     return _EPOCH + time * _MICROSECOND
 
 
@@ -70,7 +66,6 @@ def read_times(raw: RawBatch, column: str, findings: Findings) -> tuple[Times, M
 
 
 def inside(times: Times, window: Window) -> Mask:
-    """Which times lie in the window."""
     mask: Mask = (times >= microseconds(window.start)) & (times < microseconds(window.end))
     return mask
 
@@ -92,7 +87,6 @@ class RecordsHash:
         self._hashes = {name: [hashlib.sha256() for _ in range(3)] for name in self._kinds}
 
     def update(self, raw: RawBatch) -> None:
-        """Take in a batch."""
         self.rows += len(raw)
         for name, kind in self._kinds.items():
             if kind == "image":
@@ -115,6 +109,5 @@ class RecordsHash:
             content.update(b"".join(content_views(values)))
 
     def digest(self) -> str:
-        """The hash of all rows so far."""
         hashes = self._hashes.items()
         return digest([[name, "".join(h.hexdigest() for h in each)] for name, each in hashes])

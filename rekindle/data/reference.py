@@ -1,9 +1,8 @@
 """Which file a row of a source may name: one below the source's own root, in its own filesystem.
 
-A row is data. Its author must not choose what is read with the credentials, from the network
-or from the disk of those who train on it: not another scheme or bucket, not a chained URI
-(`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link, and
-not one whose folders are replaced by links between the check and the reading."""
+A row is data. Its author must not choose what is read with others' credentials: not another scheme
+or bucket, not a chained URI (`a::b`, whose filesystems render templates), not a path through `..`,
+a hidden name or a link, also not one that appears between the check and the reading."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Which columns of a source are read, and in what role. Imports no pyarrow: what a config asks for
-is known before anything is read."""
+"""Which columns of a source are read, and in what role; imports no pyarrow."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,8 +11,7 @@ Columns = Mapping[str, Kind]
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
-    """The columns that are read, and how: the content, the label, and key, time and slices where
-    they are set."""
+    """The columns that are read, and how: content, label, and key, time and slices if set."""
     names = data.columns
     content: dict[str | None, Kind] = {names.text: "text"}
     if modality == "image":

@@ -1,16 +1,14 @@
 """Examples become shards: what the ranks read, with a manifest that vouches for every byte.
 
-The task learns what it must from the training split (`fit`), then worker processes encode the
-batches of each split, and this process cuts them into Arrow files of at most `data.shard_rows`
-rows. The bytes depend on examples, task and settings only. Shards are not compressed, because they
-are memory-mapped. `manifest.json` is written last and is the commit.
+The task learns what it must from the training split (`fit`), worker processes encode the batches of
+each split, and this process cuts them into Arrow files of at most `data.shard_rows` rows, which are
+not compressed, because they are memory-mapped. The bytes depend on examples, task and settings
+only. `manifest.json` is written last and is the commit.
 
-Workers are light processes, each of which encodes every n-th batch. `python -m rekindle.data.shard`
-is such a process: its order is one line of JSON on stdin, its answer an Arrow stream on stdout
-(what a task prints goes to stderr). It is a program of its own and not a forked or spawned copy of
-the parent, so it imports neither the parent's main module nor torch. A full pipe is what holds a
-fast worker back, so memory is bounded; batches arrive in their order, so the result does not depend
-on the number of workers."""
+A worker, `python -m rekindle.data.shard`, encodes every n-th batch: its order is one line of JSON
+on stdin, its answer an Arrow stream on stdout (what a task prints goes to stderr). As a program of
+its own it imports neither the parent's main module nor torch. A full pipe holds a fast worker back,
+so memory is bounded."""
 
 import contextlib
 import hashlib
@@ -57,10 +55,8 @@ def shard(
     workers: int | None = None,
 ) -> ShardManifest:  # fmt: skip
     """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
-
-    `workers` is the number of encoding processes: by default as many as this process may use cores,
-    fewer when the data is small. Raises DataError for a folder of examples that is incomplete,
-    StepError when a worker fails."""
+    `workers` encode, by default one a core. Raises DataError for incomplete examples, StepError if
+    one fails."""
     summary = read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
@@ -145,8 +141,7 @@ class _OpenShard:
 
 
 class _ShardWriter:
-    """Cuts encoded batches into files of at most `shard_rows` rows, and keeps what the manifest
-    says of each."""
+    """Cuts encoded batches into files of at most `shard_rows` rows."""
 
     def __init__(self, folder: Path, shard_rows: int) -> None:
         self._folder, self._shard_rows = folder, shard_rows
@@ -157,8 +152,7 @@ class _ShardWriter:
         self._open: _OpenShard | None = None
 
     def write(self, split: str, batch: pa.RecordBatch) -> None:
-        """Append a batch to the split, without rows that hold nothing to learn from; splits come
-        one after the other."""
+        """Append a batch to the split, without null rows; splits come one after the other."""
         self.encoded[split] += len(batch)
         if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
             batch = batch.filter(batch.column("input_ids").is_valid())
@@ -171,13 +165,11 @@ class _ShardWriter:
             batch = batch.slice(len(part))
 
     def close(self) -> None:
-        """Complete the file that is open."""
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
 
     def _file(self, split: str, schema: pa.Schema) -> _OpenShard:
-        """A file of the split that has room for a row."""
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
             self.close()
         if self._open is None:
@@ -187,8 +179,7 @@ class _ShardWriter:
 
 
 def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) -> dict[str, int]:
-    """Examples of each split that the task found nothing to learn from; raises DataError if rows
-    were lost otherwise, or if none is left to train on."""
+    """Examples of each split without a target; DataError if others are lost, or none is left."""
     if writer.encoded != dict(summary.rows):
         what = f"the examples promised {dict(summary.rows)} rows and hold {writer.encoded}"
         raise DataError(what, fix="run `ingest` again")
@@ -207,8 +198,7 @@ def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) ->
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """Shard rows of a batch: id, hash, label as class index (or indices) if there is one, slices,
-    and what the task encodes."""
+    """Id, hash, label as class index (or indices) if any, slices, and what the task encodes."""
     names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     if "label" in columns:
@@ -228,8 +218,7 @@ def encoded(
     files: Mapping[str, Path], task: str, labels: tuple[str, ...], settings: Settings, assets: Path,
     workers: int,
 ) -> Generator[tuple[str, pa.RecordBatch], None, None]:  # fmt: skip
-    """Each batch of files of examples with its file's name, in order, as the task encodes it; by so
-    many processes, or here if one will do."""
+    """Each batch with its file's name, in order, encoded by so many processes, or here by one."""
     batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
     order = {"task": task, "labels": list(labels), "settings": dict(settings),
              "assets": str(assets), "paths": [str(path) for path in files.values()]}  # fmt: skip

@@ -1,10 +1,9 @@
 """The one way into a source of any kind: `open_source` gives its raw batches and its fingerprint.
 
-Files, the hub (hub.py), and the data sets that come with scikit-learn (`sklearn:digits`), without a
-download. `digits` are images: 1,797 grey ones of 8 x 8 pixels, whose 17 intensities are spread over
-0..255. `iris`, `wine` and `breast_cancer` are tables of measurements; a row becomes a text such as
-`sepal length (cm) 5.1; sepal width (cm) 3.5; ...` with the name of its class. `diabetes` has no
-classes and is refused, like the sets that scikit-learn downloads."""
+Files, the hub (hub.py), and the data sets that come with scikit-learn. `sklearn:digits` are 1,797
+grey images of 8 x 8 pixels, whose 17 intensities are spread over 0..255. `iris`, `wine` and
+`breast_cancer` are tables of measurements; a row becomes a text such as `sepal length (cm) 5.1;
+sepal width (cm) 3.5; ...`. `diabetes` has no classes and is refused."""
 
 import contextlib
 import copy
@@ -59,7 +58,6 @@ class FileSource(Source):
             raise RequestError(what, where="data.format", fix=fix)
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-        """The rows, file by file in order of name."""
         if self.files.format == "images":
             yield from self._images(columns, findings)
             return
@@ -72,8 +70,7 @@ class FileSource(Source):
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of all files, and of those that their rows name; of their names too
-        where they tell a label or a split."""
+        """Hash of all files and those that rows name; of names that tell a label or a split."""
         if not self._names_files:
             return self._fingerprint(seen=False)
         asking = copy.copy(self)
@@ -86,7 +83,6 @@ class FileSource(Source):
         return asking.seen()
 
     def seen(self) -> str:
-        """That of the bytes that were read."""
         return self._fingerprint(seen=True)
 
     def _fingerprint(self, *, seen: bool) -> str:
@@ -97,7 +93,6 @@ class FileSource(Source):
         return digest([found, self.files.files[0].seen.names()])
 
     def extent(self) -> tuple[int, int]:
-        """How many files, how many bytes as stored."""
         return len(self.files.files), sum(file.size for file in self.files.files)
 
     def _images(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
@@ -162,7 +157,6 @@ class BundledSource(Source):
         self._content = data.columns.image if held == "image" else data.columns.text
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-        """The examples in the order of the package."""
         present = [self._content, self._columns.label]
         if findings.missing_columns(BUNDLED + self._name, columns, present):
             return
@@ -186,12 +180,10 @@ class BundledSource(Source):
             yield RawBatch(values, lines, self._name)
 
     def fingerprint(self) -> str:
-        """Hash of the name and of the package's file."""
         text = f"{self._name}\0{file_sha256(self._file())}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def extent(self) -> tuple[int, int]:
-        """One file, and its bytes."""
         return 1, self._file().stat().st_size
 
     def _file(self) -> Path:

@@ -1,14 +1,12 @@
 """Which split a record belongs to, the same way on every machine, and exact copies of one content
 in several splits: a model would be judged on what it was trained on.
 
-By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares; no other
-record has a say, so a record stays where it is when others come and go, and equal contents share a
-split. By `time`: oldest to train, newest to test; the cuts are exact order statistics, found in
-memory that does not grow, and records of one time stay together.
+By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares: a record
+stays where it is when others come and go. By `time`: oldest to train, newest to test; the cuts are
+exact order statistics, found in bounded memory, and records of one time stay together.
 
-For copies, hashes are read back from the examples just written. Few enough fit into memory at once;
-more are dealt into buckets on disk by their first bits, so that memory stays bounded by
-`BUCKET_ROWS` however many rows there are."""
+For copies, hashes are read back from the examples just written; more than `BUCKET_ROWS` are dealt
+into buckets on disk by their first bits."""
 
 import hashlib
 import itertools
@@ -57,11 +55,8 @@ def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
 
 
 def time_cuts(times: Callable[[], Iterable[Times]], shares: SplitSpec) -> tuple[int, int]:
-    """The times from which records are validation, and test; `times()` starts a pass over all of
-    them.
-
-    Ten months of 150 records each and shares of 0.8, 0.1, 0.1 give the starts of the ninth and the
-    tenth month."""
+    """The times from which records are validation, and test: with ten months of 150 records and
+    shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth. `times()` starts a pass."""
     total = sum(len(block) for block in times())
     ranks = [round(total * shares.train), round(total * (shares.train + shares.validation))]
     first, second = (order_statistic(times, min(rank, total - 1)) for rank in ranks)

@@ -1,8 +1,7 @@
 """What makes a source unfit, collected while it is read, and refused all at once.
 
-A row with a fault is counted, up to `SHOWN` of a kind are remembered with their place
-(`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
-Problem for each kind. Memory does not grow with faults."""
+A row with a fault is counted, up to `SHOWN` of a kind are remembered with place and value, and
+reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,8 +53,6 @@ _FAULTS = {
 
 @dataclasses.dataclass
 class _Fault:
-    """How often something is wrong, and where first."""
-
     count: int = 0
     shown: list[str] = dataclasses.field(default_factory=list)
 
@@ -103,7 +100,6 @@ class Findings:
         return bool(absent)
 
     def problems(self) -> list[Problem]:
-        """Everything noted, in the order of first sight."""
         found = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]
         for kind, fault in self._faults.items():
             what, fix = _FAULTS[kind]
@@ -112,7 +108,6 @@ class Findings:
         return found
 
     def raise_if_any(self) -> None:
-        """Raise everything as one DataError."""
         if self:
             raise DataError(self.problems())
 
@@ -129,8 +124,7 @@ def check_splits(
     required: Sequence[str], complete: Sequence[str], findings: Findings,
 ) -> None:  # fmt: skip
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
-    counts per split, `class_rows` per split and label (`labels` is empty where the task has
-    none)."""
+    counts per split, `class_rows` per split and label."""
     if len(labels) == 1:
         what = f"every row has the label `{shorten(labels[0])}`"
         findings.note(what, fix="a classifier needs at least two classes")

@@ -1,10 +1,9 @@
-"""Which span of time a run trains on: durations, partial dates, rolling windows, partitions in a
-URI.
+"""Which span of time a run trains on: the half-open interval [start, end) that `data.window` stands
+for.
 
-Decides the half-open interval [start, end) that `data.window` stands for. Times are naive UTC; a
-time with an offset is converted, a partial one (`2026-03`) is the first instant of its period.
-Months and years are calendar months, and a day that a shorter month lacks becomes its last one.
-Pure arithmetic: who lists files or reads columns is elsewhere."""
+Times are naive UTC; a time with an offset is converted, a partial one (`2026-03`) is the first
+instant of its period. Months and years are calendar months, and a day that a shorter month lacks
+becomes its last one. Pure arithmetic."""
 
 import calendar
 import dataclasses
@@ -122,11 +121,9 @@ def step(spec: WindowSpec) -> Duration:
 
 
 def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = None) -> Window:
-    """The interval that `spec` stands for, given the `newest` time of the source (`end: latest`).
-
-    `latest` ends with the calendar unit that holds the newest record: that of `every`, or `unit`
-    (of partitions, whose names tell it). `size: 3 months` and a newest record of 2026-05-17 give
-    2026-03-01T00:00:00/2026-06-01T00:00:00."""
+    """The interval that `spec` stands for, given the `newest` time of the source: `latest` ends
+    with the calendar unit that holds it, that of `every`, or `unit`. `size: 3 months` and a newest
+    record of 2026-05-17 give 2026-03-01T00:00:00/2026-06-01T00:00:00."""
     every = step(spec)
     if spec.end != "latest":
         end = _end_of(spec.end)
@@ -186,12 +183,10 @@ class Partitions:
 
     @property
     def glob(self) -> str:
-        """The pattern that finds every partition."""
         return _PLACEHOLDER.sub("*", self.path)
 
     def time_of(self, path: str) -> dt.datetime | None:
-        """The start of the partition that holds the file `path`; None where the path is no
-        partition of ours."""
+        """The start of the partition that holds the file `path`; None if it is not ours."""
         pattern, position = "", 0
         for placeholder in _PLACEHOLDER.finditer(self.path):
             pattern += _glob_pattern(self.path[position : placeholder.start()])
@@ -217,8 +212,7 @@ class Partitions:
 
 
 def _glob_pattern(text: str) -> str:
-    """A glob as a regular expression: `**` crosses folders, `*` and `?` do not; a folder stands for
-    what is in it."""
+    """A glob as a regular expression: `**` crosses folders; a folder stands for what is in it."""
     pieces = re.split(r"(\*\*/?|\*|\?)", text)
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(known.get(piece, re.escape(piece)) for piece in pieces)

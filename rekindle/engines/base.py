@@ -55,9 +55,8 @@ class Engine(Protocol):
 def contradictions(
     given: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
 ) -> Iterator[Finding]:
-    """Settings of an engine's config that say otherwise than rekindle's fields. `owned`: by the
-    place of a setting our field, and the value that follows from it; without a field the loop
-    decides it."""
+    """Settings of an engine's config that say otherwise than rekindle's fields. `owned`: by their
+    place our field, "" where the loop decides it, and the value that follows."""
     for path, (field, value) in owned.items():
         said = at(given, *path)
         if said not in (None, AUTO, value):

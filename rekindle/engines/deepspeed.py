@@ -5,9 +5,8 @@ DeepSpeed reduces gradients, clips, updates, and divides weights and moments amo
 batches, the rate of each step, saves and restarts are rekindle's. Its state is saved as fragments
 of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
 
-DeepSpeed averages gradients over the ranks, and a loss here is a rank's share of the whole batch's:
-it is multiplied by their number. What is private to DeepSpeed and used here is read by `Zero`
-alone, for the versions that the extra `deepspeed` allows."""
+DeepSpeed averages gradients over the ranks, and a loss here is a rank's share: it is multiplied by
+their number. What is private to DeepSpeed is read by `Zero` alone."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class DeepSpeed:
     program = ""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
-        """Fields of the config that DeepSpeed does not know, and keys of its own that rekindle
-        decides: those have to be absent, "auto" or equal."""
+        """What DeepSpeed does not know, and keys that rekindle decides: absent, "auto" or equal."""
         train = spec.train
         if train.layout != AUTO:
             fix = "remove it, and set zero_optimization.stage in train.engine_config"
@@ -165,8 +163,7 @@ class DeepSpeed:
         }  # fmt: skip
 
     def start(self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device) -> Zero:
-        """Take over the part, which has its values. All ranks call it. StepError where what is in
-        effect is not what was asked for."""
+        """Take over the filled part. StepError where what is in effect was not asked for."""
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -208,17 +205,14 @@ class DeepSpeed:
 
 
 def _beginning(values: torch.Tensor) -> torch.Tensor:
-    """A few of them, on the host, over the largest."""
     few = values.detach().flatten()[:_FEW].float().cpu()
     return few / few.abs().max().clamp(min=1e-12)
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operator that DeepSpeed would compile at its first use, in one process of a
-    machine at a time. StepError where that fails.
-
-    The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
-    waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
+    """Compile the operator that DeepSpeed would compile at its first use, once a machine. The lock
+    of torch is a file, which a killed process leaves for ever; ours is the kernel's. StepError
+    where it fails."""
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
@@ -248,8 +242,7 @@ def _compile(config: Mapping[str, Any]) -> None:
 
 
 class Zero:
-    """One rank's side: the loop hands it losses, and it makes the updates. `module` is what runs a
-    micro-batch in training; called like the network's `Part`."""
+    """One rank's side: it takes losses and makes the updates. `module` runs a micro-batch."""
 
     def __init__(self, engine: Any, part: Any) -> None:
         import torch
@@ -280,8 +273,7 @@ class Zero:
         self.module.backward(loss * self.world)
 
     def step(self, rate: float) -> float:
-        """Update the weights with the gradients at this learning rate; returns their global norm
-        before clipping. Where that is not finite nothing is updated."""
+        """Update at this rate, if finite; returns the gradients' norm before clipping."""
         for group in self.zero.param_groups:
             group["lr"] = rate
         if self.zero is not self.inner:  # it looks for numbers that are not finite by itself
@@ -462,8 +454,7 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asks(section: Any) -> bool:
-    """Whether a section asks for something: `{"enabled": false}` and "auto" do not, nor do
-    parameters that are all "auto", as in the configs of the Hugging Face Trainer."""
+    """Whether a section asks for something: it is neither disabled nor all "auto"."""
     if not isinstance(section, Mapping):
         return section not in (None, False, AUTO)
     params = section.get("params")

@@ -39,8 +39,6 @@ _TAKEN = (
 
 
 class Trainer:
-    """`train.engine: trainer`."""
-
     package = "accelerate"
     aside: tuple[str, ...] = ()
     program = "rekindle.train.hf_trainer"
@@ -72,7 +70,6 @@ class Trainer:
         yield from contradictions(given, _owned(train), train)
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
-        """None."""
         return ()
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """From what candidate and champion scored on the same examples to the evidence: why the candidate
 may or may not replace the champion.
 
-A pure function of the files that the step `score` left (records.Scores says what is in them): no
-model is loaded here. Models with different tokenizers are compared in bits per byte of text, which
-does not depend on how the text is cut. Shapes: N examples.
+A pure function of the files that the step `score` left (records.Scores): no model is loaded here.
+Models with different tokenizers are compared in bits per byte of text. Shapes: N examples.
 
 The verdict (`judge`) fails closed. A first model must reach every floor and beat the trivial answer
 (the most frequent class, or the frequency of single tokens). A later one must also be better than
 the champion by `min_delta` with the lower bound of a paired bootstrap (Efron & Tibshirani 1993,
 percentile interval; both models scored on the same resampled rows) above it, and must not lose more
-than `max_slice_drop` on any slice of at least `min_slice_size` rows. Whatever is missing or not a
-number refuses."""
+than `max_slice_drop` on any slice of at least `min_slice_size` rows."""
 
 import dataclasses
 import math
@@ -74,7 +72,6 @@ def candidate_scores(scores: Path) -> tuple[Scores, Any]:
 
 
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
-    """The candidate's results with the champion's beside them."""
     known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
     found = ((part, {"champion_f1": known.get(part.label)}) for part in ours.classes())
     return tuple(part.model_copy(update=update) for part, update in found)
@@ -114,8 +111,7 @@ def judge(
     spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
     slices: Sequence[Slice], slice_metric: str,
 ) -> Verdict:  # fmt: skip
-    """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
-    what the two are compared in, `slice_metric` on slices."""
+    """The verdict in `metric` and, on slices, `slice_metric`; `champion`: None if there is none."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]
@@ -152,8 +148,7 @@ def refused(name: str, detail: str) -> Verdict:
 
 
 def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
-    """Candidate minus champion in `metric`, turned so that more is better, with its bootstrap
-    interval."""
+    """Candidate minus champion in `metric`, more is better, with its bootstrap interval."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     generator = np.random.default_rng(spec.seed)
     differences: list[Floats] = []

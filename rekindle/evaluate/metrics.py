@@ -1,8 +1,6 @@
-"""How good predictions are. Inputs: `probabilities_NC` float64 with rows summing to 1, `labels_N`
-int class indices.
-
-Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
-of the top probability), of all examples and of resamples, for the paired bootstrap."""
+"""How good predictions are: accuracy, macro-F1, log-loss and the expected calibration error (Naeini
+et al. 2015, 15 equal bins of the top probability), of all examples and of resamples. Inputs:
+`probabilities_NC` float64 with rows summing to 1, `labels_N` int class indices."""
 
 import math
 
@@ -58,16 +56,12 @@ def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
     return {name: float(value_R[0]) for name, value_R in found.items()}
 
 
-def resampled(
-    metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
-) -> Floats:
-    """[R] values of `metric` on each resample; `picks_RN` holds row indices.
-
-    Accuracy is the share of examples whose most probable class is the true one; log-loss the mean
-    negative log-probability of the true class in nats (a coin flip: 0.693); macro-F1 the mean over
-    classes of the harmonic mean of precision and recall, without those that no example has and no
-    prediction names; the calibration error the mean gap between confidence and accuracy over the
-    bins, weighted by their size."""
+def resampled(metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
+    """[R] values of `metric`, each on the rows that `picks_RN` holds. Log-loss is the mean negative
+    log-probability of the true class in nats (a coin flip: 0.693); macro-F1 the mean over classes
+    of the harmonic mean of precision and recall, without those that neither occur nor are
+    predicted; the calibration error the mean gap between confidence and accuracy over the bins,
+    weighted by size."""
     if metric == "accuracy":
         right_N = (probabilities_NC.argmax(1) == labels_N).astype(np.float64)
         return np.asarray(right_N[picks_RN].mean(1), np.float64)

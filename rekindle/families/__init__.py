@@ -18,10 +18,8 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def config_of(config: Mapping[str, object]) -> Config:
-    """A Hugging Face config to be asked in common words; one of an unknown architecture in those
-    of all families, without defaults.
-
-    `config_of({"model_type": "gpt2"}).get("num_hidden_layers")` is 12."""
+    """A Hugging Face config to be asked in common words, an unknown one in those of all families,
+    without defaults. `config_of({"model_type": "gpt2"}).get("num_hidden_layers")` is 12."""
     return Config(config, FAMILIES.get(str(config.get("model_type", ""))), _ALIASES)
 
 

@@ -1,7 +1,5 @@
-"""What a family of architectures is: `Family`, the numbers, and `Modules`, the names.
-
-Names of fields, modules and defaults are those of transformers 5. To add a family, add a row to
-`FAMILIES`."""
+"""What a family of architectures is: `Family`, the numbers, and `Modules`, the names, as
+transformers 5 has them. To add a family, add a row to `FAMILIES`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -89,20 +87,16 @@ class Family:
     gelu: Gelu = "fused"
 
 
-def sizes(
-    hidden: int, ffn: int, layers: int, heads: int, vocab: int, **more: Any
-) -> dict[str, Any]:
-    """Defaults under their common names."""
+def sizes(hidden: int, ffn: int, layers: int, heads: int, vocab: int, **own: Any) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "vocab_size": vocab, **more,
+        "num_attention_heads": heads, "vocab_size": vocab, **own,
     }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A config, asked in common words; `family` is None where it is not known, `aliases` are then
-    the words to try."""
+    """A config, asked in common words; where `family` is not known, `aliases` are tried."""
 
     given: Mapping[str, Any]
     family: Family | None

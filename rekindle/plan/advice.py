@@ -1,8 +1,4 @@
-"""Why this engine and this strategy, in words, and what the other engine would do: `advice`.
-
-What the figures of a plan say, once more, for a reader who does not know the terms."""
-
-from __future__ import annotations
+"""Why this engine and this strategy, in words, and what the other engine would do: `advice`."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -36,7 +32,7 @@ _WORDS = (
 )
 
 
-def advice(plan: Plan) -> Iterator[str]:
+def advice(plan: "Plan") -> Iterator[str]:
     """Sentences: what is done, why nothing simpler, and the other engine with its command."""
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
@@ -54,7 +50,6 @@ def advice(plan: Plan) -> Iterator[str]:
 
 
 def strategy(work: Work) -> str:
-    """How the ranks share the work."""
     layout, zero = work.layout, work.zero
     if layout.world == 1:
         return "one GPU does everything" + (_host(zero) if zero else "")
@@ -95,7 +90,6 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
 
 
 def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
-    """Rekindle's own engine in the place of DeepSpeed."""
     train = asked.train.model_copy(update={"engine": "rekindle"})
     found = search(dataclasses.replace(asked, train=train, zero=None), cluster)
     if found.options:
@@ -107,7 +101,7 @@ def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
 
 
 def _beside(option: Option, best: Option | None) -> str:
-    size, has = needed(option.memory.peak_bytes).bytes, option.cluster.gpu.memory_bytes
+    size, has = needed(option.memory.peak_bytes), option.cluster.gpu.memory_bytes
     room = f"{size / _GIB:,.0f} of {has / _GIB:,.0f} GiB"
     if best is None:
         return room

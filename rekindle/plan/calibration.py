@@ -1,9 +1,8 @@
 """The planner's times, corrected by trainings that were measured.
 
 A measured training says one number: its seconds a step over those that the model predicted. On the
-rows of tests/plan/rows, where one row of a stack and GPU corrected and the others judged, a factor
-on the whole step did better than one on computing alone: what a software hides of its communication
-differs as much as its kernels do. The order of layouts stays as it is."""
+rows of tests/plan/rows a factor on the whole step did better than one on computing alone. The order
+of layouts stays as it is."""
 
 import dataclasses
 import hashlib
@@ -26,13 +25,11 @@ def job_of(work: Work, cluster: Cluster) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Measured trainings. Those that were predicted with other constants than those of now do not
-    count: they have to be measured against the new ones."""
+    """Measured trainings. Those that were predicted with other constants than now do not count."""
 
     measured: Sequence[Calibration] = ()
 
     def profile(self, gpu: str, compiled: bool, engine: str) -> Profile:
-        """What is known of all trainings there."""
         plain = profile_of(gpu, compiled, engine)
         known = [one for one in self._like(gpu, compiled, engine) if one.constants == stamp()]
         if not known:
@@ -46,8 +43,7 @@ class Speeds:
 
     def applied(self, options: Sequence[Option]) -> list[Option]:
         """Layouts on the same machines at the speed that was measured. Work that was measured takes
-        what it took, whatever the model says, because data may be shorter than they can be; what
-        that did to the prediction, it does to the other layouts, too."""
+        what it took; what that did to the prediction, it does to the other layouts, too."""
         if not options or not self.measured:
             return list(options)
         took = {one.job: one for one in self.measured}

@@ -1,8 +1,6 @@
 """Which machines and which layout: of what the config leaves open the cheapest that keep its
-limits, under a budget alone the fastest.
-
-Decides `Choice`. Not every fleet is searched: those that could not keep the limits, or not be
-cheaper, even if the products took all the time are left out."""
+limits, under a budget alone the fastest. Fleets that could not be, even if the products took all
+the time, are left out."""
 
 import dataclasses
 import math
@@ -22,14 +20,11 @@ Hours = tuple[float, float, float]  # least, expected, most: nine of ten lie wit
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Machines, and the layout that suits them best."""
-
     fleet: Fleet
     option: Option
 
     @property
     def usd_per_step(self) -> float | None:
-        """On demand."""
         usd = self.fleet.usd_per_hour()
         return None if usd is None else usd * self.option.step.seconds / 3600
 
@@ -82,11 +77,9 @@ def choose(
 def _among(
     spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None, speeds: Speeds
 ) -> Iterator[tuple[Choice, Found]]:
-    """What is worth a look, by what it could do at its peak.
-
-    Under a budget alone the fastest, until none can be faster than one within it. Else the
-    cheapest: of each kind as many as keep the limits, since more of them cost more, and no kind
-    that would cost more at its peak than one that keeps them does."""
+    """What is worth a look, by what it could do at its peak: under a budget alone the fastest,
+    until none can be faster than one within it; else of each kind as many as keep the limits, and
+    no kind that would cost more at its peak than one that does."""
     # weights, gradients and moments of all ranks together; of adapters, the weights alone; none of
     # what the host holds
     least = asked.shape.parameters * (2 if asked.train.weights == "bf16" else 4)
@@ -151,7 +144,6 @@ def _least_seconds(asked: Asked, fleet: Fleet) -> float:
 
 
 def _least_usd(asked: Asked, fleet: Fleet) -> float:
-    """Dollars of such a step."""
     return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
 
 

@@ -12,8 +12,7 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Ranks that exchange data: `size` of them, `bytes_per_second` through each, one way, at the
-    peak of the slowest link; `nodes` that they lie on."""
+    """`size` ranks on `nodes` that exchange `bytes_per_second` each, one way, at the peak."""
 
     size: int
     nodes: int
@@ -33,7 +32,6 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Number of ranks."""
         return self.gpus_per_node * self.nodes
 
     def group(self, size: int, distance: int) -> Group:

@@ -33,8 +33,7 @@ class Profile:
 
 @functools.cache
 def stamp() -> str:
-    """Names these numbers and the formulas that they are for: what is measured against them says
-    so."""
+    """Names these numbers and the formulas that they are for."""
     formulas = (FILE.with_name(f"{name}.py") for name in ("steptime", "attention"))
     read = b"".join(path.read_bytes() for path in (FILE, *formulas))
     return hashlib.sha256(read).hexdigest()[:12]
@@ -47,9 +46,7 @@ def spread_of(kind: str) -> float:
 
 
 def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Profile:
-    """For a GPU of the catalog; one without measurements borrows those of the most similar GPU.
-
-    The interval is wider then, and with another engine."""
+    """For a GPU of the catalog; unmeasured it borrows the most similar one's, and is less sure."""
     table = rows(FILE)
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]

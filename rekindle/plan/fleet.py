@@ -1,10 +1,9 @@
 """Which machines could train: what the config names, every size of a cloud that has the GPUs, or
 the one that this runs on.
 
-Decides `Fleet`, machines of one kind in one region with their price, and the order in which fleets
-are weighed. What the catalog does not know stays unknown. The machine that this runs on has GPUs
-for its ranks, as the driver names them, or a share of its CPU, measured in a moment, because no
-catalog has rows of CPUs."""
+Decides `Fleet`, machines of one kind in one region with their price, and in which order fleets are
+weighed. This machine has GPUs, as the driver names them, or a share of its CPU, measured in a
+moment, because no catalog has rows of CPUs."""
 
 import dataclasses
 import datetime
@@ -15,17 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.machines import (
-    THIS_CPU,
-    Cloud,
-    Gpu,
-    Link,
-    Machine,
-    gpu,
-    machine,
-    machines,
-    recognised,
-)
+from rekindle.catalog import machines as catalog
+from rekindle.catalog.machines import THIS_CPU, Cloud, Gpu, Link, Machine, gpu, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
@@ -38,8 +28,7 @@ MOST_NODES = 64
 HERE = "this machine"
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
 PATIENCE_SECONDS = 30
-# One thread, as the engine gives each rank: products of 768 x 768, and copies beyond any cache; the
-# best of some, because others run here, too.
+# One thread, as each rank has: products, and copies beyond any cache; the best of some.
 _PROBE = """
 import json, time
 import numpy as np
@@ -58,10 +47,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """`nodes` machines called `name` by their platform.
-
-    On each `gpus_per_node` GPUs train, or as many ranks share the CPU. `price` is that of one
-    machine in `region`, None where it is not known."""
+    """`nodes` machines called `name` by their platform, on each of which `gpus_per_node` GPUs
+    train, or as many ranks share the CPU. `price` is that of one machine in `region`."""
 
     name: str
     machine: Machine
@@ -73,7 +60,6 @@ class Fleet:
 
     @property
     def cluster(self) -> Cluster:
-        """Its GPUs and links."""
         inside, between = self.machine.inside, self.machine.between
         return Cluster(
             self.gpu, self.gpus_per_node, self.nodes,
@@ -90,7 +76,6 @@ class Fleet:
 
     @property
     def here(self) -> bool:
-        """Whether it is the machine that this runs on."""
         return self.name == HERE
 
     def __str__(self) -> str:
@@ -104,8 +89,7 @@ def fleets(
     resources: ResourcesSpec, platform: str, region: str, book: PriceBook, ranks: int = 1
 ) -> tuple[Fleet, ...]:
     """Those that the config allows, small ones first; this machine with `ranks` processes for the
-    platform `local`, and where neither a platform nor machines are named. RequestError where the
-    config names no GPUs, or none that the catalog has."""
+    platform `local`, and where nothing is named. RequestError for no GPUs that the catalog has."""
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
         found, count, inside = here(ranks)
@@ -179,16 +163,14 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
 
 
 def here(ranks: int) -> tuple[Gpu, int, Link | None]:
-    """What each of `ranks` processes trains on, how many of these there are, and the links between
-    them. RequestError where there are fewer GPUs than ranks, or some that the catalog does not
-    know."""
+    """What `ranks` processes train on, how many, and their links. RequestError without enough."""
     names = gpu_names()
     if not names:
         return _cpu(ranks), ranks, None
     if len(names) < ranks:
         what = f"{ranks} ranks have {len(names)} GPUs here"
         raise RequestError(what, where="platforms.local.ranks", fix=f"at most {len(names)}")
-    found = recognised(names[0])
+    found = catalog.recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")
     like = (each.inside for each in machines().values() if each.gpu == found.name and each.inside)
@@ -203,8 +185,7 @@ def gpu_names() -> tuple[str, ...]:
 
 @functools.cache
 def _cpu(ranks: int) -> Gpu:
-    """A rank's share: a core, or less where there are more ranks than cores, of which as many as
-    there are ranks compute at once; memory in equal parts."""
+    """A rank's share: a core, or less where ranks outnumber cores; memory in equal parts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     busy = min(ranks, cores or 1)
     probes = [

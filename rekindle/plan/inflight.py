@@ -1,7 +1,5 @@
-"""What a rank of a pipeline holds at once: micro-batches between the forward and the backward pass
-of a stage. Decides in which order a rank works (1F1B and interleaved: Narayanan et al. 2021, arXiv
-2104.04473; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362), and at which of its passes there
-may be most."""
+"""What a rank of a pipeline holds at once, and in which order it works (1F1B and interleaved:
+Narayanan et al. 2021, arXiv 2104.04473; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362)."""
 
 import dataclasses
 import functools
@@ -17,9 +15,8 @@ Action = tuple[str, int]
 @dataclasses.dataclass(frozen=True)
 class Moment:
     """A forward or backward pass of a rank's stage number `stage` (0 or 1). By stage: micro-batches
-    that are `held`, this one included; those of them whose backward pass has been but for the
-    gradients of weights (`halved`: zero bubble); how many went `forward` and `backward` so far;
-    whether there are gradients already."""
+    that are `held`, this one included; those whose backward pass lacks the gradients of weights
+    (`halved`: zero bubble); how many went `forward` and `backward` so far."""
 
     stage: int
     is_backward: bool
@@ -30,7 +27,6 @@ class Moment:
 
     @property
     def there(self) -> tuple[bool, ...]:
-        """Whether a stage has gradients already."""
         return tuple(bool(done) for done in self.backward)
 
 
@@ -57,8 +53,7 @@ def order(layout: Layout, pp_rank: int, micro: int) -> list[Action]:
 
 
 def _interleaved(pp: int, pp_rank: int, micro: int) -> list[Action]:
-    """In rounds of as many micro-batches as there are ranks, first the one stage, then the other,
-    backwards the other way round."""
+    """In rounds of as many micro-batches as there are ranks, first one stage, then the other."""
     around = micro // max(1, micro // pp)
     warm_up = min(2 * micro, around + 2 * (pp - 1 - pp_rank))
     found: list[Action] = []
@@ -94,8 +89,7 @@ def moments(
     layout: Layout, pp_rank: int, micro: int, blocks: tuple[int, ...]
 ) -> tuple[Moment, ...]:
     """The passes at which a rank may hold most, where its stages have so many blocks: for each
-    stage and direction, and with the gradients that are there by then, those that no other one
-    exceeds."""
+    stage, direction, and gradients that are there, those that no other one exceeds."""
     stages = stages_of(layout, pp_rank)
     held, halved = [0] * len(stages), [0] * len(stages)
     forward, backward = [0] * len(stages), [0] * len(stages)

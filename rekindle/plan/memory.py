@@ -1,8 +1,5 @@
 """What one rank holds in memory at the worst moment of a step (moments.py), under DeepSpeed's ZeRO,
-too, and what a device needs for that.
-
-What the allocator keeps on top of tensors, and CUDA and NCCL for themselves, are named terms from
-memory.yaml."""
+too, and what a device needs for that: memory.yaml has what allocator, CUDA and NCCL take."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,25 +16,12 @@ FILE = Path(__file__).with_suffix(".yaml")
 _MASTER = 12  # weights in full precision and two moments
 
 
-@dataclasses.dataclass(frozen=True)
-class Needed:
+def needed(peak_bytes: int) -> int:
     """What a device must have for a peak of tensors: them, what the allocator reserves beyond, and
-    what CUDA and NCCL take."""
-
-    tensors: int
-    reserve: int
-    context: int
-
-    @property
-    def bytes(self) -> int:
-        """All of it: 10 GiB of tensors need 13."""
-        return self.tensors + self.reserve + self.context
-
-
-def needed(peak_bytes: int) -> Needed:
-    """For a peak of tensors, closed form or traced."""
+    what CUDA and NCCL take. 10 GiB of tensors need 13."""
     table = rows(FILE)
-    return Needed(peak_bytes, round(peak_bytes * table["reserve"]["share"]), table["context_bytes"])
+    reserve = round(peak_bytes * table["reserve"]["share"])
+    return int(peak_bytes + reserve + table["context_bytes"])
 
 
 def memory(work: Work, pp_rank: int | None = None) -> Memory:
@@ -57,8 +41,7 @@ def least_bytes(work: Work) -> int:
 
 def snapshot_bytes(work: Work) -> int:
     """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
-    the pipeline: with AdamW 12 bytes a trained parameter in fp32, divided by ranks that share them.
-    """
+    the pipeline: with AdamW in fp32 12 bytes a trained parameter."""
     return max(_rank(work, place).snapshot for place in range(work.layout.pp))
 
 
@@ -72,11 +55,8 @@ def _rank(work: Work, pp_rank: int) -> Moments:
 
 
 class ZeroMoments(Moments):
-    """Of a rank of DeepSpeed's ZeRO, in closed form; all ranks hold as much.
-
-    States and buffers are those of DeepSpeed 0.19.8, and tests hold them against what its ranks
-    held on CPUs; blocks and loss are rekindle's, over weights stored as they are computed with.
-    What offload leaves on a GPU has not been measured on one."""
+    """Of a rank of DeepSpeed's ZeRO (0.19.8), in closed form, held against what ranks held on CPUs;
+    all hold as much. What offload leaves on a GPU has not been measured on one."""
 
     def __init__(self, work: Work) -> None:
         assert work.zero is not None
@@ -147,15 +127,13 @@ class ZeroMoments(Moments):
         return live, live + self.stored * min(self.trained, self.zero.bucket)
 
     def worst(self) -> Memory:
-        """The largest of the moments; the first one is before anything is divided, when every rank
-        has the whole network in fp32."""
+        """At first, before anything is divided, every rank has the whole network in fp32."""
         found, whole = super().worst(), 4 * self._weights
         if whole <= found.peak_bytes:
             return found
         return Memory({"whole network at the start": whole}, "start")
 
     def _forward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """Stage 2 has no buckets yet."""
         for terms in super()._forward(at):
             yield {"communication buffers": 0, **terms} if self.zero.stage == 2 else terms
 

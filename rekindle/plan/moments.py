@@ -1,8 +1,6 @@
-"""The moments of a step, one of which is the worst for the memory of a rank, in closed form: in
-attention, at the loss, at a block of the backward pass, at its end, in the optimizer.
-
-Each is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against
-traces of the engine itself (rekindle/train/trace.py)."""
+"""The moments of a step, one of which is the worst for the memory of a rank, in closed form. Each
+is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against traces
+of the engine itself (rekindle/train/trace.py)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +13,7 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of tensors on one rank at its worst moment, which is in `phase`; `terms` add up to it.
-    `pp_rank` is the worst place on a pipeline."""
+    """Bytes of a rank at its worst moment, in `phase`, by `terms`; `pp_rank`: the worst place."""
 
     terms: Mapping[str, int]
     phase: str
@@ -24,20 +21,15 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """All terms."""
         return sum(self.terms.values())
 
     @property
     def dominant(self) -> str:
-        """The largest term."""
         return max(self.terms, key=lambda name: self.terms[name])
 
 
 class Moments(Temporaries):
-    """Of a rank, the worst."""
-
     def worst(self) -> Memory:
-        """The largest of the moments."""
         # what a pipeline receives into: one buffer a micro-batch and direction, which it keeps
         ways = sum(
             (stage > 0 and stage - 1 not in self.stages)
@@ -57,7 +49,6 @@ class Moments(Temporaries):
         return Memory({k: v for k, v in terms.items() if v}, name, self.pp_rank)
 
     def optimizing(self) -> dict[str, int]:
-        """What there is besides while the optimizer works."""
         return {
             "gradients": self.gradients((True,) * len(self.stages), ending=True),
             "temporaries": updates.temporary_bytes(self.work, self.stored),
@@ -87,8 +78,7 @@ class Moments(Temporaries):
         return self._in_blocks(at.halved) * self.halved
 
     def _narrow(self, at: Moment, but: int | None = None) -> int:
-        """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
-        in the next first half."""
+        """Gradients that the second half of zero bubble's backward pass left for FSDP to widen."""
         if not self.sharded or not self.half or self.layout.schedule != "zero_bubble":
             return 0
         return self.compute * sum(
@@ -125,8 +115,7 @@ class Moments(Temporaries):
             yield {**terms, "activations": saved, "temporaries": scores + more}
 
     def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """At its beginning, at the first blocks that it goes through and the last ones, and at its
-        end."""
+        """At its beginning, at the first and last blocks that it goes through, and its end."""
         saved, count = self._saved(at), self.blocks[at.stage]
         before, (_, copies) = self.gradients(at.there), self._passing(at)
         terms = {"gradients": before, self.copies: copies}
@@ -174,7 +163,6 @@ class Moments(Temporaries):
         yield saved - self.behind, head + self.norm_backward - residual
 
     def _again(self) -> int:
-        """What a block has computed again."""
         if self.work.checkpointing == "none":
             return 0
         again = self.whole
@@ -185,8 +173,7 @@ class Moments(Temporaries):
         return again - (self.entering if self.stream >= 4 and self.shape.causal else 0)
 
     def _halving(self, at: Moment) -> Iterator[int]:
-        """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
-        and at the beginning of the second."""
+        """At the end of zero bubble's first half, and the beginning of the second."""
         halved = self._halved(at) + self._narrow(at, at.stage)
         yield halved + max(self.norm_backward, self.attention_backward)
         # the feed-forward once more for the weights, whose narrow gradients FSDP widens block by
@@ -233,8 +220,7 @@ class Moments(Temporaries):
         return self.compute if self.waiting(1) else 0
 
     def _reducing(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
-        """Replicas of what tp ranks divide: FSDP puts a block's gradients in one piece, divides
-        that, and writes what comes out."""
+        """Replicas of what tp ranks divide: a block's gradients in one piece, and divided."""
         own = self.trained_block
         whole = before - self.exact * done * own if at.there[at.stage] else 0
         return {
@@ -254,8 +240,7 @@ class Moments(Temporaries):
         return 0 if added and self.shape.head else self.stored * size
 
     def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
-        """The end of a backward pass that FSDP has no part in: the table's gradient, beside what
-        is there already."""
+        """The end of a backward pass without FSDP: the table's gradient, beside what is there."""
         table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
         single = self.layout.pp == 1
         tied = self.shape.causal and self.shape.head is None and single

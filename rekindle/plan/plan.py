@@ -1,9 +1,8 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
-`make` is pure: spec, catalog and prices in, Plan out. Of machines that it may choose it takes the
-cheapest that keep the limits; of layouts, what search.py says. What interruptions cost it, risk.py
-says; what neither the config nor the catalog knows is assumed (assumptions.yaml). `told` makes
-a record of it, which the command line, notebooks and cards show."""
+`make` is pure. Of machines that it may choose it takes the cheapest that keep the limits; of
+layouts, what search.py says. What neither the config nor the catalog knows is assumed
+(assumptions.yaml). `told` makes a record of it, for the command line, notebooks and cards."""
 
 import dataclasses
 import datetime
@@ -41,11 +40,10 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The chosen layout and machines, and why not the others.
-
-    `hours` of training, uninterrupted: least, expected, most (nine of ten lie within); None
-    where the number of steps is not known. `others` are the next best, `rejected` why not the rest,
-    `weighed` how many candidates there were. `notes` say what is assumed or not known."""
+    """The chosen layout and machines. `hours` of training: least, expected, most (nine of ten lie
+    within); None where the number of steps is not known. `others` are the next best, `rejected` why
+    not the rest, `weighed` how many candidates there were. `notes` say what is assumed or not
+    known."""
 
     name: str
     asked: Asked
@@ -141,8 +139,7 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
 
 
 def traced(plan: Plan, spec: Spec) -> Plan:
-    """The plan with the traced memory of its finalists, the best of them that fits first. Takes
-    some ten seconds; RequestError where none of them fits."""
+    """The plan with traced memory, the best that fits first; RequestError where none does."""
     if plan.asked.zero is not None:
         return dataclasses.replace(plan, notes=(*plan.notes, "DeepSpeed is not traced"))
     config, teacher = model_config(spec), teacher_config(spec)
@@ -161,7 +158,7 @@ def traced(plan: Plan, spec: Spec) -> Plan:
         if answer.traced:
             notes.append(f"traced: {layout} holds {size:.1f} GiB (closed form: {known:.1f})")
         notes += [answer.note] if answer.note else []
-        if needed(answer.memory.peak_bytes).bytes <= option.cluster.gpu.memory_bytes:
+        if needed(answer.memory.peak_bytes) <= option.cluster.gpu.memory_bytes:
             found.append(Choice(one.fleet, option))
     if not found:
         what = "neither of the two best layouts fits, as a trace says"
@@ -203,9 +200,8 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     work = training(choice, steps)
     given = "every" in spec.train.checkpoint.model_fields_set
     every = spec.train.checkpoint.every if given else None
-    return weigh(
-        work, risk.hazard(limits.hazard), choice.fleet.nodes, Offer(cheap, dear), needs, every
-    )
+    hazard = risk.hazard(limits.hazard)
+    return weigh(work, hazard, choice.fleet.nodes, Offer(cheap, dear), needs, every)
 
 
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:
@@ -218,7 +214,7 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
         by = step_time(option.work, slow, constants).seconds / seconds - 1
         yield f"with links half as fast: {by:+.0%} time"
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
-    size, has = needed(memory(longer).peak_bytes).bytes, cluster.gpu.memory_bytes
+    size, has = needed(memory(longer).peak_bytes), cluster.gpu.memory_bytes
     by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
     then = f"{by:+.0%} time a token, {size / 2**30:.0f} GiB"
     if size > has:
@@ -278,9 +274,7 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
 def told(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says.
-
-    `refused` is why it should not be submitted, `rest` what the other steps take."""
+    """All that a plan says; `refused`: why it should not be submitted, `rest`: other steps."""
     option, problems = plan.chosen.option, list(refused)
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
@@ -322,7 +316,7 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
         step_seconds=(low, option.step.seconds, high),
         tokens_per_second=option.tokens_per_second, mfu=flops / peak if peak else 0.0,
         dominant=option.step.dominant, memory_bytes=option.memory.peak_bytes,
-        needed_bytes=needed(option.memory.peak_bytes).bytes,
+        needed_bytes=needed(option.memory.peak_bytes),
         device_bytes=option.cluster.gpu.memory_bytes,
         on_demand_usd_per_hour=fleet.usd_per_hour(),
         spot_usd_per_hour=fleet.usd_per_hour(spot=True), zero=str(work.zero or ""),

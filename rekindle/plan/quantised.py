@@ -1,8 +1,7 @@
 """What a base in 4 bits takes (`model.lora.base: 4bit`): its bytes, and what it costs in time.
 
-A matrix is never multiplied in 4 bits: it is brought back to the type of the products in each pass,
-which moves more bytes than a product with bf16 weights, so a step is not faster than one with a
-base in full. Counted from operations; no GPU has measured it."""
+A matrix is brought back to the type of the products in each pass, so a step is not faster than one
+with a base in full. Counted from operations; no GPU has measured it."""
 
 from rekindle.plan.work import Work
 
@@ -18,8 +17,7 @@ def block_bytes(work: Work) -> int:
 
 
 def seconds(work: Work, bandwidth: float) -> float:
-    """To bring back the matrices of a block for a micro-batch: in the forward and the backward
-    pass, and once more where the forward pass is computed again."""
+    """To bring back a block's matrices in each pass of a micro-batch, recomputation included."""
     passes = 2 if work.checkpointing == "none" else 3
     written = work.compute_bytes * sum(m.inputs * m.outputs for m in work.shape.matrices)
     return passes * (block_bytes(work) + written) / bandwidth

@@ -36,8 +36,7 @@ class Asked:
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """With the precision that `auto` has on that GPU; the engine decides alike
-    (train/rank.py)."""
+    """With the precision that `auto` has there; the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
     train = asked.train.model_copy(update={"precision": "bf16" if "bf16" in gpu.tflops else "fp32"})
@@ -45,10 +44,9 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
-    """What the config asks of the planner; RequestError where the planner cannot know it.
-
-    It cannot for networks of images, the user's own networks and scripts, and models whose config
-    is out of reach (the hub is asked last, if at all)."""
+    """What the config asks of the planner; RequestError for networks of images, the user's own
+    networks and scripts, and models whose config is out of reach (the hub is asked last, if at
+    all)."""
     if spec.pipeline is not None:
         what = "the planner does not know what a pipeline of your own computes"
         fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
@@ -78,9 +76,8 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
-    """With the layout that a run has there where the config leaves it open, and the largest
-    micro-batch of up to 32 of which every data rank gets one: memory is not what decides.
-    RequestError for other numbers than fp32."""
+    """With a run's layout there, and the largest micro-batch of up to 32 of which every data rank
+    gets one, where the config leaves them open. RequestError for other numbers than fp32."""
     train, free = asked.train, asked.free
     if train.precision not in ("fp32", "auto"):
         what = f"the planner knows this CPU in fp32, not in {train.precision}"
@@ -107,8 +104,7 @@ def left_open(spec: Spec) -> frozenset[str]:
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
-    """The model's config in Hugging Face layout: inline, of a local folder, of the catalog, or of
-    the hub, in this order."""
+    """The config in Hugging Face layout: inline, of a local folder, the catalog, or the hub."""
     source = spec.model.source
     if not isinstance(source, str):
         if not source:
@@ -121,7 +117,6 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
 
 
 def teacher_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any] | None:
-    """The same of `model.teacher`, if there is one."""
     teacher = spec.model.teacher
     return _config(teacher.source, None, ask_hub, "model.teacher.source") if teacher else None
 

@@ -3,22 +3,18 @@ and how often to save.
 
 The model. Machines are waited for (not paid), then start: load the checkpoint and warm up. They
 train in segments of `every` steps, each with a save at its end. Interruptions come at random with a
-constant rate while machines are paid for, during a start or a save as well; one takes all of them,
-and the work since the last committed checkpoint is done again. The first start waits and warms up
-like any other.
-
-A save holds training up for `save_seconds` and is committed `commit_seconds` later, beside
-training; a save that blocks until the end has no such tail. The next save waits until the one
-before is committed, as train/checkpoint.py does.
+constant rate while machines are paid for; one takes all machines, and the work since the last
+committed checkpoint is done again. A save holds training up for `save_seconds` and is committed
+`commit_seconds` later, beside training; the next one waits for that, as train/checkpoint.py does.
 
 The formula. With rate r and M = 1/r, `try_until(q)` runs a stretch of q seconds until it gets
-through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006,
-eq. 20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
+through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006, eq.
+20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
 from the commit before it to its own: it gets through with probability e^(-rs), and else a stretch
-of q seconds is tried: the start, all its steps, the save and its commit. So a segment has
-(1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where
-saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the
-wait, the tail of a save and the notice are ours.
+of q seconds is tried: the start, all its steps, the save and its commit. So a segment has (1 -
+e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where saves block
+and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the wait, the
+tail of a save and the notice are ours.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -46,17 +42,14 @@ class Hazard:
     chosen: str
 
     def per_hour(self, nodes: int, reclaims: Reclaims) -> float:
-        """Interruptions of the whole cluster per hour: n times a node's if nodes are reclaimed one
-        by one, as often as one node's if all go at once. The truth lies between: machines of a type
-        in a zone go within minutes of each other (Spot-and-Scoot, arXiv 2604.16457).
-
-        `hazard("rough").per_hour(8, "independent")` is 0.8."""
+        """Interruptions of the whole cluster per hour, if nodes are reclaimed one by one, or all at
+        once. The truth lies between: machines of a type in a zone go within minutes of each other
+        (Spot-and-Scoot, arXiv 2604.16457). `hazard("rough").per_hour(8, "independent")` is 0.8."""
         return self.per_node_hour * (nodes if reclaims == "independent" else 1)
 
 
 def hazard(choice: str | float) -> Hazard:
-    """The hazard by the name of a preset, or a number per node-hour. Raises RequestError for
-    another word or a number below zero."""
+    """By the name of a preset, or a number per node-hour. RequestError for others."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
             what = f"a hazard of {choice} interruptions per node-hour"
@@ -72,12 +65,9 @@ def hazard(choice: str | float) -> Hazard:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A training and what saving, starting and waiting take in it.
-
-    `save_seconds` is what a save holds training up for: all of it, or the copy alone where the rest
-    goes on beside; `commit_seconds` is that rest. `wait_seconds` is the mean time until machines
-    are there, at the start and after each interruption, exponential or always the same.
-    `notice_seconds` is the warning before a machine goes; 0 counts on none."""
+    """A training. A save holds it up for `save_seconds` and is committed `commit_seconds` later.
+    `wait_seconds` is the mean time until machines are there, at the start and after each
+    interruption, `notice_seconds` the warning before a machine goes; 0 counts on none."""
 
     steps: int
     step_seconds: float
@@ -110,9 +100,7 @@ class Segment:
 
 
 def segments(work: Work, every: int) -> tuple[Segment, ...]:
-    """The first segment, those in the middle, and the last with what steps remain.
-
-    The first is never passed through from a commit; its `through` leaves start and tail out."""
+    """The first segment, whose `through` lacks start and tail, those in the middle, the last."""
     saves = math.ceil(work.steps / every)
     first = _segment(work, min(every, work.steps), 0.0)
     if saves == 1:
@@ -138,8 +126,7 @@ def uninterrupted_seconds(work: Work, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Means over all that may happen. `running_hours` are paid and divide into the four that
-    follow; `lost_hours` is what was done more than once, steps and saves."""
+    """Means. `running_hours` are paid, the sum of four that follow; `lost_hours`: done again."""
 
     wall_hours: float
     running_hours: float
@@ -197,10 +184,8 @@ def _interruptions(work: Work, every: int, rate: float) -> float:
 
 
 def _noticed(work: Work, saves: int, rate: float) -> tuple[float, float]:
-    """Interruptions, and seconds of saves made on notice, of a training that saves then.
-
-    The step at hand is finished first; where a save is due after it, that save is the one, and only
-    its commit is waited for. After the last step nothing is started again."""
+    """Interruptions, and seconds of saves made on notice, of a training that saves then. The step
+    at hand is finished first; where a save is due after it, only its commit is waited for."""
     plain = (work.steps - saves) * _struck(work.step_seconds, rate)
     due = (saves - 1) * _struck(work.step_seconds + work.save_seconds, rate)
     starts = 1 + plain + due
@@ -223,9 +208,8 @@ def _struck(seconds: float, rate: float) -> float:
 
 def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
     """Training time between two saves that makes the expected time least: Daly's estimate (eq. 37),
-    whose first term is Young's sqrt(2 C M).
-
-    `daly_seconds(300, 24 * 3600)` is 117 min, as in Daly's figure 3."""
+    whose first term is Young's sqrt(2 C M). `daly_seconds(300, 24 * 3600)` is 117 min, as in his
+    figure 3."""
     if math.isinf(mtbf_seconds) or save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)
@@ -234,12 +218,10 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def interval(work: Work, per_hour: float) -> int:
-    """Optimizer steps between two saves: Daly's estimate in whole steps, or what divides the work
-    evenly near it, whichever is expected to take less.
-
-    It does not count on the notice, which is a bonus. Never shorter than a save takes to be
-    committed; never longer than an hour, or the time in which saves take 1 %, because other things
-    than reclaims end a training too."""
+    """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly near it,
+    whichever is expected to take less. Never shorter than a save takes to be committed, nor longer
+    than an hour, or the time in which saves take 1 %: other things than reclaims end a training,
+    too."""
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))

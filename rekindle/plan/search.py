@@ -25,8 +25,7 @@ LARGEST_MICRO_BATCH = 64
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
 RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
-# What two layouts on the same machines do not share of the model's error: a third, a guess; within
-# it they count as alike.
+# of the model's error, what two layouts on the same machines do not share: a guess
 SHARED = 1 / 3
 
 
@@ -80,7 +79,6 @@ class Found:
 
 
 def search(asked: Asked, cluster: Cluster) -> Found:
-    """Weigh everything on that cluster."""
     asked = on_gpu(asked, cluster.gpu)
     gpu, precision = cluster.gpu, asked.train.precision
     if precision not in gpu.tflops:
@@ -89,13 +87,13 @@ def search(asked: Asked, cluster: Cluster) -> Found:
     profile = profile_of(cluster.gpu.name, asked.train.compile, asked.train.engine)
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
-    weighed = 0
-    for candidate in candidates(asked, cluster):
-        name = str(candidate.layout)
-        if candidate.reason:
-            rejected[name] = Rejected(name, candidate.reason)
+    weighed, constants = 0, profile.constants
+    for layout in _layouts(asked, cluster):
+        name, reason = str(layout), _illegal(asked, cluster, layout)
+        ways = [] if reason else list(_works(asked, layout))
+        if not ways:
+            rejected[name] = Rejected(name, reason or "no micro-batch size feeds it")
             continue
-        ways, constants = candidate.ways, profile.constants
         timed = [_Timed(step_time(work, cluster, constants), work, known) for work, known in ways]
         weighed += len(timed)
         if fitting := _fastest_that_fits(timed, cluster.gpu.memory_bytes):
@@ -123,19 +121,17 @@ class _Timed(NamedTuple):
 
 
 def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
-    """With its memory; that of slower ones need not be known, and takes longer to find than the
-    time of a step."""
+    """With its memory, which takes longer to find than the time of a step."""
     for one in sorted(timed, key=_order):
-        if needed(least_bytes(one.work)).bytes <= room:
+        if needed(least_bytes(one.work)) <= room:
             held = memory(one.work)
-            if needed(held.peak_bytes).bytes <= room:
+            if needed(held.peak_bytes) <= room:
                 return one, held
     return None
 
 
 def _order(one: _Timed | Option) -> tuple[float, tuple[int, ...]]:
-    """Faster ones first; then proven ones, then the simplest: replicas, shards, both; then tp, pp,
-    cp; then recomputation."""
+    """Faster ones first; then proven ones, then simple axes and schedules, then recomputation."""
     layout = one.work.layout
     data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
     axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
@@ -147,7 +143,7 @@ def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected
     least = min(one.work.layout.micro_batch_size for one in timed)
     smallest = (memory(o.work) for o in timed if o.work.layout.micro_batch_size == least)
     held = min(smallest, key=lambda memory: memory.peak_bytes)
-    size, here = needed(held.peak_bytes).bytes, cluster.gpu.memory_bytes / 2**30
+    size, here = needed(held.peak_bytes), cluster.gpu.memory_bytes / 2**30
     reason = f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
     return Rejected(name, reason, size)
 
@@ -158,26 +154,6 @@ def _slower(option: Option, best: Option, tie: float) -> str:
         return f"as fast within the error ({by:+.0%}), and less simple"
     ours, its = best.step.terms, option.step.terms
     return f"slower by {by:.0%}: {max(its, key=lambda name: its[name] - ours.get(name, 0.0))}"
-
-
-class Candidate(NamedTuple):
-    """A layout, and what each rank would do in it: each way, and whether a test has shown that it
-    trains. Without ways there is a `reason`."""
-
-    layout: Layout
-    ways: tuple[tuple[Work, bool], ...] = ()
-    reason: str = ""
-
-
-def candidates(asked: Asked, cluster: Cluster) -> Iterator[Candidate]:
-    """Of every layout, on GPUs that `asked` is for (`request.on_gpu`)."""
-    for layout in _layouts(asked, cluster):
-        reason = _illegal(asked, cluster, layout)
-        if reason:
-            yield Candidate(layout, reason=reason)
-            continue
-        found = tuple(_works(asked, layout))
-        yield Candidate(layout, found, "" if found else "no micro-batch size feeds it")
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
@@ -236,7 +212,6 @@ def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
 
 
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    """What each rank would do, and whether a test has shown it."""
     train, total = asked.train, asked.train.global_batch_size
     each = total // layout.data
     most = min(each, LARGEST_MICRO_BATCH)

@@ -1,10 +1,9 @@
 """The shape of a model from its Hugging Face config: every matrix of a block, what lies before the
 first block and behind the last one.
 
-Decides `ModelShape`; what an architecture does with its numbers is in families/. Parameter counts
-are exact: a test builds each architecture of transformers on the meta device and compares.
-Everything else (FLOPs, shares of tensor parallel ranks, adapters) is derived from the same list of
-matrices."""
+What an architecture does with its numbers is in families/. Parameter counts are exact: a test
+builds each architecture on the meta device. FLOPs, shares of tensor parallel ranks and adapters are
+derived from the same matrices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,17 +28,15 @@ class Matrix:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases."""
         return self.outputs * (self.inputs + self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """A transformer. `matrices` and `block_norms` (elements) are those of one block; `table` is the
-    token embedding [vocab, d_model], or what turns patches into tokens; `before` are the other
-    elements before the first block, `after` those behind the last one without the head
-    (final norm, pooler); `head` is the last matrix, absent where it is the table itself. The other
-    fields are those of families.Family."""
+    token embedding [vocab, d_model], or what turns patches into tokens; `before` and `after` are
+    the other elements on either side of the blocks; `head` is the last matrix, absent where it is
+    the table. The other fields are those of families.Family."""
 
     model_type: str
     layers: int
@@ -66,7 +63,6 @@ class ModelShape:
 
     @property
     def block_parameters(self) -> int:
-        """Of one block."""
         return sum(matrix.parameters for matrix in self.matrices) + self.block_norms
 
     @property
@@ -83,21 +79,17 @@ class ModelShape:
         return self.layers * block + (head or (self.vocab * self.d_model if self.causal else 0))
 
     def flops_per_token(self, sequence: int, frozen: bool = False) -> float:
-        """Forward and backward, of the model alone (no recomputation): 6 a weight, or 4 where
-        gradients of weights are not computed, and 12 L d s of attention, half of it where it is
-        causal (Chowdhery et al. 2022, arXiv 2204.02311).
-
-        GPT-2 at 1,024 tokens: 0.80 GFLOP."""
+        """Forward and backward, no recomputation: 6 a weight, or 4 where gradients of weights are
+        not computed, and 12 L d s of attention, half of it where it is causal (Chowdhery et al.
+        2022, arXiv 2204.02311). GPT-2 at 1,024 tokens: 0.80 GFLOP."""
         attention = 12.0 * self.layers * self.heads * self.head_dim * sequence
         return (4.0 if frozen else 6.0) * self.products + attention * (0.5 if self.causal else 1.0)
 
 
 def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShape:
-    """From a Hugging Face config; `classes` asks for a classifier of so many, None for the
-    architecture's language model (of an encoder: its body alone). Raises RequestError for one that
-    is not known.
-
-    `shape_of({"model_type": "gpt2"}).parameters` is 124,439,808."""
+    """From a Hugging Face config; of a classifier of so many `classes`, or of the language model
+    (of an encoder its body). Raises RequestError for an unknown one. `shape_of({"model_type":
+    "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
     if known.family is None:
         what = f"the planner does not know the architecture `{kind}`"
@@ -107,8 +99,6 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
 
 
 class _Reader:
-    """Makes the shape of a config of a known family."""
-
     def __init__(self, family: Family, config: Config) -> None:
         self.family, self.get = family, config.get
 

@@ -1,19 +1,17 @@
 """Many trainings on spot machines side by side, from a fixed seed: how wall and paid hours scatter,
 and when a deadline needs machines that stay.
 
-The model is that of risk.py, and so are its exact means; what is drawn here are the times between
-interruptions and the waits. One turn of the loop is one attempt of every run that is not over: it
-commits all segments that end before its interruption. So a run costs as many turns as it is
-interrupted, however long it is. With a notice only starts are ever made again, and the numbers of
-struck steps and of failed starts are drawn at once.
+The model is that of risk.py; what is drawn here are the times between interruptions and the waits.
+One turn of the loop is one attempt of every run that is not over: it commits all segments that end
+before its interruption. With a notice only starts are ever made again, and the numbers of struck
+steps and of failed starts are drawn at once.
 
 The rule of the deadline is the safety net of Can't Be Late (Wu et al., NSDI 2024, section 3):
-change over once what is left of the time is what the rest of the work takes on machines that stay,
-and stay on them. Theirs keeps two changeovers in hand and asks while idle; ours counts from the
-last committed checkpoint, so one suffices. It does not count on the notice, because a deadline is a
-promise and a notice is not. With j segments committed, an uninterrupted run would be at a_j and the
-rest on demand takes b_j; a_j + b_j is the same for all j, so spot machines are given up once a run
-is `slack` behind an uninterrupted one.
+change over once what is left of the time is what the rest of the work takes on machines that stay.
+Theirs keeps two changeovers in hand; ours counts from the last committed checkpoint, so one
+suffices, and does not count on the notice. With j segments committed, an uninterrupted run would be
+at a_j and the rest on demand takes b_j; a_j + b_j is the same for all j, so spot machines are given
+up once a run is `slack` behind an uninterrupted one.
 
 numpy is imported inside functions, because the verb that prints a plan has to start quickly."""
 
@@ -40,11 +38,9 @@ MOST_INTERRUPTIONS = 20_000.0  # beyond, time has no distribution to speak of
 
 @dataclasses.dataclass(frozen=True)
 class Fallback:
-    """What becomes of a training with a deadline. `slack_hours`: how far it may fall behind an
-    uninterrupted run; where that is less than a segment takes, on-demand machines start at once.
-    `give_up_hours`: the latest moment if nothing has been committed by then, below zero if not even
-    they make it (`feasible`). `chance`: that on-demand machines are needed. Hours of running are
-    expected ones, both paid."""
+    """What becomes of a training with a deadline, in expected, paid hours. `slack_hours`: how far
+    it may fall behind. `give_up_hours`: the latest moment if nothing has been committed by then,
+    below zero if not `feasible`. `chance`: that on-demand machines are needed."""
 
     feasible: bool
     slack_hours: float
@@ -54,7 +50,6 @@ class Fallback:
     on_demand_hours: float
 
     def cost_usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:
-        """Expected cost at the prices of all machines together."""
         spot = self.spot_hours * spot_usd_per_hour
         return spot + self.on_demand_hours * on_demand_usd_per_hour
 
@@ -74,14 +69,12 @@ class Runs:
 
 
 def hopeless(work: Work, every: int, per_hour: float) -> bool:
-    """Whether there would be so many interruptions that the time has no distribution to speak
-    of."""
+    """Whether interruptions would be so many that the time has no distribution to speak of."""
     return expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS
 
 
 def simulate(work: Work, every: int, per_hour: float) -> Runs:
-    """Trainings with a save every `every` steps; the same arguments give the same runs. Raises
-    ValueError where it is `hopeless`."""
+    """Trainings with a save every `every` steps. Raises ValueError where it is `hopeless`."""
     if hopeless(work, every, per_hour):
         raise ValueError("an attempt has next to no chance to get through")
     if work.saves_on_notice:
@@ -175,8 +168,7 @@ class _Attempts:
 
 
 def _noticed(work: Work, every: int, rate: float) -> Runs:
-    """Runs that save when they are warned: the step at hand is finished, and where a save is due
-    after it, that is the one."""
+    """Runs that save when they are warned, or at the end of the step if a save is due."""
     import numpy as np
 
     rng, saves = np.random.default_rng(SEED), math.ceil(work.steps / every)

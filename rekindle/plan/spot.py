@@ -1,9 +1,8 @@
 """Spot machines or not: time and money at both ends of how reclaims may be correlated, the chance
 of keeping the limits, and what speaks against it, as data.
 
-Prices come in as arguments, for all machines together, because they are the catalog's. Waiting for
-machines is not paid: where a platform keeps the rest of a cluster while it waits for one machine,
-give that as part of `restart_seconds`."""
+Prices are for all machines together. Waiting is not paid: where a platform keeps the rest of a
+cluster while it waits for one machine, give that as part of `restart_seconds`."""
 
 import dataclasses
 import math
@@ -54,9 +53,8 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions. Chances are missing where no limit was given.
-    `in_both` is the chance of keeping time and budget at once; `fallback_usd` is the expected cost
-    with on-demand machines at the end."""
+    """Spot machines at one rate of interruptions; no chances where no limit was given. `in_both`:
+    of keeping time and budget at once; `fallback_usd`: with on-demand machines at the end."""
 
     mtbf_hours: float
     expected: Expectation
@@ -71,8 +69,7 @@ class Outlook:
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Both ends: machines that are reclaimed one by one, and all at once. `every` is the number of
-    steps between two saves, the same for both."""
+    """Machines that are reclaimed one by one, and all at once, with a save every `every` steps."""
 
     every: int
     hazard: Hazard
@@ -92,8 +89,7 @@ class Spot:
 def weigh(
     work: Work, hazard: Hazard, nodes: int, offer: Offer, needs: Needs, every: int | None = None
 ) -> Spot:
-    """Everything about spot machines for one training on `nodes` nodes; `every` fixes the steps
-    between two saves. Takes some tens of milliseconds."""
+    """Everything about spot machines for one training on `nodes` nodes, in tens of milliseconds."""
     rates = {reclaims: hazard.per_hour(nodes, reclaims) for reclaims in get_args(Reclaims)}
     chosen = every or best_interval(work, rates["independent"], offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
@@ -111,8 +107,7 @@ def weigh(
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
-    """Steps between two saves: `interval`, or with a deadline a half, a quarter, ... of it if that
-    is cheaper, because what is not saved yet cannot be carried over to on-demand machines."""
+    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of it."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:
@@ -175,14 +170,12 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
 
 
 def _usd(needs: Needs) -> str:
-    """The budget without cents where it has none."""
     return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 
 def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
     """Limits that are kept too rarely. With on-demand machines at the end it is never later than
-    the deadline; and the budget is kept at least where it is without them and they are not
-    needed."""
+    the deadline, and the budget is kept at least where they are not needed."""
     rescue, limit = found.fallback, needs.max_run_hours
     latest = math.inf
     if rescue is not None and rescue.feasible and needs.deadline_hours is not None:

@@ -1,7 +1,5 @@
 """The tensors of one rank that are there for a moment only, by size: what a block, the loss and a
-norm make while they run, beyond what is kept for the backward pass.
-
-Derived from what rekindle's engine runs, as in tensors.py; `Temporaries` owns them."""
+norm make while they run, beyond what is kept for the backward pass."""
 
 from functools import cached_property
 
@@ -9,8 +7,6 @@ from rekindle.plan.tensors import TAUGHT, Rank, rows_at_once
 
 
 class Temporaries(Rank):
-    """Bytes, for as long as something runs."""
-
     @cached_property
     def mlp_backward(self) -> int:
         """While a feed-forward's gradients are made: more than what the block has kept."""
@@ -30,9 +26,8 @@ class Temporaries(Rank):
     def block_backward(self, own: int) -> int:
         """The most that a block's backward pass adds to what the block has kept, where gradients of
         its own weights stay with `own` bytes an element until its end: in the feed-forward behind
-        its last matrix, and at its first ones; at the norm before it, and at the block's first one,
-        when what was kept for what lies behind is gone; and at a softmax, where half as much is
-        made as there."""
+        its last matrix, and at its first ones; at the norm before it, and at the block's first one;
+        and at a softmax."""
         stream = self.stream * self.part * self.hidden
         tp = self.layout.tp
         # elements of each matrix here
@@ -58,8 +53,7 @@ class Temporaries(Rank):
 
     @cached_property
     def halved(self) -> int:
-        """What a block's weights are still to be multiplied with, between the two halves of zero
-        bubble's backward pass: gradients of all products, and of what norms give."""
+        """Gradients of products and norms' results, between zero bubble's halves."""
         adapted = self.work.adapted
         wide = self.outputs(adapted or self.shape.matrices) + self.work.lora_rank * len(adapted)
         norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
@@ -67,8 +61,7 @@ class Temporaries(Rank):
 
     @cached_property
     def norms_forward(self) -> int:
-        """At the end of an encoder's block, whose norms come last: what both norms give, of which
-        half precision keeps copies only, or the last one alone, and the dropout before that."""
+        """At the end of an encoder's block: what its norms give, and the dropout before."""
         if self.shape.causal:
             return 0
         kept = 0 if self.half else self.stream
@@ -103,9 +96,7 @@ class Temporaries(Rank):
 
     @cached_property
     def teaching(self) -> int:
-        """While a teacher's block runs, of which nothing is kept: its feed-forward's gate, up and
-        product beside the embedding, the stream before and behind attention and what came in, or a
-        norm of that in fp32."""
+        """While a teacher's block runs: in its feed-forward, or a norm of what came in, in fp32."""
         teacher, wide = self.work.teacher, 2 if self.half else 4
         if teacher is None:
             return 0

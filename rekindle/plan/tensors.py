@@ -2,9 +2,8 @@
 gradients on the way. temporaries.py has what is there for a moment only.
 
 Derived from what rekindle's engine runs: transformers' eager blocks, autocast over fp32 weights on
-replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here is bytes an element
-or a count of tensors, and none is fitted. `Rank` owns them; memory.py says which are there at
-once."""
+replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number is bytes an element or a
+count of tensors, and none is fitted."""
 
 from functools import cached_property
 
@@ -22,9 +21,7 @@ WHOLE_TEACHER_BYTES = 1 << 30
 
 
 def rows_at_once(columns: int, device: str) -> int:
-    """Rows of logits that the loss makes at a time.
-
-    128,256 columns: 65 rows on a CPU, 1,046 on a GPU."""
+    """Rows of logits that the loss makes at a time: of 128,256 columns 65, on a GPU 1,046."""
     return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 
@@ -63,15 +60,13 @@ class Rank:
         self._size()
 
     def _size(self) -> None:
-        """Sizes that follow from all that, in bytes."""
         work, layout, tp, stream = self.work, self.layout, self.layout.tp, self.stream
         # a norm's input in fp32, and the normalised, which only a norm's own weights need
         self.entering = max(4, self.stream) * self.part * self.hidden
         self.scaled = 0 if self.adapters else stream
         # what a norm keeps: its input and the normalised, and the scale, or mean and scale
         self.normed = self.entering + 8 * self.part
-        # while a norm's gradients are made: of an RMS norm five tensors in fp32 and three of the
-        # stream
+        # while a norm's gradients are made: of RMS five tensors in fp32, three of the stream
         self.norm_backward = 2 * stream * self.part * self.hidden
         if self.rms:
             self.normed = self.entering + (self.scaled * self.hidden + 4) * self.part
@@ -80,15 +75,13 @@ class Rank:
         self.last_norm = stream if self.rms else max(self.exact, stream)
         normalised = self.scaled * self.part * self.hidden if self.rms else 0
         self.behind = self.entering + normalised if self.shape.causal else 0
-        # of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
-        # classifier token numbers and a mask
+        # token numbers, positions, labels, targets; of a classifier token numbers and a mask
         columns = 4 if self.shape.causal else 2
         self.inputs_held = columns * 8 * self.tokens * work.accumulation
         # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
         # rank's share of them. Of the others each micro-batch has its own.
         self.remembered = tp == 1 and not self.adapters
-        # keys that a rank's queries see: of a divided sequence, those before the end of each of its
-        # two chunks
+        # keys that a rank's queries see: those before the end of each of its two chunks
         cp = layout.cp
         self.seen = self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
         # bytes of a gradient: FSDP keeps what it reduced in fp32 beside narrower ones
@@ -151,7 +144,6 @@ class Rank:
 
     @cached_property
     def moments(self) -> int:
-        """What the optimizer keeps of the trained weights."""
         return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
 
     @cached_property
@@ -178,8 +170,7 @@ class Rank:
 
     @property
     def snapshot(self) -> int:
-        """Host memory for the copies that a save makes: trained weights and what the optimizer
-        keeps of them."""
+        """Host memory for a save's copies: trained weights and what the optimizer keeps of them."""
         return self.stored * self.trained // self.group + self.moments
 
     # What a block keeps for its backward pass
@@ -223,8 +214,7 @@ class Rank:
 
     @cached_property
     def narrowed(self) -> int:
-        """What the last block keeps less where it computes, behind its attention, only the first
-        token of each text."""
+        """What the last block keeps less: behind attention it computes each text's first token."""
         if not self.joined or not self.last or self.work.checkpointing != "none":
             return 0
         return self.mlp - self.mlp // self.work.sequence
@@ -347,8 +337,7 @@ class Rank:
 
     @cached_property
     def left(self) -> int:
-        """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
-        reduce in the last one."""
+        """What FSDP reduced last, and lets go of in the next backward pass only."""
         if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
             return 0
         return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)

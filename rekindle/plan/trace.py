@@ -36,8 +36,7 @@ _TINY_STATIC = 3 * 4 * _TINY_PARAMETERS + 4 * 12  # weights, two moments, and a 
 
 @dataclasses.dataclass(frozen=True)
 class Finalist:
-    """What is asked about: the model's config in Hugging Face layout, the task, the work that was
-    made of both, and a teacher's config."""
+    """What is asked about: the model's and a teacher's Hugging Face config, the task, the work."""
 
     config: Mapping[str, Any]
     task: str
@@ -49,8 +48,7 @@ class Finalist:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Memory of the worst rank; `traced` says whether the engine was asked, `note` why not or what
-    it could not see."""
+    """Memory of the worst rank; `traced`: whether the engine was asked; `note`: why not."""
 
     memory: Memory
     traced: bool
@@ -149,8 +147,7 @@ def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:
-    """From traces of the two depths to the work's own: a straight line for each phase, the largest
-    of them is the peak."""
+    """From two depths to the work's own: straight lines for each phase, the largest the peak."""
     low, high = depths(work)
     blocks = work.shape.layers // work.layout.stages  # some have one more, at both depths, too
 

@@ -1,9 +1,8 @@
 """What an optimizer keeps of each weight, and what its update costs, by `train.optimizer`.
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) and AdamW in 8 bits (Dettmers et al.
-2022, arXiv 2110.02861) work on matrices of blocks; everything else has AdamW's two moments in the
-type that weights are stored in. train/updates.py is what runs. The bytes that an update moves are
-counted operation by operation, and no GPU has measured them: `UNMEASURED` says so in the plan."""
+2022, arXiv 2110.02861) work on matrices of blocks; everything else has AdamW's two moments.
+train/updates.py is what runs. Bytes moved are counted operation by operation: `UNMEASURED`."""
 
 from collections.abc import Iterator
 
@@ -27,8 +26,7 @@ def scale_blocks(columns: int) -> tuple[int, int]:
 
 
 def matrices(work: Work) -> Iterator[tuple[int, int]]:
-    """Rows and columns of the trained matrices of a block; no layout that takes another optimizer
-    than AdamW divides their columns."""
+    """Rows and columns of the trained matrices of a block, whose columns are not divided."""
     if not work.lora_rank:
         yield from ((m.outputs, m.inputs) for m in work.shape.matrices)
     for m in work.adapted:
@@ -36,9 +34,8 @@ def matrices(work: Work) -> Iterator[tuple[int, int]]:
 
 
 def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
-    """Bytes of an optimizer's state for so many trained elements, in so many blocks, whose weights
-    take `stored` bytes each, before anything is sharded. Llama-3-8B: 64 GB with AdamW, 36 GB with
-    Muon, 22 GB in 8 bits."""
+    """Bytes of an optimizer's state for so many trained elements, in so many blocks, of `stored`
+    bytes each, not sharded. Llama-3-8B: 64 GB with AdamW, 36 GB with Muon, 22 GB in 8 bits."""
     inside = blocks * sum(rows * columns for rows, columns in matrices(work))
     if work.optimizer == "muon":
         return stored * (2 * trained - inside)
@@ -52,9 +49,8 @@ def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
 
 
 def temporary_bytes(work: Work, stored: int) -> int:
-    """Bytes that an update makes and forgets, at its largest matrix: of Muon two of it in bf16 and
-    the product of the matrix with itself; in 8 bits, of a piece, both moments and the places of
-    numbers among the codes."""
+    """Bytes that an update makes and forgets, at its largest matrix: of Muon two in bf16 and the
+    product; in 8 bits, of a piece, both moments and the places among the codes."""
     if work.optimizer == "muon":
         return max(4 * r * c + 2 * min(r, c) ** 2 for r, c in matrices(work))
     if work.optimizer == "adamw8bit":

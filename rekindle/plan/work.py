@@ -37,18 +37,17 @@ class Software:
 
     `attention` is the kernel (attention.py); None: ours, which writes attention out where it has
     dropout, and takes the second flash attention elsewhere. `kernels` of what is neither a product
-    nor attention: one an operation, one for a norm, a rotary position or a gate, or compiled; None:
-    by `Work.compile`. `prefetched`: FSDP gathers the next weights, and gradients are added up,
-    while something is computed. `overlapped` are the axes (tp, cp) whose exchange runs beside
-    products and attention. `scored`: the share of tokens that the output head sees, where a model
-    that is not causal has one. `reduced_bytes` are those of a gradient on the wire. `sequence`: tp
-    ranks divide the residual stream. `merged`: queries, keys and values are one product, and so are
-    gate and up. `tf32`: products in fp32 use it, where the GPU has it.
+    nor attention; None: by `Work.compile`. `prefetched`: FSDP gathers the next weights, and
+    gradients are added up, while something is computed. `overlapped` are the axes (tp, cp) whose
+    exchange runs beside products and attention. `scored`: the share of tokens that the output head
+    sees, where a model that is not causal has one. `reduced_bytes` are those of a gradient on the
+    wire. `sequence`: tp ranks divide the residual stream. `merged`: queries, keys and values are
+    one product, and so are gate and up. `tf32`: products in fp32 use it, where the GPU has it.
 
     What is computed again where `checkpointing` says so: that share of the time of a block's
     products (`repeated`), attention (`core`), and the rest (`elementwise`), in that share of the
-    `blocks`. None: as torch does it, which stops before the last product, whose result is not
-    needed (torch.utils.checkpoint.set_checkpoint_early_stop)."""
+    `blocks`. None: as torch does it, which stops before the last product
+    (set_checkpoint_early_stop)."""
 
     attention: Attention | None = None
     kernels: Kernels | None = None
@@ -68,13 +67,11 @@ class Software:
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
-    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding` says what `layout.shard`
-    divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
-    are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
-    `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
-    and freezes the others; 0: everything is trained. `quantised`: frozen matrices have 4 bits.
-    `teacher` is the shape of the network that the model learns from, too. `software` is ours where
-    it is not said. `zero`: DeepSpeed divides states among the replicas of the layout."""
+    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard` divides all
+    states (FSDP), or those of the optimizer only; `chunks`: pieces of a pipeline on each rank, if
+    not the schedule's. `lora_rank` adapts the matrices that `lora_targets` names, or all, and
+    freezes the others. `quantised`: frozen matrices have 4 bits. `teacher`: whom the model learns
+    from. `zero`: DeepSpeed divides the replicas' states."""
 
     shape: ModelShape
     layout: Layout
@@ -96,7 +93,6 @@ class Work:
 
     @property
     def engine(self) -> str:
-        """As in `train.engine`."""
         return "deepspeed" if self.zero else "rekindle"
 
     @property
@@ -131,13 +127,11 @@ class Work:
 
     @property
     def kernels(self) -> Kernels:
-        """How what is neither a product nor attention runs."""
         return self.software.kernels or ("compiled" if self.compile else "eager")
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it; ours writes attention out where ranks have to draw the same
-        dropout."""
+        """The kernel that runs it; ours writes it out where ranks have to draw the same dropout."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return self.software.attention or ("written" if written else "flash2")
 
@@ -171,7 +165,6 @@ class Work:
 
     @property
     def adapted(self) -> tuple[Matrix, ...]:
-        """The matrices of a block that have adapters."""
         if not self.lora_rank:
             return ()
         named = self.lora_targets

@@ -1,5 +1,4 @@
-"""Learning objectives, registered by name; `load_task` also takes a user's
-`path.py:Class`."""
+"""Learning objectives, registered by name; `load_task` also takes a user's `path.py:Class`."""
 
 import importlib
 import importlib.util
@@ -19,8 +18,7 @@ TASKS = {
 
 
 def load_task(name: str) -> Task:
-    """The task registered under `name`, or the class that `path.py:Class` names; raises
-    RequestError."""
+    """The task registered under `name`, or a user's `path.py:Class`; raises RequestError."""
     target, _, attribute = TASKS.get(name, name).rpartition(":")
     if name in TASKS:
         module = importlib.import_module(target)

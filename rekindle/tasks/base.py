@@ -50,26 +50,22 @@ Settings = Mapping[str, Any]
 
 
 class Task(abc.ABC):
-    """One learning objective. Subclass it in a file of your own and name it `path.py:Class` in the
-    YAML."""
+    """One learning objective. Subclass it in a file of your own, `path.py:Class` in the YAML."""
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        """Raise RequestError for a config that this task can never work with, before anything is
-        read or written."""
+        """Raise RequestError for a config that this task can never work with."""
         return
 
     # Data side: no torch.
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
-        """What must be learned or fetched before encoding, such as a tokenizer; files go into the
-        folder `assets`.
-
-        `train()` starts a new pass over the examples of the training split. Returns JSON settings
-        that `encode`, `build` and the manifest carry. They and the files must be the same for the
-        same input."""
+        """What must be learned or fetched before encoding, such as a tokenizer, into the folder
+        `assets`; `train()` starts a new pass over the training split. Returns JSON settings that
+        `encode`, `build` and the manifest carry. They and the files must be the same for the same
+        input."""
         return {}
 
     @abc.abstractmethod
@@ -104,8 +100,7 @@ class Task(abc.ABC):
     def save(
         self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
     ) -> None:
-        """Write weights as safetensors and the configuration beside them, in Hugging Face layout
-        where there is one."""
+        """Write weights as safetensors and the configuration, in Hugging Face layout if any."""
 
     @abc.abstractmethod
     def load(self, folder: Path) -> torch.nn.Module:
@@ -114,8 +109,7 @@ class Task(abc.ABC):
     # For prediction.
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
-        """Shard rows for inputs as a user has them: texts, lists of words, or arrays of uint8
-        pixels (H, W) or (H, W, C)."""
+        """Shard rows of a user's texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
         import numpy as np
         import pyarrow as pa
 
@@ -131,12 +125,11 @@ class Task(abc.ABC):
 
 class TokenTask(Task):
     """Predicts the next token: several examples may share a sequence, and the score of an example
-    is that of its supervised tokens. No labels, no classes. Shapes: B sequences, T tokens, V
-    vocabulary, N examples.
+    is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary, N examples.
 
     `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the token is to
-    be predicted; the first of an example never is) and `target_bytes` (int32: bytes of the text
-    that the supervised tokens cover)."""
+    be predicted; never the first) and `target_bytes` (int32: of the text that supervised tokens
+    cover)."""
 
     objective: ClassVar[Objective] = "tokens"
 
@@ -158,6 +151,5 @@ class TokenTask(Task):
         self, network: torch.nn.Module, prompts: list[list[tuple[str, str]]], settings: Settings,
         assets: Path, max_new_tokens: int,
     ) -> list[str]:  # fmt: skip
-        """The most probable continuation of each document that ends before an answer. Scoring calls
-        that of a user's own task in a thread, on a CPU, and waits three times `train.hang_seconds`
-        for it."""
+        """The most probable continuation of each document that ends before an answer, on a CPU,
+        within three times `train.hang_seconds`."""

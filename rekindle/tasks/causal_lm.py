@@ -2,10 +2,9 @@
 `AutoModelForCausalLM` of transformers whose scores are a plain matrix product of its last states.
 
 Decides what a document's tokens are and which of them are targets: of a plain text all (but the
-first, which nothing predicts), of a prompt and a completion, which are joined as they are, those of
-the completion, of a chat those of the assistant's turns. Texts and completions end with the
-tokenizer's end-of-text token, chats as their template ends them (`chat.py`). What exceeds
-`data.max_length` is cut off; a document without a target in the rest is left out. Shapes: B
+first), of a prompt and a completion, joined as they are, those of the completion, of a chat those
+of the assistant's turns. Texts and completions end with the tokenizer's end-of-text token, chats as
+their template ends them (`chat.py`). What exceeds `data.max_length` is cut off. Shapes: B
 sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined."""
 
 from __future__ import annotations
@@ -185,15 +184,13 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return answers
 
     def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
-        """The tokens of a document up to where its answer begins. Raises DataError for a chat that
-        the template refuses."""
+        """Tokens before the answer. Raises DataError for a chat that the template refuses."""
         chat, end = settings["form"] == "chat", settings["eos_token_id"]
         text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
         ids: list[int] = _tokenizer(assets).encode(text, add_special_tokens=not chat).ids
         return ids[:-1] if ids[-1:] == [end] and not chat else ids
 
     def decoded(self, ids: list[int], assets: Path) -> str:
-        """The text of tokens, without special ones."""
         text: str = _tokenizer(assets).decode(ids)
         return text
 
@@ -257,12 +254,8 @@ def _template(settings: Settings, assets: Path) -> ChatTemplate:
 def train_bpe(
     texts: Iterable[list[str]], *, vocab_size: int, min_frequency: int
 ) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer of at most `vocab_size` tokens, which is at least `SMALLEST`.
-
-    It starts from the 256 bytes, so every text has tokens and comes back exactly as it was.
-
-    Unlike its WordPiece, the BPE learner of `tokenizers` breaks ties by token number, and numbers
-    by byte: the same texts give the same file in every process."""
+    """A byte-level tokenizer of at most `vocab_size` (at least `SMALLEST`) tokens: every text has
+    tokens and comes back exactly, and the same texts give the same file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

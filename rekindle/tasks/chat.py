@@ -5,8 +5,6 @@ for it); tokenizers without one get `TEMPLATE`. An answer begins where the templ
 ends, and ends with what the template puts behind it, such as the end-of-text token. A template that
 asks for today's date gets `_DATE`, because the same chats must give the same tokens every day."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
@@ -43,9 +41,8 @@ class ChatTemplate:
         return self._render(turns, add_generation_prompt=True)
 
     def render(self, turns: Sequence[Turn]) -> tuple[str, list[Span]]:
-        """The chat up to its last answer, and where in it the answers stand, in characters.
-
-        Raises DataError for a chat that the template refuses or whose answers it alters."""
+        """The chat up to its last answer, and where the answers stand, in characters. Raises
+        DataError for a chat that the template refuses or whose answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
@@ -79,7 +76,7 @@ class ChatTemplate:
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(source: str) -> jinja2.Template:
+def _compiled(source: str) -> "jinja2.Template":
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -88,7 +85,7 @@ def _compiled(source: str) -> jinja2.Template:
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
-        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        def parse(self, parser: "jinja2.parser.Parser") -> "list[jinja2.nodes.Node]":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

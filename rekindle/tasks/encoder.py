@@ -2,22 +2,19 @@
 (`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
-that `tokenizers` learns from the training split. Batches are padded to their longest text only.
-Shapes: B texts, T tokens, C tags.
+learnt from the training split. Batches are padded to their longest text only. Shapes: B texts, T
+tokens, C tags.
 
 **Words.** They have one tag each (named entities, parts of speech), predicted at the word's first
-token. Texts come as lists of words; the tokenizer cuts each word by itself, as it would cut it
-within a text. A word behind `data.max_length` tokens has no place: training leaves it out, scoring
-counts it as a word without a prediction.
+token. The tokenizer cuts each word of a list as it would within a text. A word behind
+`data.max_length` tokens has no place: training leaves it out, scoring counts it as not predicted.
 
-**Learning WordPiece.** `tokenizers` numbers the pieces `##x` in the order of a hash map, breaks
-ties between merges by those numbers, and so learns another vocabulary in every process. Here each
-continuing piece gets its number up front, in order of its character; the rest of the algorithm is
-deterministic.
+**Learning WordPiece.** `tokenizers` numbers the pieces `##x` in the order of a hash map, and so
+learns another vocabulary in every process. Here each piece gets its number up front, by its
+character.
 
-**Applying it.** A text is cut at spaces, and each different word goes through the tokenizer once.
-That gives exactly the ids of the whole text where nothing in the tokenizer looks across a space;
-`is_separable` says where that is known."""
+**Applying it.** A text is cut at spaces, and each different word goes through the tokenizer once:
+exactly the ids of the whole text where nothing looks across a space (`is_separable`)."""
 
 from __future__ import annotations
 
@@ -273,10 +270,8 @@ _tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE and
-    SentencePiece mark the space before a word, and by default only before words within a text.
-
-    Raises UnsupportedError where no setting of it does so."""
+    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE marks
+    the space before a word. Raises UnsupportedError where no setting of it does so."""
     state = json.loads(tokenizer.to_str())
     for change in ({}, {"add_prefix_space": True}, {"prepend_scheme": "always"}):
         changed = {**state, "pre_tokenizer": _with(state["pre_tokenizer"], change)}

@@ -1,17 +1,15 @@
 """Image classification with a small convolutional network, for MNIST-like data on any machine, or
-with a residual one (`image_classification.py`).
+with a residual one.
 
-Decides the small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one
-per entry of `channels`, then a hidden layer. Group norm and not batch norm, because its result does
-not depend on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C
-classes. Pixels are uint8, scaled to [-1, 1].
+The small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one per entry of
+`channels`, then a hidden layer. Group norm and not batch norm, because its result does not depend
+on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C classes. Pixels
+are uint8, scaled to [-1, 1].
 
 The residual networks are those of He et al. 2015 (arXiv 1512.03385), for images of 32 pixels a side
-or more. `resnet50` is built by transformers, which is always there; `timm:resnet50` and
-`torchvision:resnet50` by those libraries, where they are installed. The library is part of the
-name, because each names its weights differently. Batch norm is replaced by group norm of 32 groups
-(Wu & He 2018, arXiv 1803.08494), for the reason above. Images come with their channels last in
-memory, which convolutions on GPUs are fastest with."""
+or more: `resnet50` of transformers, `timm:resnet50` and `torchvision:resnet50` of those libraries.
+Batch norm is replaced by group norm of 32 groups (Wu & He 2018, arXiv 1803.08494). Images come with
+their channels last in memory, which convolutions on GPUs are fastest with."""
 
 from __future__ import annotations
 
@@ -120,8 +118,7 @@ def _network(architecture: dict[str, Any]) -> torch.nn.Module:
 
 
 def _pool(height: int, width: int) -> torch.nn.Module:
-    """What `nn.AdaptiveAvgPool2d` computes, one side after the other: CUDA has no backward pass of
-    that one with a fixed order of sums."""
+    """`nn.AdaptiveAvgPool2d` one side after the other: its sums have no fixed order on CUDA."""
     import torch
 
     class Pool(torch.nn.Module):
@@ -199,8 +196,7 @@ def check_size(height: int, width: int) -> None:
 
 
 def residual(architecture: dict[str, Any]) -> torch.nn.Module:
-    """The network for `architecture`, `shape` (height, width, depth) and `classes`; takes float
-    [B, D, H, W] and gives class scores, [B, C]."""
+    """The network for `architecture`, `shape` and `classes`: [B, D, H, W] to scores, [B, C]."""
     import torch
     from torch import nn
 

@@ -1,5 +1,4 @@
-"""What a model in Hugging Face layout gives: its configuration, its tokenizer, its weights; from a
-hub name or a folder. Text tasks share it."""
+"""What a model in Hugging Face layout gives, a hub name or a folder. Text tasks share it."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class HubTask(Task):
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
-    """Refuse a model that is not named, and an inline config that does not say which architecture
-    it configures, or that has no room for texts of `longest` tokens."""
+    """Refuse a missing model, or an inline config without architecture or enough positions."""
     if model.source == {}:
         fix = f"name one of the Hugging Face hub, or describe one to train from scratch: {example}"
         raise RequestError("no model is named", where="model.source", fix=fix)
@@ -98,8 +96,7 @@ def check_positions(positions: int | None, longest: int) -> None:
 def configuration(
     model: ModelSpec, inline: dict[str, Any], always: dict[str, Any]
 ) -> PretrainedConfig:
-    """The configuration that `model.source` names, or describes inline (completed by `inline`);
-    `always` overrides either."""
+    """What `model.source` names, or describes (completed by `inline`); `always` overrides it."""
     from transformers import AutoConfig
 
     if isinstance(model.source, str):
@@ -119,9 +116,7 @@ def configuration(
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
-    """Raise RequestError for a setting that the architecture does not have and its code does not
-    read: transformers would keep it and change nothing, and the network would have another size
-    than the config says."""
+    """Raise RequestError for a setting that the architecture's code never reads."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -145,8 +140,7 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
 
 
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The fast tokenizer that `model.tokenizer` names, else the one of `model.source`; without
-    padding and truncation."""
+    """The fast tokenizer of `model.tokenizer` or `model.source`, without padding and truncation."""
     from transformers import AutoTokenizer
 
     own = isinstance(model.tokenizer, str)
@@ -181,7 +175,6 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any)
 
 
 def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:
-    """The tokenizer among the assets."""
     import tokenizers
 
     found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))

@@ -2,16 +2,12 @@
 does not depend on which rank holds which head.
 
 Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
-which tokens see each other (micro.py) and a sliding window travel as keyword arguments, which
-transformers hands through. A keyword that `attend` does not know changes what attention computes,
-so it is refused by name. There are two ways to keep documents apart: one varlen flash-attention
-kernel over all of them, on GPUs in half precision, and one call of
-`scaled_dot_product_attention` a document. Neither makes scores or a mask of a whole sequence.
+which tokens see each other (micro.py) and a sliding window travel as keyword arguments. Documents
+are kept apart by one varlen flash-attention kernel over all of them, on GPUs in half precision, or
+by one call of `scaled_dot_product_attention` a document: neither makes a mask of a whole sequence.
 
 Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all context-parallel ranks,
 D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21783, 3.3.2)."""
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -20,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
@@ -41,8 +37,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 @dataclasses.dataclass
 class Peers:
-    """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
-    `kernel` that keeps documents apart. `groups`: see `parallel.takes_groups`."""
+    """This rank among tp and cp peers, its `kernel`, and `groups` (`parallel.takes_groups`)."""
 
     tp_rank: int = 0
     cp_rank: int = 0
@@ -79,8 +74,7 @@ def install(network: nn.Module, peers: Peers) -> None:
 def _mask_of_padding(
     module: nn.Module, args: Any, kwargs: dict[str, Any], causal: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that transformers
-    hands on as it is."""
+    """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that sdpa takes."""
     mask_BT = kwargs.get("attention_mask")
     if mask_BT is None or mask_BT.ndim != 2:
         return args, kwargs
@@ -92,15 +86,13 @@ def _mask_of_padding(
 
 
 def attend(
-    module: nn.Module, query_BHTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor,
-    attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+    module: nn.Module, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor,
+    attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0,
     is_causal: bool | None = None, documents: Documents | None = None,
     sliding_window: int | None = None, **others: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """[B, T, H, D], as transformers' attention functions return it, and no weights.
-
-    `sliding_window` tokens, itself included, are what a query sees of its past. Raises
-    UnsupportedError for a keyword that is not known here."""
+) -> tuple[Tensor, None]:  # fmt: skip
+    """[B, T, H, D], as transformers' attention functions return it, and no weights; a query sees
+    `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
         if value is not None and name not in _UNUSED:
             raise UnsupportedError(
@@ -138,9 +130,7 @@ class Call:
     peers: Peers
 
 
-def apart(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+def apart(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
     """[B, T, H, D] without any work between documents."""
     if documents.ranges:
         key, value = (_in_ranges(x, documents, call.peers) for x in (key, value))
@@ -155,9 +145,8 @@ def apart(
 
 # not compiled, because each batch has other ranges
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torch.Tensor:
-    """The keys or values of all cp ranks that this rank's queries see, range by range: [sum of
-    the ranges, G, D]."""
+def _in_ranges(x_BGTD: Tensor, documents: Documents, peers: Peers) -> Tensor:
+    """Keys or values of all cp ranks that this rank's queries see: [sum of the ranges, G, D]."""
     assert peers.cp_group is not None
     count = 2 * peers.cp_size
     gathered = compat.all_gather_single_autograd(x_BGTD.contiguous(), 2, peers.cp_group)
@@ -172,8 +161,8 @@ def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torc
 # not compiled, because the number of documents differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call
+) -> Tensor:
     """One document after the other; `key` and `value` are [keys, G, D]."""
     rows, heads, length, size = query.shape
     pieces = []
@@ -189,8 +178,8 @@ def _by_document(
 # not compiled, because the number of groups differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_group(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call
+) -> Tensor:
     """Texts of like length padded, and attended to in one call; `key` and `value` are [F, G, D]."""
     sizes = [group.tokens for group in documents.groups]
     parts = (torch.split(x, sizes) for x in (query.transpose(1, 2).flatten(0, 1), key, value))
@@ -215,40 +204,32 @@ def _by_group(
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to their padded places. A place without a row has a copy of another one, and no
-    gradient: its scores are hidden and its result is dropped. So the way back is a copy, too, and
-    not a sum over places."""
+    """Rows to their padded places. What has no row is dropped: the way back is a copy, too."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, places: torch.Tensor, back: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         return x.index_select(0, places)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
 class _Unpad(torch.autograd.Function):
-    """The rows of padded places."""
-
     @staticmethod
-    def forward(ctx: Any, padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, padded: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         ctx.size = len(padded)
         return padded.index_select(0, back)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         whole = grad.new_zeros(ctx.size, grad.shape[1])
         return whole.index_copy_(0, ctx.saved_tensors[0], grad), None
 
 
-def _document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call
-) -> Iterator[torch.Tensor]:
+def _document(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Iterator[Tensor]:
     """Attention of one run of queries; the last of them sees the last key."""
     count, total = query.shape[2], key.shape[2]
     narrow = call.window is not None and call.window < total
@@ -272,10 +253,7 @@ def _document(
         yield _one(query[:, :, low:high], k, v, mask_TS[None, None], plain)
 
 
-def _one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: Call,
-) -> torch.Tensor:  # fmt: skip
+def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Call) -> Tensor:
     """[B, H, T, D] of whole rows."""
     if call.dropout and not _draws_alike(query, call.peers):
         return _with_dropout(query, key, value, mask, call)
@@ -294,21 +272,18 @@ def _one(
     )  # fmt: skip
 
 
-def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:
-    """Whether a fused kernel's own dropout will do: no other rank has to draw the same. On a CPU
-    no kernel has any."""
+def _draws_alike(query: Tensor, peers: Peers) -> bool:
+    """Whether a fused kernel's own dropout will do: no other rank has to draw the same."""
     return query.is_cuda and peers.tp_size * peers.cp_size == 1
 
 
-def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
+def _repeated(x_BGSD: Tensor, heads: int) -> Tensor:
     if x_BGSD.shape[1] == heads:
         return x_BGSD
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
 
 
-def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
-) -> torch.Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
     """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which takes only
     half precision: rotary embedding leaves queries and keys in fp32 under autocast."""
     rows, heads, length, size = query.shape
@@ -326,9 +301,8 @@ def _varlen(
 
 
 def _with_dropout(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: Call,
-) -> torch.Tensor:  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Call
+) -> Tensor:
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
     rows, heads, length, size = query.shape
     key, value = (_repeated(x, heads) for x in (key, value))
@@ -345,9 +319,9 @@ def _with_dropout(
 
 
 def _written_out(
-    query_NTD: torch.Tensor, key_NSD: torch.Tensor, value_NSD: torch.Tensor,
-    bias_NTS: torch.Tensor | None, heads: int, call: Call,
-) -> torch.Tensor:  # fmt: skip
+    query_NTD: Tensor, key_NSD: Tensor, value_NSD: Tensor,
+    bias_NTS: Tensor | None, heads: int, call: Call,
+) -> Tensor:  # fmt: skip
     """[N, T, D] of N = rows * heads; `bias_NTS` may have one row for all queries."""
     scale = call.scaling if call.scaling is not None else query_NTD.shape[-1] ** -0.5
     bias = query_NTD.new_zeros(1) if bias_NTS is None else bias_NTS.to(query_NTD.dtype)
@@ -364,7 +338,7 @@ def _written_out(
     return kept_BHTS.flatten(0, 1) @ value_NSD
 
 
-def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _kept(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default generator, which tp
     peers have in one state; each takes its own heads."""
     rows, heads, length, keys = weights_BHTS.shape
@@ -379,10 +353,10 @@ def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int
 @torch.library.custom_op(
     "rekindle::keep", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
-def _keep(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _keep(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     return _kept(weights_BHTS, dropout, tp_rank, tp_size).contiguous()
 
 
 @_keep.register_fake
-def _(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+def _(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
     return torch.empty_like(weights_BHTS, memory_format=torch.contiguous_format)

@@ -1,12 +1,10 @@
 """The micro-batches of each step for one rank, prepared while the step before is computed.
 
 Global batch k holds a fixed number of sequences, cut into micro-batches of fixed size; micro-batch
-j belongs to data rank j mod `layout.data`. Every data rank gets the same number of micro-batches,
-if need be an empty one that weighs nothing; a batch that is not full has as many as it fills. tp
-and pp peers prepare the same; cp peers take their part of each sequence, two chunks a rank so that
-causal attention is as much work for each (zigzag). What a device would have to be asked for is
-found here, on the host: where documents begin, and which tokens are targets. Nothing here draws a
-random number.
+j belongs to data rank j mod `layout.data`. Every data rank gets the same number, if need be an
+empty one that weighs nothing. tp and pp peers prepare the same; cp peers take two chunks of each
+sequence so that causal attention is as much work for each (zigzag). What a device would have to be
+asked for is found here, on the host. Nothing here draws a random number.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
@@ -30,10 +28,9 @@ SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them.
-
-    Of the whole global batch: `examples`, `targets`, `tokens` without padding, and `squares`, the
-    sum of the squared lengths of the documents."""
+    """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them. Of
+    the whole batch: `examples`, `targets`, `tokens`, and `squares`, the sum of documents' squared
+    lengths."""
 
     micro: tuple[Micro, ...]
     rows: tuple[int, ...]
@@ -44,8 +41,7 @@ class Work:
 
 
 class Batches:
-    """Work by step, one step ahead in a thread; `waited` is the time spent waiting for it. Texts
-    with a class are `joined` in one sequence where the network can take that."""
+    """Work by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
 
     def __init__(
         self, task: Task, shards: Shards, split: str, order: SampleOrder, mesh: Mesh, seed: int,
@@ -60,8 +56,7 @@ class Batches:
         self.joined = joined
         self.waited = 0.0
         self._ahead: tuple[int, Future[Work]] | None = None
-        # one OpenMP thread: a second pool slows every parallel section of training (seen: steps of
-        # 107 to 128 ms instead of 97)
+        # one OpenMP thread: a second pool slows training (steps of 107 to 128 ms instead of 97)
         self._pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
 
     def work(self, step: int, last: int) -> Work:
@@ -88,7 +83,6 @@ class Batches:
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
 
     def make(self, step: int) -> Work:
-        """The work of `step`, from nothing."""
         layout = self.mesh.layout
         batch = self.order.batch(step)
         size = layout.micro_batch_size
@@ -146,8 +140,7 @@ class Batches:
         return -(-max(longest, 1) // unit) * unit
 
     def rounded(self, length: int) -> int:
-        """Up to one of `SHAPES` lengths, because a pipeline keeps a schedule for each it has seen,
-        with room for what it receives."""
+        """Up to one of `SHAPES` lengths: a pipeline keeps a schedule, with buffers, for each."""
         most = int(self.lengths.max(initial=1))
         grain = -(-most // SHAPES)
         return min(-(-length // grain) * grain, max(most, length))

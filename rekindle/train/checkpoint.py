@@ -2,15 +2,12 @@
 
 A checkpoint is a folder `step-<step>.<attempt>` below a root that belongs to one run key: a folder
 or any fsspec URI. `save` copies the tensors and returns; a thread of low priority then lets
-torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`: the schema,
-run key, step and state as JSON, the size and SHA-256 of every file, and a hash of itself. It is
-written last, in one instant and only if there is none: it is the commit.
+torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`
+(manifest.py), which is written last, in one instant and only if there is none: it is the commit.
 
 The newest complete checkpoint wins. One whose files do not match its manifest is skipped, loudly;
 one of another run key or schema is refused. On a folder the lock of the run key keeps other
-attempts away; on an object store attempts cannot collide, as each has a prefix of its own."""
-
-from __future__ import annotations
+attempts away; on an object store each attempt has a prefix of its own."""
 
 import concurrent.futures
 import dataclasses
@@ -39,7 +36,7 @@ from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
 from rekindle.train.mesh import of_all, of_first
-from rekindle.train.snapshot import Snapshot, check_host_memory
+from rekindle.train.snapshot import Snapshot
 from rekindle.train.storage import Folder, storage_of, write_error
 
 log = logging.getLogger(__name__)
@@ -58,8 +55,7 @@ def newest(root: str | Path, run_key: str) -> Checkpoint | None:
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
-    """The same for all ranks together, which share the reading and hashing; all have to call it.
-    With `step`, the newest of that step."""
+    """`newest` of all ranks, which share the reading and all call it; with `step`, of that step."""
     return _choose(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
@@ -68,10 +64,9 @@ def load(
 ) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
-    `tensors` is a nested dict with what this rank holds; `replicas` are ranks that hold the same,
-    all call this, and share the reading unless it is from this machine into its own memory. Raises
-    CheckpointError when something of it is not in the checkpoint with the same shape and dtype;
-    nothing was filled then."""
+    `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and share the
+    reading, unless it is from this machine into its own memory. Raises CheckpointError when
+    something is not in the checkpoint with the same shape and dtype: nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
         content = manifest.metadata_of(storage, checkpoint)
@@ -89,20 +84,24 @@ def load(
         ) from error
 
 
-class Checkpointer:
-    """Saves in the background, commits, and forgets what the spec does not keep. One an attempt;
-    all ranks call it alike.
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
 
-    `history` is the growing loss curve on this machine; on an object store a copy of it travels
-    with each checkpoint, because the next attempt may find an empty machine."""
+    problem: CheckpointError | None = None
+    seconds: float = 0.0
+
+
+class Checkpointer:
+    """Saves in the background, commits, and forgets what the spec does not keep; one an attempt, on
+    all ranks. On an object store a copy of `history`, the growing loss curve, travels along."""
 
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
     ) -> None:
         self.storage, self.spec, self.run_key = storage_of(root), spec, run_key
         self.history = None if isinstance(self.storage, Folder) else history
-        # A group of its own: the save in the background runs collectives at any time, which must
-        # not interleave with those of a step.
+        # of its own: collectives of a save in the background must not interleave with a step's
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
@@ -115,11 +114,9 @@ class Checkpointer:
         self.known: dict[str, Facts] = {}
 
     def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
-        """Copy `tensors` and start saving them; waits for the save before, so that at most one is
-        in flight. A step that this attempt has saved is not saved again.
-
-        `state` is JSON; `validation_loss` and `train_seconds` in it are what retention looks at.
-        Raises CheckpointError if the save before failed."""
+        """Copy `tensors` and start saving them, once the save before is done; a step is saved once.
+        `state` is JSON, of which retention reads `validation_loss` and `train_seconds`. Raises
+        CheckpointError if the save before failed."""
         self.wait()
         if step == self.started:
             return
@@ -130,14 +127,8 @@ class Checkpointer:
         self.started = step
         self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
 
-    def check_memory(self, tensors: Mapping[str, Any]) -> None:
-        """Raises CheckpointError on all ranks where a machine cannot hold the copies that `save`
-        makes of `tensors`."""
-        check_host_memory(pieces_of(tensors))
-
     def wait(self) -> None:
-        """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
-        on every rank if it failed on any."""
+        """Finish and commit the save in flight. Raises CheckpointError on all if it failed."""
         if self.pending is not None:
             self.settle(self.pending)
 
@@ -146,8 +137,7 @@ class Checkpointer:
         return self.pending is None or self.pending.done()
 
     def settle(self, save: object) -> None:
-        """To be called by all ranks once all of them have said that `save`, which was `pending`
-        then, is `written`: it is committed. Raises CheckpointError if it failed on any."""
+        """Commit `save`, once it is `written` on all ranks. Raises CheckpointError if it failed."""
         if (pending := self.pending) is None or pending is not save:
             return
         self.pending = None
@@ -247,14 +237,6 @@ class Checkpointer:
     def _drop(self, folder: str) -> None:
         self.known.pop(folder, None)
         self.storage.remove(folder, MANIFEST)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
-
-    problem: CheckpointError | None = None
-    seconds: float = 0.0
 
 
 def _choose(

@@ -2,18 +2,14 @@
 rank computes?
 
 A small network of the same architecture (two blocks or one a stage, heads of 16, no dropout) takes
-two steps on made-up rows, once in the layout that is about to train, with its recomputation,
-compilation, precision and adapters, and once on rank 0 alone without any of them. Losses and norms
-of the gradients have to agree within the precision's rounding. That of bf16, fp16 and TF32 would
-hide an error of a hundredth, so these are compared once more in fp32. The steps are long ones of
-gradient descent, which, unlike AdamW's, show gradients that are too large or too small. The small
-network always fits; what only large sizes show, this cannot see.
+two steps on made-up rows, once in the layout with its recomputation, compilation, precision and
+adapters, and once on rank 0 alone without any. Losses and norms of the gradients have to agree
+within rounding; that of bf16, fp16 and TF32 would hide an error of a hundredth, so these are
+compared in fp32, too. The steps are long ones of gradient descent, which, unlike AdamW's, show
+gradients of a wrong size. What only large sizes show, this cannot see.
 
-And before any first step with packed documents: two of them in one sequence have to give the loss
-they give in sequences of their own, on the very model, layout, device and precision that is about
-to train; a wrong mask shows at once, and not as a model that is a little worse than it could be."""
-
-from __future__ import annotations
+And before any first step with packed documents: two in one sequence have to give the loss they give
+in sequences of their own, on the very model, layout, device and precision: a wrong mask shows."""
 
 import contextlib
 import copy
@@ -75,9 +71,8 @@ class Gap:
 def compared(
     cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh
 ) -> tuple[Gap, ...]:
-    """The difference for the layout of `mesh`, in the precision of the training, and in fp32 if
-    that is another one; raises StepError if one is more than rounding. The same on all ranks, which
-    all have to call it. `network` is looked at only."""
+    """The difference for the layout of `mesh`, in the training's precision, and in fp32 if that is
+    another one, the same on all ranks; raises StepError if one is more than rounding."""
     small = _Small(job, task, shards, network, mesh)
     rounded: str = "bf16" if job.train.weights == "bf16" else job.train.precision
     if rounded == "fp32" and mesh.device.type == "cuda" and not job.train.deterministic:
@@ -108,7 +103,7 @@ def compared(
     return tuple(gaps)
 
 
-def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+def _gap(small: "_Small", train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
     mine = small.steps(train, mesh)
     theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
     if dist.get_rank() == 0:
@@ -202,7 +197,6 @@ class _Small:
 
 
 def _small_config(config: Any, layout: Layout) -> Any:
-    """Of the same architecture: as many heads, which tensor parallelism divides, but small ones."""
     small = copy.deepcopy(config)
     small.num_hidden_layers = blocks = max(2, layout.stages)
     if getattr(small, "layer_types", None):
@@ -275,8 +269,7 @@ def probe_packing(trainer: Trainer) -> float | None:
 
 
 def _loss_of(trainer: Trainer, rows: np.ndarray, slots: np.ndarray) -> float:
-    """Of the documents in `rows`, arranged in `slots`; two sequences in either case, so that every
-    pipeline has something to do."""
+    """Of the documents in `rows`, in `slots`; two sequences, so that every pipeline has work."""
     full = np.concatenate([rows, -np.ones(2 - len(set(slots.tolist())), np.int64)])
     places = np.concatenate([slots, np.arange(len(set(slots.tolist())), 2)])
     share = trainer.losses([trainer.batches.arranged(full, places)])

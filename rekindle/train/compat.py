@@ -29,10 +29,8 @@ EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
-
-    torch 2.10 takes `is_causal` alone, 2.11 has no `enable_gqa`, but the kernel behind them takes
-    fewer key-value heads all the same. Another scale is computed before the call; a sliding window
-    cannot be, and raises UnsupportedError."""
+    UnsupportedError for a sliding window of torch 2.10; it takes `is_causal`, 2.11 no
+    `enable_gqa`."""
     known = inspect.signature(kernel).parameters
     if {"scale", "window_size", "enable_gqa"} <= known.keys():
         return kernel
@@ -80,17 +78,13 @@ def require_newest(what: str, where: str, fix: str) -> None:
 
 
 def check_schedule(layout: Layout) -> None:
-    """Raises UnsupportedError for a pipeline schedule that this torch cannot run.
-
-    The zero-bubble schedule of torch 2.10 and 2.11 fails on autograd functions written in Python,
-    and on gloo, where a rank then sends to itself."""
+    """Raises UnsupportedError for zero bubble on torch 2.10 and 2.11, which cannot run it."""
     if layout.pp > 1 and layout.schedule == "zero_bubble":
         fix = "use 1f1b or interleaved, or an image with a newer torch"
         require_newest("train.layout.schedule: zero_bubble", "train.layout.schedule", fix)
 
 
 def give_collectives_shapes() -> None:
-    """Let collectives run on fake tensors: torch 2.11 registers that itself, 2.10 in a tool of its
-    own."""
+    """Let collectives run on fake tensors, as torch 2.11 does by itself."""
     if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
         importlib.import_module("torch.distributed._tools.fake_collectives")

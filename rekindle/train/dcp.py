@@ -1,10 +1,9 @@
 """Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
 
-The files are those of torch.distributed.checkpoint (DCP), and its own tools can read them; DCP
-plans who writes what and propagates failures. What is ours: hashing while writing, and reading,
-which checks that everything asked for is there. DCP pickles its `.metadata`: it is read with an
-allow-list, and the entries of the files with `weights_only`, all of it after hashes were checked by
-the caller."""
+The files are those of torch.distributed.checkpoint (DCP), which plans who writes what and
+propagates failures. Ours: hashing while writing, and reading, which checks that everything is
+there. DCP pickles its `.metadata`: it is read with an allow-list, the entries of files with
+`weights_only`, all of it after the caller has checked hashes."""
 
 import concurrent.futures
 import dataclasses
@@ -20,17 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
@@ -67,28 +58,26 @@ _ALLOWED = {
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The part of a tensor that this rank holds: a plain tensor that shares its memory, where that
-    begins in the whole, and the whole's shape."""
+    """What this rank holds of a tensor: plain, sharing its memory; where it begins in the whole."""
 
     local: torch.Tensor
     offsets: torch.Size
     whole: torch.Size
 
     @property
-    def chunk(self) -> ChunkStorageMetadata:
-        """Its place, in DCP's words."""
-        return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
+    def chunk(self) -> meta.ChunkStorageMetadata:
+        return meta.ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
         """DCP's protocol for what is not a tensor of torch's."""
-        properties = TensorProperties.create_from_tensor(self.local)
+        properties = meta.TensorProperties.create_from_tensor(self.local)
         data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
-        return [WriteItem(MetadataIndex(fqn, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+        index = meta.MetadataIndex(fqn, self.offsets)
+        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
     """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none empty.
-
     Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
     found: dict[str, Piece] = {}
     for key, value in tensors.items():
@@ -120,7 +109,7 @@ def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
 class Planner(DefaultSavePlanner):
     """DCP's plan for a dict of pieces: each part once, spread over the ranks that hold it."""
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: meta.MetadataIndex) -> Any:
         return self.state_dict[index.fqn].local
 
 
@@ -154,8 +143,7 @@ class _Hashing(io.RawIOBase):
 
 
 class Writer(StorageWriter):
-    """Writes this rank's part of a checkpoint into `folder` of a storage; `files` lists what it
-    wrote, hashed on the way. `threads` is the number of files at a time."""
+    """Writes this rank's part of a checkpoint, `threads` files at a time; lists their hashes."""
 
     def __init__(self, storage: Storage, folder: str, threads: int) -> None:
         self.storage, self.folder, self.threads = storage, folder, threads
@@ -222,10 +210,10 @@ class Writer(StorageWriter):
         self.files.append(file)
         return results
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
-        metadata.storage_meta = StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
+        metadata.storage_meta = meta.StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
         content = pickle.dumps(metadata)
         try:
             self.storage.write(f"{self.folder}/{METADATA}", lambda stream: stream.write(content))
@@ -248,10 +236,9 @@ def yield_to_training() -> None:
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """What Python before 3.11.4 names when it stores a member of an enum: its attribute, so here
-    only members of the one enum that metadata has."""
-    if kind is _MEM_FORMAT_ENCODING:
-        return _MEM_FORMAT_ENCODING[name]
+    """Python before 3.11.4 stores a member of an enum as `getattr`; metadata has one such enum."""
+    if kind is meta._MEM_FORMAT_ENCODING:
+        return meta._MEM_FORMAT_ENCODING[name]
     what = f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does"
     raise CheckpointError(what, fix=_FOREIGN)
 
@@ -267,7 +254,7 @@ class _Unpickler(pickle.Unpickler):
         raise CheckpointError(what, fix=_FOREIGN)
 
 
-def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
+def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
     """DCP's metadata, without running what it may contain. Raises CheckpointError for anything that
     `Writer` does not write, such as entries in other files than `files`."""
     try:
@@ -279,9 +266,9 @@ def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
     tensors = getattr(metadata, "state_dict_metadata", None)
     entries = getattr(metadata, "storage_data", None)
     if not (
-        isinstance(metadata, Metadata)
+        isinstance(metadata, meta.Metadata)
         and isinstance(tensors, dict)
-        and all(isinstance(value, TensorStorageMetadata) for value in tensors.values())
+        and all(isinstance(value, meta.TensorStorageMetadata) for value in tensors.values())
         and isinstance(entries, dict)
         and all(isinstance(e, _StorageInfo) and e.relative_path in known for e in entries.values())
     ):
@@ -301,14 +288,12 @@ class _Read:
 
 
 def fill(
-    pieces: Mapping[str, Piece], metadata: Metadata, storage: Storage, folder: str,
+    pieces: Mapping[str, Piece], metadata: meta.Metadata, storage: Storage, folder: str,
     replicas: dist.ProcessGroup | None = None,
 ) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
-    is not there as it is here: nothing has been filled then.
-
-    `replicas` are ranks that hold the same pieces, and all call this: each reads its share of them
-    and sends it to the others, so that every byte leaves the storage once for all of them."""
+    is not there as it is here: nothing has been filled then. `replicas`, ranks with the same
+    pieces, all call this: each reads its share and sends it to the others."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
     # which of the ranks reads each piece
     names = sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n))
@@ -398,9 +383,9 @@ def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
         raise CheckpointError(f"another rank could not read its share: {first}")
 
 
-def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
+def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
     saved = metadata.state_dict_metadata.get(name)
-    if not isinstance(saved, TensorStorageMetadata):
+    if not isinstance(saved, meta.TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
     here = tuple(piece.whole), piece.local.dtype
     there = tuple(saved.size), saved.properties.dtype

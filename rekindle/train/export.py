@@ -1,11 +1,8 @@
-"""The trained weights as safetensors, gathered one parameter at a time and written as they come,
-in files of bounded size, under the names the architecture's own checkpoints have.
+"""The trained weights as safetensors, gathered one parameter at a time, in files of bounded size,
+under the names of the architecture's own checkpoints. Format: the safetensors README, "Format".
 
-What training took apart is joined again on rank 0: fused projections, adapters and the matrix they
-adapt. No rank holds more than such a matrix beside its own shard. Format: the safetensors README,
-"Format"."""
-
-from __future__ import annotations
+What training took apart is joined again on rank 0: fused projections, adapters and their matrix. No
+rank holds more than such a matrix beside its own shard."""
 
 import json
 from collections import defaultdict
@@ -32,8 +29,7 @@ _Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 
 
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
-    """Write `model.safetensors`, or several files and their index, into `folder`. All ranks have to
-    call it; rank 0 writes."""
+    """Write `model.safetensors`, or files and their index. All ranks call it; rank 0 writes."""
     # bytes that suffice for a header of all tensors; a stored name is never longer than ours
     listed = _listed(parts, _held(parts))
     entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
@@ -99,7 +95,6 @@ class _Joiner:
                 self.wanted[origin.name] += 1
 
     def add(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The stored tensors that are complete with this one."""
         if ".lora_" not in name and ".base_layer.weight" not in name:
             yield from self._place(name, tensor)
             return
@@ -125,10 +120,7 @@ class _Joiner:
 
 
 class _Writer:
-    """Appends tensors to a file as they come, starts another one at a size, and names the files
-    when their number is known.
-
-    A header stands before what it lists, so `room` is left for it, and filled up with spaces."""
+    """Appends tensors to files of some size, each behind `room` for a header, and names them."""
 
     def __init__(self, folder: Path, file_bytes: int, room: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)

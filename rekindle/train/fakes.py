@@ -1,19 +1,15 @@
-"""What has to differ while the engine runs on tensors without values (see trace.py): the few places
-that ask for a value, and the few operations that keep more on a CPU than on a GPU.
+"""What has to differ while the engine runs on tensors without values (see trace.py): functions that
+ask for a value or keep more on a CPU than on a GPU, each replaced within a context.
 
-Each is a context that puts something of ours in the place of a function and takes it away again.
-
-`Live` owns the count of bytes: each storage from its birth to its end, by what it was made for. It
-works on real tensors and on fake ones, which have sizes but no values."""
-
-from __future__ import annotations
+`Live` counts bytes: each storage from its birth to its end, by what it was made for; real or
+fake."""
 
 import contextlib
 import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -30,10 +26,15 @@ from rekindle.train.objectives import tokens
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, by: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` is what `by` makes of it."""
+def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    """`owner.name` calls `by`, which gets the original function before the arguments."""
     original = getattr(owner, name)
-    setattr(owner, name, by(original))
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    setattr(owner, name, called)
     try:
         yield
     finally:
@@ -41,9 +42,8 @@ def replaced(owner: Any, name: str, by: Callable[[Any], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -> Iterator[None]:
-    """The engine runs, and `live` counts it; `shape` gives what a stage of a pipeline receives and
-    what it hands on."""
+def engine_without_values(live: "Live", shape: Callable[[Any], Any], fake: bool) -> Iterator[None]:
+    """The engine runs, and `live` counts it; `shape` gives what a stage receives and hands on."""
     with contextlib.ExitStack() as stack:
         contexts = [
             # DTensor finds out shapes with tensors of the whole size, which no rank holds
@@ -53,13 +53,13 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
         ]
         if fake:  # which rank is where is a tensor, too, and its values are needed; copies of a
             # network are made of tensors on the meta device
-            real = _in(unset_fake_temporarily)
+            real, told = _in(unset_fake_temporarily), _told(live, shape)
             contexts += [
                 replaced(DeviceMesh, "__init__", real),
                 replaced(teacher, "init_device_mesh", real),
                 replaced(parallel, "cut", real),
                 replaced(optimizer, "_ends", real),
-                replaced(pipeline, "PipelineStage", lambda _: _told(live, shape)),
+                replaced(pipeline, "PipelineStage", lambda _, *args, **more: told(*args, **more)),
                 replaced(schedules, "_batch_p2p", _under_way),
             ]
         for context in contexts:
@@ -67,31 +67,22 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
         yield
 
 
-def _in(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Any], Any]:
+def _in(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[..., Any]:
     """Has a function run in a context."""
 
-    def changed(function: Any) -> Any:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with context():
-                return function(*args, **kwargs)
-
-        return called
-
-    return changed
-
-
-def _whole(live: Live, function: Any) -> Any:
-    """Says of gradients that FSDP adds up whole, before it reduces them, that they are that."""
-
-    @functools.wraps(function)
-    def called(parameter: Any) -> None:
-        function(parameter)
-        if parameter.unsharded_accumulated_grad is not None:
-            whole = parameter.unsharded_accumulated_grad
-            live.call(GRADIENTS, [getattr(whole, "_local_tensor", whole)])
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
 
     return called
+
+
+def _whole(live: "Live", function: Any, parameter: Any) -> None:
+    """Says of gradients that FSDP adds up whole, before it reduces them, that they are that."""
+    function(parameter)
+    if parameter.unsharded_accumulated_grad is not None:
+        whole = parameter.unsharded_accumulated_grad
+        live.call(GRADIENTS, [getattr(whole, "_local_tensor", whole)])
 
 
 class _Sent:
@@ -104,16 +95,12 @@ class _Sent:
         self.tensors = []
 
 
-def _under_way(function: Any) -> Any:
-    @functools.wraps(function)
-    def called(operations: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [operation.tensor for operation in operations]
-        return [*function(operations, *args, **kwargs), _Sent(tensors)]
-
-    return called
+def _under_way(function: Any, operations: Any, *args: Any, **kwargs: Any) -> Any:
+    tensors = [operation.tensor for operation in operations]
+    return [*function(operations, *args, **kwargs), _Sent(tensors)]
 
 
-def _told(live: Live, shape: Callable[[Any], Any]) -> Any:
+def _told(live: "Live", shape: Callable[[Any], Any]) -> Any:
     """A stage that knows its shapes and need not ask its neighbours."""
 
     class Told(PipelineStage):
@@ -153,46 +140,37 @@ def as_on_gpu() -> Iterator[None]:
         replaced(torch.autograd, "backward", _in_a_thread),
         replaced(F, "layer_norm", _in_fp32),
         replaced(torch, "pow", _in_fp32),
-        replaced(F, "dropout", lambda _: _dropout),
-        replaced(dropout, "install", lambda _: lambda network: None),
-        replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
-        replaced(parallel, "kernel_for", lambda _: lambda *_: "varlen"),
-        replaced(compat, "varlen_attn", lambda _: _varlen),
-        replaced(attention, "_draws_alike", lambda _: lambda _, p: p.tp_size * p.cp_size == 1),
+        replaced(F, "dropout", _dropout),
+        replaced(dropout, "install", lambda _, network: None),
+        replaced(dropout, "_drawn_on_cpu", lambda _, *given: dropout._drawn(*given)),
+        replaced(parallel, "kernel_for", lambda *_: "varlen"),
+        replaced(compat, "varlen_attn", _varlen),
+        replaced(attention, "_draws_alike", lambda _, query, p: p.tp_size * p.cp_size == 1),
         replaced(attention, "sdpa", _without_dropout),
-        replaced(tokens, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
+        replaced(tokens, "rows_at_once", lambda rows, columns, _: rows(columns, "cuda")),
     ):
         yield
 
 
-def _in_a_thread(function: Any) -> Any:
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        inside = torch.is_autocast_enabled("cpu")
-        if inside:
-            torch.autocast_decrement_nesting()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            if inside:
-                torch.autocast_increment_nesting()
-
-    return called
-
-
-def _without_dropout(function: Any) -> Any:
-    """A kernel of CUDA keeps nothing more for dropout; the CPU has no such kernel."""
-
-    @functools.wraps(function)
-    def called(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+def _in_a_thread(function: Any, *args: Any, **kwargs: Any) -> Any:
+    inside = torch.is_autocast_enabled("cpu")
+    if inside:
+        torch.autocast_decrement_nesting()
+    try:
         return function(*args, **kwargs)
+    finally:
+        if inside:
+            torch.autocast_increment_nesting()
 
-    return called
+
+def _without_dropout(function: Any, *args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+    """A kernel of CUDA keeps nothing more for dropout; the CPU has no such kernel."""
+    return function(*args, **kwargs)
 
 
 def _varlen(
-    query_THD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, *_: Any,
-    enable_gqa: bool = False, **__: Any,
+    _: Any, query_THD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, *__: Any,
+    enable_gqa: bool = False, **___: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Keeps what the varlen kernel keeps: its inputs, its output and a sum a query and head."""
     q, k, v = (x.transpose(0, 1)[None] for x in (query_THD, key_SGD, value_SGD))
@@ -200,22 +178,17 @@ def _varlen(
     return out[0].transpose(0, 1)
 
 
-def _in_fp32(function: Any) -> Any:
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu"):
-            kinds = attention.HALVES
-            args, kwargs = tree_map(
-                lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in kinds else x,
-                (args, kwargs),
-            )
-        return function(*args, **kwargs)
+def _in_fp32(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def widened(x: Any) -> Any:
+        return x.float() if isinstance(x, torch.Tensor) and x.dtype in attention.HALVES else x
 
-    return called
+    if torch.is_autocast_enabled("cpu"):
+        args, kwargs = tree_map(widened, (args, kwargs))
+    return function(*args, **kwargs)
 
 
 def _dropout(
-    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    _: Any, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
     return torch.native_dropout(input, p, training)[0] if training and p else input
 
@@ -241,8 +214,7 @@ class Held:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is active and still there. `peak` is
-    the most since `begin`, and `at` the number of the growth that led to it."""
+    """Bytes of all living tensors made while active: most since `begin`, at growth `at`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -308,7 +280,6 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Nothing is counted."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -342,7 +313,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= self._held.pop(key).size
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[Live]:
+    def counting(self) -> Iterator[Self]:
         """Active, resized storages included."""
         resize = torch.UntypedStorage.resize_
 

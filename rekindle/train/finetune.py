@@ -32,10 +32,9 @@ OnRows = Callable[[Sequence[HistoryRow]], None]
 
 def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary | None:
     """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
-    Only the first of several nodes gets a summary: the others write nothing.
-
-    `on_rows` receives each optimizer step once, in order, some seconds after it happened: for
-    tracking. Raises PreemptedError after a request to stop, StepError when training failed."""
+    Only the first of several nodes gets a summary. `on_rows` receives each optimizer step once, in
+    order, some seconds later. Raises PreemptedError after a request to stop, StepError when
+    training failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     if labels := read_manifest(Path(job.shards)).labels:
@@ -58,7 +57,6 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
 
 
 def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
-    """The worker group's part on this node."""
     path = Path(job.status) / "job.json"
     job.write(path)
     own = None

@@ -3,15 +3,12 @@ JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
-saved. The Trainer trains on, each rank alone, where accelerate does not find
-the other ranks; so what is in effect is held against what was asked for before the first step.
+saved. Where accelerate does not find the other ranks, the Trainer would train on each rank alone:
+what is in effect is compared with what was asked for before the first step.
 
-The Trainer writes into a folder of this machine. A checkpoint counts once `complete.json` lies in
-it, which rank 0 writes when all ranks have written theirs. Where checkpoints belong into an object
-store, each machine puts what its ranks wrote there first, and fetches all of it before it resumes.
-"""
-
-from __future__ import annotations
+The Trainer writes into a folder of this machine. A checkpoint counts once rank 0 has written
+`complete.json` into it, after all ranks. Where checkpoints belong into an object store, each
+machine puts there what its ranks wrote, and fetches all of it before it resumes."""
 
 import functools
 import importlib.metadata
@@ -22,9 +19,10 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -50,12 +48,8 @@ from rekindle.train.storage import Storage, storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 def main() -> None:
-    """Read the job, train, leave."""
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # would change the training without a word in the config
     live(Job, _train)
@@ -96,11 +90,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
             history.amend(last, {"validation_loss": validation["loss"]})
-    if last < steps:
-        if rank == 0:
-            say(Path(job.status), {"status": "preempted", "step": last})
-        return
-    if rank == 0:
+    if rank == 0 and last < steps:
+        say(Path(job.status), {"status": "preempted", "step": last})
+    elif rank == 0:
         _finish(job, trainer, shards, last, facts, validation)
 
 
@@ -192,7 +184,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
 
     def __init__(
-        self, job: Job, trainer: Any, saves: Saves, history: History, stop: StopFlag,
+        self, job: Job, trainer: Any, saves: "Saves", history: History, stop: StopFlag,
         vitals: Vitals, steps: int,
     ) -> None:  # fmt: skip
         self.job, self.trainer, self.history, self.steps = job, trainer, history, steps
@@ -303,8 +295,7 @@ class Saves:
         self.first_here = os.environ.get("LOCAL_RANK", "0") == "0"
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint, on this machine, the same on all ranks. What attempts
-        before left incomplete is removed here."""
+        """The newest complete checkpoint, on this machine; incomplete ones are removed."""
         if self.store is not None and self.first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
         found: list[str] = []
@@ -330,8 +321,7 @@ class Saves:
         return self.folder / name if name else None
 
     def completed(self, step: int, facts: Mapping[str, str]) -> None:
-        """All ranks have written the checkpoint of a step: it counts from now on, and older ones
-        than are kept go."""
+        """The checkpoint of a step counts from now on, and older ones than are kept go."""
         name = f"checkpoint-{step}"
         here = self.folder / name
         if dist.get_rank() == 0:
@@ -358,7 +348,6 @@ class Saves:
 
 
 def step_of(name: str) -> int:
-    """Of `checkpoint-12`: 12."""
     return int(name.rpartition("-")[2])
 
 

@@ -1,10 +1,8 @@
 """The loss curve on disk: one JSON line an optimizer step, appended while training, cut back when
-resuming; and which examples each data rank trained on, step by step: `train.ledger: true`.
+resuming; and with `train.ledger: true` the examples of each data rank, step by step.
 
-The ledger has one JSON line a step and rank in `ledger/rank-<n>.jsonl` beside the loss curve: step,
-rank, ids. A resumed run first forgets the steps that it is about to do again, whatever the number
-of ranks was; so what is left at the end is what shaped the weights, and `read_ledger` can be held
-against the order of the data."""
+The ledger has one JSON line a step and rank in `ledger/rank-<n>.jsonl` beside the curve. A resumed
+run first forgets the steps that it is about to do again, whatever the number of ranks was."""
 
 import contextlib
 import json
@@ -46,14 +44,12 @@ class History:
             write_atomically(self.path, "".join(row.model_dump_json() + "\n" for row in rows))
 
     def append(self, row: HistoryRow) -> None:
-        """Add a step."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(row.model_dump_json() + "\n")
 
 
 def read_history(path: Path) -> Iterator[HistoryRow]:
-    """All rows of a history; an unfinished last line, as a kill leaves it, is left out, and so is a
-    damaged one."""
+    """All rows of a history but damaged ones, such as a last line that a kill left."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -77,8 +73,7 @@ class Ledger:
 
 
 def forget(working: Path, after: int) -> str:
-    """Remove what all ranks noted of steps after `after`, and lines that a kill cut off. Returns
-    what is wrong with the rest, or ""."""
+    """Remove later steps, and lines that a kill cut off; what is wrong with the rest, or ""."""
     damaged = 0
     for path in (working / FOLDER).glob("rank-*.jsonl"):
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
@@ -92,8 +87,7 @@ def forget(working: Path, after: int) -> str:
 
 
 def read_ledger(working: Path) -> dict[int, list[str]]:
-    """The ids of each step over all ranks, sorted; as often as they were trained on. Raises
-    ValueError for a damaged line."""
+    """The ids of each step over all ranks, sorted. Raises ValueError for a damaged line."""
     found: dict[int, list[str]] = {}
     for path in sorted((working / FOLDER).glob("rank-*.jsonl")):
         for line in path.read_bytes().splitlines():

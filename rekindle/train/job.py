@@ -22,24 +22,19 @@ class Stored:
     """Base of dataclasses that lie on disk as JSON, for each rank to read."""
 
     def write(self, path: Path) -> None:
-        """Store it for `read`."""
         fields = TypeAdapter(type(self)).dump_python(self, mode="json")
         write_atomically(path, json.dumps(fields, indent=2))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` stored."""
         return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Job(Stored):
-    """Folders are absolute paths; `checkpoints` may be a URI, too. `init` is a model folder to
-    start from ("" = `model.source`).
-
-    `checkpoints` outlives attempts and belongs to one run key; `status` belongs to one attempt;
-    `output` receives the model, `history` the loss curve. `code` is what models that it starts from
-    may bring (see modelfolder.open_model)."""
+    """`checkpoints`, a folder or URI, belongs to one run key, `status` to one attempt; `output`
+    receives the model, `history` the loss curve. `init` is a model folder to start from ("" =
+    `model.source`), `code` what it may bring."""
 
     task: str
     run_key: str
@@ -56,26 +51,22 @@ class Job(Stored):
 
     @classmethod
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:
-        """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`, a folder or a
-        URI."""
+        """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`."""
         checkpoints = folder_of(artifact_root, "checkpoints", run_key)
         job = cls(run_key=run_key, checkpoints=checkpoints, status="", **fields)
         return dataclasses.replace(job, status=str(attempt_in(job.working)))
 
     @property
     def working(self) -> Path:
-        """The folder on this machine that belongs to the run key: the checkpoints' own, or a
-        temporary one where those are in an object store."""
+        """The run key's folder on this machine: the checkpoints' own, or a temporary one."""
         return working_of(self.checkpoints)
 
     @property
     def curve(self) -> Path:
-        """Where the loss curve grows while training."""
         return self.working / "history.jsonl"
 
     def summarise(self, **found: Any) -> None:
-        """Leave the loss curve, damaged lines included, and the summary of the training, in which
-        `found` completes what the job and its model say."""
+        """Leave the loss curve, damaged lines included, and the summary with what was `found`."""
         target = Path(self.history)
         target.mkdir(parents=True, exist_ok=True)
         if self.curve.exists():
@@ -103,16 +94,14 @@ def folder_of(artifact_root: str, kind: str, key: str) -> str:
 
 
 def working_of(folder: str) -> Path:
-    """A folder on this machine that belongs to `folder`: itself, or a temporary one where it lies
-    in an object store."""
+    """A folder on this machine that belongs to `folder`: itself, or a temporary one."""
     if "://" not in folder:
         return Path(folder)
     return _private() / folder.rpartition("/")[2]
 
 
 def _private() -> Path:
-    """This user's folder among temporary files. Its name is known to all who share these, and what
-    lies in it is read by ranks: it is ours alone, or refused with RequestError."""
+    """This user's folder among temporary files, which ranks trust: ours alone, or RequestError."""
     folder = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -127,7 +116,6 @@ def _private() -> Path:
 
 
 def attempt_in(working: Path) -> Path:
-    """A folder for the status of one more attempt."""
     return working / "attempts" / uuid.uuid4().hex[:8]
 
 

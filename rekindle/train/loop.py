@@ -1,15 +1,12 @@
-"""The training loop: the same batches, the same dropout and the same weights however often it is
-interrupted, and in whatever layout.
+"""The training loop: the same batches, dropout and weights however often it is interrupted, in any
+layout.
 
-Decides what one optimizer step is: the micro-batches of this rank forward and backward (through the
-pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient
-norm, a request to stop, whether a save is written), then the update, or none if the gradient is not
-finite. So the state to save is the step, the weights, the moments, and the scale of fp16.
+One optimizer step: this rank's micro-batches forward and backward (through the pipeline's schedule,
+if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a request to
+stop, whether a save is written), then the update, or none if the gradient is not finite.
 
-A GPU never waits for the host: what a step agreed on is read once, while the next one is computed,
-and that is the only thing that is read."""
-
-from __future__ import annotations
+A GPU never waits for the host: what a step agreed on is read once, while the next one is
+computed."""
 
 import copy
 import dataclasses
@@ -18,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -51,7 +48,7 @@ class Plan:
     validate_every: int | None = None
 
     @classmethod
-    def of(cls, train: TrainSpec, order: SampleOrder) -> Plan:
+    def of(cls, train: TrainSpec, order: SampleOrder) -> Self:
         """`steps` wins over `epochs`."""
         steps = train.steps or max(1, order.steps(train.epochs or DEFAULT_EPOCHS))
         return cls(steps, order, train.validate_every)
@@ -62,7 +59,6 @@ class Plan:
         return epoch + position / self.order.steps_in_epoch(epoch)
 
     def validates(self, step: int) -> bool:
-        """Whether a validation follows `step` steps."""
         if step == self.steps or self.validate_every is None:
             return step == self.steps or self.order.epoch_of(step)[1] == 0
         return step % self.validate_every == 0
@@ -70,8 +66,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Best:
-    """The validation with the lowest loss so far, the first of equals; `step` is 0 before there is
-    one. `stale` validations followed it."""
+    """The best validation so far, of `step` (0: none), which `stale` others followed."""
 
     step: int = 0
     loss: float | None = None
@@ -104,9 +99,8 @@ class StopFlag:
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """A step that the device has been given; `numbers` are its loss and gradient norm, how many
-    ranks were asked to stop, how many have written `save`, and the loss scale. `waited` as
-    Batches."""
+    """A step that the device has been given; `numbers`: its loss, gradient norm, ranks that were
+    asked to stop, ranks that have written `save`, and the loss scale. `waited` as Batches."""
 
     step: int
     work: Work
@@ -117,10 +111,7 @@ class Launched:
 
 
 class Trainer:
-    """One rank's view of a run.
-
-    `behind` says whether a step's numbers are read while the next one is computed, so that a
-    request to stop takes effect a step later: on GPUs. A CPU has them at once."""
+    """One rank's view of a run. `behind`: on GPUs, which are read a step later."""
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
@@ -159,9 +150,7 @@ class Trainer:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """DDP regroups its buckets after the first backward pass, which changes the order of the
-        sums: without this a restarted run would differ in the last bit from an uninterrupted one.
-        """
+        """Have DDP regroup its buckets, which reorders sums, before the first step."""
         buffers = [(b, b.clone()) for b in self.parts.network.buffers()]
         work = self.batches.make(0)
         for _ in range(2):
@@ -171,24 +160,23 @@ class Trainer:
             buffer.copy_(before)
 
     def fit(
-        self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
+        self, saver: Checkpointer, history: History, stop: StopFlag, start: int,
         clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
-        """Train from step `start` until `done`, or a request to stop; returns the last step
-        done."""
+        """Train from step `start` until `done`, or a request to stop; returns the last step."""
         every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         self.since = Numbers(self._number(0))
         report = functools.partial(self._report, history, clock, ledger)
         waiting: Launched | None = None
-        self._catch_up(start, checkpointer, history, stop)
+        self._catch_up(start, saver, history, stop)
         if self.owed or self.done(start):
             return start
         for step in range(start, steps):
-            launched = self._launch(step, self.batches.work(step, steps), stop, checkpointer)
+            launched = self._launch(step, self.batches.work(step, steps), stop, saver)
             profiler.step(self.batches.waited)
             stopping = False
             if waiting is not None:
-                row, stopping = self._read(waiting, checkpointer)
+                row, stopping = self._read(waiting, saver)
                 report(waiting, row)
                 waiting = None
             last, validates = step + 1 == steps, self.plan.validates(step + 1)
@@ -196,7 +184,7 @@ class Trainer:
             if self.behind and not (validates or due or stopping):
                 waiting = launched
                 continue
-            row, asked = self._read(launched, checkpointer)
+            row, asked = self._read(launched, saver)
             stopping = stopping or asked
             improved, self.owed = False, validates and self.validation is not None
             if last or (validates and not stopping):
@@ -206,10 +194,10 @@ class Trainer:
             report(launched, row)
             due = due or stopping or improved
             last = last or self.done(step + 1)
-            if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
+            if last or (due and (not stopping or saver.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
                 seconds = self.seconds_before + time.monotonic() - began
-                checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
+                saver.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
             if stopping or last:
                 return step + 1
         return steps
@@ -218,8 +206,7 @@ class Trainer:
         self, history: History, clock: Clock, ledger: Ledger | None, done: Launched,
         row: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Add a step to the curve; what lies between its end and this call, such as a validation,
-        is not part of the next step's time."""
+        """Add a step to the curve; a validation behind it is not part of the next step's time."""
         seconds = done.numbers.seconds_since(self.since)
         measured = clock.tick(done.work, done.waited, seconds)
         self.since = Numbers(self._number(0)) if "validation_loss" in row else done.numbers
@@ -230,9 +217,7 @@ class Trainer:
         if ledger is not None:
             ledger.append(done.step + 1, self.batches.ids(done.work))
 
-    def _catch_up(
-        self, step: int, checkpointer: Checkpointer, history: History, stop: StopFlag
-    ) -> None:
+    def _catch_up(self, step: int, saver: Checkpointer, history: History, stop: StopFlag) -> None:
         """The validation of the step that it resumed from, where a request to stop came first."""
         if not self.owed:
             return
@@ -240,10 +225,9 @@ class Trainer:
         if self.rank == 0:
             history.amend(step, found)
         if self._improved(step, found):
-            checkpointer.save(step, self.tensors(), self.state(step, found, self.seconds_before))
+            saver.save(step, self.tensors(), self.state(step, found, self.seconds_before))
 
     def done(self, step: int) -> bool:
-        """Whether the training is over after `step` steps."""
         if self.owed and self.spec.exports_best:
             return False
         patience = self.spec.early_stopping_patience
@@ -255,12 +239,10 @@ class Trainer:
             return False
         return self.best.hears(step, found["validation_loss"]) and self.spec.exports_best
 
-    def _launch(
-        self, step: int, work: Work, stop: StopFlag, checkpointer: Checkpointer
-    ) -> Launched:
+    def _launch(self, step: int, work: Work, stop: StopFlag, saver: Checkpointer) -> Launched:
         """Give the device one optimizer step; all ranks agree on it in one all-reduce."""
         rate = learning_rate(self.spec, step, self.plan.steps)
-        save, written = checkpointer.pending, checkpointer.written()
+        save, written = saver.pending, saver.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
         shared = self.agreed(
@@ -277,18 +259,17 @@ class Trainer:
         """On the device, filled there: a copy of a number would be waited for."""
         return torch.full((), float(value), dtype=torch.float64, device=self.mesh.device)
 
-    def _read(self, done: Launched, checkpointer: Checkpointer) -> tuple[dict[str, Any], bool]:
+    def _read(self, done: Launched, saver: Checkpointer) -> tuple[dict[str, Any], bool]:
         """What a step came to, and whether any rank was asked to stop; waits for the step."""
         loss, norm, asked, written, scale = done.numbers.read()
         self._judge(done.step, loss, norm, searching=scale > 1)
         if written == self.world:
-            checkpointer.settle(done.save)
+            saver.settle(done.save)
         row = {"epoch": self.plan.epoch(done.step + 1), "loss": loss, "lr": done.rate}
         return row | {"grad_norm": norm}, asked > 0
 
     def _judge(self, step: int, loss: float, norm: float, searching: bool) -> None:
-        """Count steps without an update; raises StepError after `max_bad_steps` in a row. fp16
-        overflows now and then by design, while it is `searching` for its scale."""
+        """Count steps without an update; StepError after too many, unless fp16 is `searching`."""
         finite = math.isfinite(loss) and math.isfinite(norm)
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite or searching:
@@ -303,8 +284,7 @@ class Trainer:
             )
 
     def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
-        """Gradients of this rank's micro-batches; float64 [3] on the device: its share of loss,
-        right predictions and targets."""
+        """Float64 [3], of this rank's micro-batches: loss, right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
         with autocast(self.spec.precision, self.mesh.device):
@@ -329,8 +309,7 @@ class Trainer:
     def validate(
         self, step: int = 0, stop: StopFlag | None = None
     ) -> tuple[dict[str, float], bool]:
-        """Loss and accuracy on the validation split, each target counted once in any layout; and
-        whether a request to stop cut it short, in which case there are no figures."""
+        """Loss and accuracy on the validation split; or nothing, where a stop cut it short."""
         if self.validation is None:
             return {}, False
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
@@ -350,8 +329,7 @@ class Trainer:
 
     @torch.no_grad()
     def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """float64 [3] on the device: this rank's share of the summed loss, right predictions and
-        targets of some micro-batches, as a trained model would be used."""
+        """Float64 [3] on the device, in evaluation mode: loss, right predictions and targets."""
         for stage in self.parts.stages:
             stage.module.eval()
         moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
@@ -372,14 +350,12 @@ class Trainer:
         return sums
 
     def agreed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def tensors(self) -> dict[str, Any]:
-        """Weights and optimizer moments, named after the parameter in the whole network: what a
-        checkpoint holds."""
+        """What a checkpoint holds, by the parameter's name in the whole network."""
         model = self.optimizer.weights() | dict(self.parts.buffers())
         return {"model": model, "optimizer": self.optimizer.tensors()}
 

@@ -1,5 +1,4 @@
-"""What a committed checkpoint says of itself, whether it is true, and which are kept: the newest
-few, the best, and one for each span of training time.
+"""What a committed checkpoint says of itself, whether it is true, and which are kept.
 
 `manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of every
 file, and a hash of itself."""
@@ -35,8 +34,7 @@ State = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: where it is, the optimizer step it was taken after, its JSON state,
-    and its files."""
+    """A complete checkpoint: where it is, after which step it was taken, its JSON state."""
 
     root: str
     name: str
@@ -46,7 +44,6 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """The folder, where the root is one."""
         return Path(self.root) / self.name
 
     def history(self) -> str | None:
@@ -70,7 +67,6 @@ class Checkpoint:
 
 
 def signed(body: Mapping[str, Any]) -> bytes:
-    """The manifest with this content."""
     return json.dumps({**body, "sha256": _digest(body)}, indent=2).encode()
 
 
@@ -105,8 +101,7 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
 
 
 def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
-    """What is wrong with these files of a checkpoint (all of them by default), or "" when each has
-    its size and hash."""
+    """What is wrong with these files of a checkpoint (by default all), or ""."""
     storage = storage_of(checkpoint.root)
 
     def check(file: File) -> str:
@@ -179,8 +174,7 @@ class Facts:
 
 
 def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
-    """Names to keep: the newest `keep`, the one with the lowest validation loss, the last of each
-    span of training time."""
+    """The newest `keep`, the best, and the last of each span of training time, by name."""
     ordered = sorted(complete, key=lambda facts: (step_of(facts.name), facts.name))
     kept = {facts.name for facts in ordered[-spec.keep :]}
     if spec.keep_best:

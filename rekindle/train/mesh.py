@@ -3,10 +3,8 @@
 Order of the axes, slowest first: pp, dp, shard, cp, tp (spec/layout.py says why). Weights are
 sharded over shard x cp, because context-parallel ranks hold the same weights, too."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -17,15 +15,14 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """This rank's place. `ranks` is None where every rank holds the whole model; then no group but
-    the default one exists."""
+    """This rank's place. `ranks` is None where every rank holds the whole model."""
 
     layout: Layout
     device: torch.device
     ranks: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, layout: Layout, device: torch.device) -> Mesh:
+    def of(cls, layout: Layout, device: torch.device) -> Self:
         """All ranks have to call it."""
         if layout.only_replicates:
             return cls(layout, device)

@@ -1,18 +1,15 @@
 """Micro-batches on their way from the loader to the device, and the rows that they are made of.
 
 Neither host nor device waits for the other: micro-batches are copied to a GPU on a stream of its
-own, one ahead of the work, from memory that the loader has pinned; a few numbers come back as
-`Numbers`, copied behind the work that makes them, and a later read finds them there. On a CPU both
-are what they say, at once.
+own, one ahead of the work, from pinned memory; a few numbers come back as `Numbers`, copied behind
+the work that makes them, for a later read.
 
-`Documents` are which tokens of a micro-batch see each other: found on the host, where batches are
-made, so that no device is asked where a document begins. A document never sees another one, and the
-padding behind the last document of a sequence counts as one. A context-parallel rank holds two
-chunks of each sequence (zigzag, batches.py), and a chunk's queries see the keys of their document
-from its beginning on, so that a rank's queries fall into runs, each with a contiguous range of keys
-that ends where the run ends: what a kernel with cumulative lengths computes (Dao 2023, arXiv
-2307.08691). Texts with a class are joined in one sequence, too, so that nothing but attention ever
-sees padding; where no such kernel can be used, attention pads them in groups of like length.
+`Documents` are which tokens of a micro-batch see each other, found on the host. The padding behind
+the last document of a sequence counts as one. A context-parallel rank holds two chunks of each
+sequence (zigzag, batches.py), whose queries see the keys of their document from its beginning on: a
+rank's queries fall into runs, each with a range of keys that ends where the run ends: what a kernel
+with cumulative lengths computes (Dao 2023, arXiv 2307.08691). Texts with a class are joined in one
+sequence, too, so that nothing but attention ever sees padding.
 
 Shapes: B rows or sequences, T tokens of this rank, S tokens of the whole sequence, N targets or
 runs, R texts of a group."""
@@ -40,11 +37,10 @@ class Micro:
 
     `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] and `weights`
     float64 [B], 0 for rows that are none; of joined texts B is 1 in `inputs`, and `targets` int64
-    [texts] says where each text begins. Of tokens: `targets` int64 [N], which of the flattened
-    [B * T] tokens are followed by a token to predict, and `labels` [N], that token. Of tags:
-    `targets` [N], which of these tokens are a word's first, and `labels` [N], its tag. `documents`
-    where several share a sequence. `count` float64 [1] is the number of targets in the global
-    batch; `key` seeds dropout, and stays on the host."""
+    [texts] says where each begins. Of tokens: `targets` int64 [N], which of the flattened [B * T]
+    tokens are followed by one to predict, and `labels` [N], that one. Of tags: `targets` [N], which
+    are a word's first, and `labels` [N], its tag. `count` float64 [1] is the number of targets in
+    the global batch; `key` seeds dropout, and stays on the host."""
 
     inputs: Tensors
     labels: torch.Tensor
@@ -67,8 +63,7 @@ class Micro:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Rows of the shards that become one micro-batch: their number (negative: none), which sequence
-    each is in, and how long the longest may be."""
+    """Rows of a micro-batch: number (negative: none), sequence of each, length of the longest."""
 
     table: pa.Table
     rows: np.ndarray
@@ -132,7 +127,6 @@ class Numbers:
             self.host = values
 
     def read(self) -> list[float]:
-        """The numbers; waits until they are there."""
         if self.event is not None:
             self.event.synchronize()
         return self.host.tolist()
@@ -170,7 +164,6 @@ class Group:
 
     @classmethod
     def of(cls, lengths: list[int]) -> Group:
-        """Of texts of these lengths."""
         rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         lengths_R = np.array(lengths)
         starts_R = np.cumsum(lengths_R) - lengths_R
@@ -200,7 +193,6 @@ class Group:
         return self._by_head[heads]
 
     def with_each(self, change: Change) -> Group:
-        """The same with what `change` makes of each tensor."""
         places, back = change(self.places), change(self.back)
         mask = None if self.mask is None else change(self.mask)
         return Group(self.rows, self.longest, self.tokens, places, back, mask)
@@ -212,12 +204,11 @@ class Documents:
     """Runs of queries, one after the other in the flattened [B * T], and the keys that each sees.
 
     `queries` and `keys` are the lengths of the runs and of their key ranges; `ranges` says which
-    (sequence, start, stop) of the whole keys [B, S], joined, hold these ranges one after the other,
-    and is empty where queries and keys are the same tokens. `starts` and `key_starts` are int32
-    [N + 1], the sums of the lengths, on the device; `ruler` and `key_ruler` are as long as the
-    longest run and range and hold nothing: a compiler sees a length that varies where a number
-    would be a constant. `groups` are those of texts, in order; `grouped` says whether there are
-    any, because a compiler that is asked would guard on their number."""
+    (sequence, start, stop) of the whole keys [B, S] these are, empty where queries and keys are the
+    same tokens. `starts` and `key_starts` are int32 [N + 1], the sums of the lengths, on the
+    device; `ruler` and `key_ruler` are as long as the longest run and range and hold nothing: a
+    compiler sees a length that varies. `groups` are those of texts; `grouped`: whether there are
+    any."""
 
     def __init__(
         self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
@@ -232,9 +223,7 @@ class Documents:
 
     @classmethod
     def of_texts(cls, lengths: list[int]) -> Documents:
-        """Texts one after the other in one sequence, shorter ones first, in groups.
-
-        Lengths of 4, 5, 6, 7, 20 are two groups: 20 is one of its own."""
+        """Texts one after the other, shorter first, in groups: of lengths 4, 5, 6, 7, 20 two."""
         groups: list[list[int]] = []
         for length in lengths:
             first = groups[-1][0] if groups else 0
@@ -245,9 +234,7 @@ class Documents:
 
     @classmethod
     def of(cls, numbers_BS: Ints, cp: int = 1, cp_rank: int = 0) -> Documents:
-        """From the number of each token's document, on the host.
-
-        Sequences of documents 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
+        """From each token's document: 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
         begins_BS = np.ones(numbers_BS.shape, bool)
         begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
         firsts = [np.flatnonzero(row).tolist() for row in begins_BS]  # where documents begin
@@ -283,7 +270,6 @@ class Documents:
         return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
 
     def with_each(self, change: Change) -> Documents:
-        """The same with what `change` makes of each tensor."""
         starts = change(self.starts)
         key_starts = change(self.key_starts) if self.ranges else starts
         groups = tuple(group.with_each(change) for group in self.groups)

@@ -1,13 +1,12 @@
-"""A trained model as a folder that explains itself: weights, configuration, tokenizer, labels, and
-what it was trained on.
+"""A trained model as a folder that explains itself:
 
-    model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
-    tokenizer.json, ...              what the task needs to encode inputs (its assets)
-    rekindle.json                    task, labels, settings, run key, precision of the training
-    task.py                          a user's own task, so that the folder loads anywhere
-    trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
-                                     example that the weights were trained on, those included of the
-                                     models that they began from or learned from"""
+model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
+tokenizer.json, ...              what the task needs to encode inputs (its assets)
+rekindle.json                    task, labels, settings, run key, precision of the training
+task.py                          a user's own task, so that the folder loads anywhere
+trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
+                                 example that the weights were trained on, and those of models
+                                 that they began from or learned from"""
 
 from __future__ import annotations
 
@@ -58,7 +57,6 @@ class ModelFolder:
     precision: str = ""
 
     def network(self) -> torch.nn.Module:
-        """The trained network, in evaluation mode."""
         return self.task.load(self.path)
 
     def trained_on(self) -> np.ndarray:
@@ -79,7 +77,6 @@ def configure(network: torch.nn.Module, folder: Path) -> None:
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers in the weight files of `folder`."""
     return sum(size for _, size in _stored(folder))
 
 
@@ -95,16 +92,14 @@ def _stored(folder: Path) -> list[tuple[str, int]]:
 
 
 def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
-    """What the models of ours were trained on that a training begins from (`init`, or the source of
-    `model`) and learns from (its teacher); each as `ModelFolder.trained_on`."""
+    """What models that a training begins from, or learns from, were `trained_on`."""
     names = [init or model.source, model.teacher.source if model.teacher else None]
     folders = [Path(name).expanduser() for name in names if isinstance(name, str)]
     return [_trained_on(folder) for folder in folders if (folder / DESCRIPTION).is_file()]
 
 
 def _trained_on(folder: Path) -> np.ndarray:
-    """See `ModelFolder.trained_on`. Raises DataError without the file, because any example may then
-    be one that the model knows."""
+    """Raises DataError without the file: any example may then be one that the model knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
         what = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
@@ -117,8 +112,7 @@ def describe(
     task_name: str, shards: Shards, folder: Path, run_key: str,
     *, precision: str = "", known: Sequence[np.ndarray] = (),
 ) -> None:  # fmt: skip
-    """Add to a folder of weights what rekindle needs to use them. `known` is what they were trained
-    on before (see `inherited`)."""
+    """Add to a folder of weights what rekindle needs; `known`: examples of before (`inherited`)."""
     if shards.assets.is_dir():
         shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
     if ".py:" in task_name:
@@ -135,11 +129,7 @@ def describe(
 
 
 def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
-    """What np.save writes of the distinct prefixes, also of the `known` ones, sorted, in constant
-    memory.
-
-    They are sorted in a file that is mapped: its pages the kernel may write back and forget, so
-    that half a billion rows, 4 GB, need no memory that counts."""
+    """What np.save writes of the distinct prefixes, sorted, in a mapped file: memory is bounded."""
     count = len(hashes) + sum(map(len, known))
     if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
@@ -174,7 +164,6 @@ def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
 
 
 def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
-    """Each value once, some at a time."""
     for start in range(0, len(ordered), _ROWS_AT_ONCE):
         part = ordered[start : start + _ROWS_AT_ONCE]
         fresh = np.empty(len(part), bool)
@@ -184,16 +173,13 @@ def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
-    """uint64 [rows]: the first 8 bytes of each hash."""
     return np.frombuffer(b"".join(h[:8] for h in hashes), ">u8").astype(np.uint64)
 
 
 def open_model(folder: Path, code: str = "") -> ModelFolder:
-    """The model in `folder`; raises DataError if it is not one of ours.
-
-    A folder is data: write access to it must not run code here. `code` is the task of this
-    config: a folder that names a task of its own gets the one from `path.py:Class`, if its copy is
-    the same byte for byte. With ANY_CODE its copy is run, whatever it is."""
+    """The model in `folder`; raises DataError if it is not one of ours. Write access to a folder
+    must not run code here: one that names a task of its own gets `code`, this config's
+    `path.py:Class`, if its copy is the same byte for byte; with ANY_CODE its copy is run."""
     path = folder / DESCRIPTION
     if not path.is_file():
         what = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"
@@ -262,8 +248,7 @@ def check_start(
 
 
 def digest_of(folder: Path) -> str:
-    """Hash over all files of a model folder, names and bytes. Raises DataError for one that holds
-    anything but files and folders of its own: what a link leads to is not part of it."""
+    """Hash over all files of a model folder. Raises DataError for one with links or devices."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             what = "a model folder holds files of its own only, and this is a link or a device"

@@ -3,10 +3,8 @@ stage leaves out.
 
 transformers' own forward runs in every layout: a stage is the whole network with the blocks of
 others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
-families/. Adapters are put on before that (`inject`), and merged on export (export.py). GPT-2's
-fused, transposed projections are taken apart into plain linear layers while training
-(`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined again on
-export."""
+families/. GPT-2's fused, transposed projections are plain linear layers while training (`unfused`),
+so that tensor parallelism and LoRA see what they see elsewhere."""
 
 import copy
 import dataclasses
@@ -24,8 +22,7 @@ from rekindle.spec.model import LoraSpec
 
 
 class Skip(nn.Module):
-    """Stands where another stage's block stands: hands on the hidden states that it was given, the
-    first tensor of floating point; positions are whole numbers."""
+    """Stands for another stage's block: hands on the first tensor of floating point."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
@@ -40,8 +37,7 @@ class Zero(nn.Module):
 
 
 class FusedColumns(nn.Module):
-    """Linear layers that a checkpoint stores side by side in one matrix; gives their outputs side
-    by side."""
+    """Linear layers that a checkpoint stores side by side in one matrix."""
 
     def __init__(self, parts: Mapping[str, nn.Linear]) -> None:
         super().__init__()
@@ -88,10 +84,8 @@ def backbone(network: nn.Module) -> nn.Module:
 
 
 def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Name and module of each repeated block, in order; stand-ins of other stages included.
-
-    A `Sequential` counts each layer with weights as a block; other networks of a user's own have
-    none."""
+    """Name and module of each repeated block, in order, stand-ins included. Of a `Sequential` each
+    layer with weights is one; other networks of a user's own have none."""
     names = known(network)
     if names is not None:
         body = backbone(network)
@@ -107,8 +101,7 @@ def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def matrices(network: nn.Module) -> set[str]:
-    """Names of the weights of linear layers in the blocks of a transformer: not its tables, nor its
-    head."""
+    """Names of the weights of linear layers in a transformer's blocks."""
     return {
         f"{name}.{inner}.weight"
         for name, block in (blocks(network) if hasattr(network, "config") else [])
@@ -118,7 +111,6 @@ def matrices(network: nn.Module) -> set[str]:
 
 
 def replace(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Put `module` where the submodule `name` is."""
     parent, _, child = name.rpartition(".")
     setattr(network.get_submodule(parent), child, module)
 
@@ -134,8 +126,7 @@ class Origin:
 
 
 def unfused(network: nn.Module) -> dict[str, Origin]:
-    """Replace GPT-2's Conv1D by linear layers, its fused projection by three; returns where each
-    new parameter comes from. Other networks stay as they are, with nothing returned."""
+    """Replace GPT-2's Conv1D by linear layers; returns where each new parameter comes from."""
     if not hasattr(network, "config"):  # none of transformers, whose import takes its time
         return {}
     from transformers.pytorch_utils import Conv1D
@@ -184,8 +175,7 @@ def tables(network: nn.Module) -> list[nn.Module]:
 
 
 def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
-    """A copy of the network in which only stage `index` of its blocks is left; earlier stages get a
-    block more where the number is odd, because the last has the head."""
+    """A copy of the network with only stage `index` of its blocks; earlier stages get one more."""
     names = [name for name, _ in blocks(network)]
     if len(names) < layout.stages:
         raise UnsupportedError(
@@ -231,8 +221,7 @@ def _cut_transformer(network: nn.Module, others: set[str], index: int, count: in
 def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
     """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers, freeze
     everything else but a new head, and note in `origins` where the wrapped weights lie; returns the
-    factor of their updates, which are that times B A. Raises RequestError for a target that no
-    block has."""
+    factor of B A in their updates. Raises RequestError for a target that no block has."""
     from peft import LoraConfig, inject_adapter_in_model
 
     names = required(network, "LoRA")

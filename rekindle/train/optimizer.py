@@ -1,14 +1,11 @@
 """Updates of the shards that this rank holds, as updates.py makes them, the learning rate of a
 step, the global gradient norm, loss scaling.
 
-An update sees plain local tensors that share memory with the parameters: fused kernels work,
-meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
-of the whole. The norm counts every element of every parameter once, however it is sharded or
-repeated, so that clipping, the check for numbers that are not finite, and the scale of fp16 are
-decided alike on all ranks: on the device, from which nothing is read, because an update takes the
-factor of the gradients, and whether there is one at all, as tensors."""
-
-from __future__ import annotations
+An update sees plain local tensors that share memory with the parameters: fused kernels work, meshes
+mix freely, and only the names and the checkpoint know of the whole. The norm counts every element
+once, however it is sharded or repeated, so that clipping, the check for numbers that are not
+finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read from
+it."""
 
 import contextlib
 import dataclasses
@@ -38,8 +35,7 @@ from rekindle.train.weights import divides, local_of
 
 @dataclasses.dataclass(frozen=True)
 class _Held:
-    """A trainable parameter, what this rank holds of it, and how often the same elements exist
-    among all ranks; 0 for a copy that another stage counts."""
+    """A trainable parameter, its part here, and how many ranks hold that (0: another counts)."""
 
     name: str
     parameter: torch.Tensor
@@ -104,8 +100,7 @@ class Optimizer:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self) -> torch.Tensor:
-        """Gather this rank's gradients; returns its share of the squared global norm, of scaled
-        gradients, float64 [], on the device."""
+        """Gather gradients; this rank's share of the scaled, squared norm, float64 []."""
         partial = []
         for held in self.held:
             held.local.grad = _local_gradient(held.parameter)
@@ -139,7 +134,6 @@ class Optimizer:
         return torch.stack([loss, norm])
 
     def clear(self) -> None:
-        """Forget the gradients."""
         for held in self.held:
             held.local.grad = None
             held.parameter.grad = None
@@ -170,8 +164,7 @@ class Optimizer:
         }
 
     def tensors(self) -> dict[str, Any]:
-        """Moments and step counts by parameter, sharded as the parameter is; copies are left out
-        of saving by having the same name."""
+        """Moments and step counts by parameter, sharded as it is; of copies one."""
         found: dict[str, torch.Tensor] = {}
         for held in self.held:
             name = self.parts.tied.get(held.name, held.name)
@@ -183,9 +176,7 @@ class Optimizer:
 
 @contextlib.contextmanager
 def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
-    """Add up gradients over replicas in the last backward pass of a step only. Shards are reduced
-    in each: the gradients of all weights, which a rank would have to keep until then, are what
-    sharding is there to spare."""
+    """Add up gradients over replicas in a step's last backward pass; of shards in each."""
     if isinstance(module, DistributedDataParallel) and not last:
         with module.no_sync():
             yield
@@ -236,7 +227,6 @@ class _Copies:
         self.group = _ends(parts.mesh) if self.pairs and apart else None
 
     def add_up(self) -> None:
-        """Give both the sum of the two gradients."""
         for source, copy in self.pairs:
             if source is not None and copy is not None and self.both_here:
                 total = source.local.grad + copy.local.grad  # type: ignore[operator]
@@ -284,8 +274,7 @@ def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """`local` as a DTensor with the parameter's mesh and placements, or as it is; of rows that are
-    another number of columns long, which only rows are divided of."""
+    """`local` with the parameter's mesh and placements; rows may have another length."""
     if not isinstance(parameter, DTensor):
         return local
     more: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
@@ -305,10 +294,9 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
     """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a line or
     half a cosine down to `min_lr_ratio` of the peak, or WSD.
 
-    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395),
-    whose last tenth of the steps sufficed for the decay; the decay here is a line (Hägele et al.
-    2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step 50 of 100 has 0.5; with wsd, decay
-    0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
+    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395), with
+    a line for the decay (Hägele et al. 2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step
+    50 of 100 has 0.5; with wsd, decay 0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
     peak, warmup_steps = peak_rate(spec), int(spec.warmup * steps)
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
@@ -325,8 +313,7 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
 
 
 def taken(parts: Parts, train: TrainSpec) -> Parts | None:
-    """The parts, which have values, in the hands of the engine that the config names; None where
-    that is rekindle's own."""
+    """The parts, with values, in the hands of the config's engine; None if it is rekindle's own."""
     engine = engine_of(train.engine)
     if not isinstance(engine, DeepSpeed):
         return None
@@ -351,11 +338,9 @@ class Stepped:
         return count
 
     def running(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Nothing has to be told before a micro-batch."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch."""
         self.stepper.backward(loss, last)
 
     def collect(self) -> torch.Tensor:
@@ -382,12 +367,10 @@ class Stepped:
         return {n: p for n, p in self._pieces().items() if n not in self.names}
 
     def facts(self) -> dict[str, str]:
-        """What the engine has in effect."""
         return dict(self.stepper.facts())
 
     @property
     def names(self) -> set[str]:
-        """Of the trained parameters."""
         return {name for name, p in self.parts.parameters() if p.requires_grad}
 
     def _pieces(self) -> dict[str, Piece]:

@@ -2,12 +2,7 @@
 
 Order: cut into stages (pp), divide matrices (tp), recompute activations, compile, shard (FSDP2) or
 replicate (DDP), fill with starting values. Whatever a layout needs and the architecture does not
-offer is refused by name; nothing runs unsharded by accident.
-
-And which attention kernels a device has: the one that keeps packed documents apart, held against
-one call a document before training, and those that take fewer key-value heads than heads."""
-
-from __future__ import annotations
+offer is refused by name. And which attention kernels a device has."""
 
 import contextlib
 import dataclasses
@@ -30,6 +25,7 @@ from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import attention, dropout, modules, quantised, tensor, weights
+from rekindle.train.attention import Kernel
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.modules import Origin, Skip, cut
@@ -41,8 +37,7 @@ DTYPES = {**HALVES, "fp64": torch.float64}
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One piece of the pipeline on this rank: `index` of `count`. `part` is the bare module,
-    `module` what runs: itself (sharded in place) or DDP around it."""
+    """Piece `index` of `count` on this rank. `module` runs it: `part` itself, or DDP around it."""
 
     index: int
     count: int
@@ -55,10 +50,9 @@ class Parts:
     """What this rank trains, by parameter name in the whole network.
 
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
-    another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
-    value lies. `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart
-    in training steps; without dropout, as in validation, it may be the varlen kernel all the
-    same. `stepper`: the engine that makes the updates, if it is not rekindle's own."""
+    another one, of which stages far apart hold a copy each. `origins`: where starting values lie.
+    `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart in training
+    steps. `stepper`: the engine that makes the updates, if it is not rekindle's own."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
@@ -66,7 +60,7 @@ class Parts:
     tied: Mapping[str, str]
     origins: Mapping[str, Origin]
     scaling: float | None = None
-    attention: attention.Kernel = "sdpa"
+    attention: Kernel = "sdpa"
     stepper: Zero | None = None
 
     @property
@@ -96,8 +90,7 @@ def prepared(
     network: nn.Module, source: weights.Source | None, origins: dict[str, Origin],
     train: TrainSpec, lora: LoraSpec | None = None,
 ) -> float | None:  # fmt: skip
-    """Put adapters on a whole network, and give its weights the type that they are stored in.
-    Returns the factor of the adapters' updates, None without; `source` learns of them."""
+    """Put adapters on a network and convert its weights; returns the factor of LoRA's updates."""
     scaling = None
     if lora is not None:
         with weights.deferred(source.recorder if source else None):
@@ -124,7 +117,7 @@ def build(
         quantised.convert(network, mesh.device)
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
-    kernel: attention.Kernel = "sdpa"
+    kernel: Kernel = "sdpa"
     used = kernel
     if modules.known(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
@@ -147,15 +140,18 @@ def build(
         part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence, scores)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
-        weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))
+        put(stage.part, mesh.device)
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
     return Parts(tuple(stages), mesh, partial, tied, origins, scaling, used)
 
 
-def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(value, device=device) if value.is_meta else value.to(device)
+def put(network: nn.Module, device: torch.device) -> None:
+    """On the device, without values where there were none."""
+    weights.transform(
+        network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
+    )
 
 
 _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
@@ -176,13 +172,11 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec, constants: bool) 
             "`_no_split_modules`",
         )
     if train.compile:
-        # sizes of tensors vary, a module's numbers do not: FSDP's would become symbols, too, which
-        # takes up to twice as long to compile and gives slower kernels
+        # a module's numbers, such as FSDP's, as symbols take twice as long and give slower kernels
         import torch._dynamo.config as dynamo
 
         dynamo.specialize_int, dynamo.specialize_float = constants, True
-        # a block is compiled by itself, so DDP's hooks run between blocks; torch would cut large
-        # ones once more, at DDP's buckets
+        # DDP's hooks run between blocks; torch would cut large ones once more, at its buckets
         dynamo.optimize_ddp = False
         # the last block of a text classifier has hooks that others have not, and the same code:
         # unasked, it would run as the first block was compiled, without them
@@ -204,8 +198,7 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
 
 
 def _selective() -> Any:
-    """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
-    2022, arXiv 2205.05198)."""
+    """Keep what matrix products and attention give (Korthikanti et al. 2022, arXiv 2205.05198)."""
     aten, varlen, kinds = torch.ops.aten, torch.ops.torch_attn, checkpoint.CheckpointPolicy
     saved = {getattr(aten, name).default for name in _SAVED if hasattr(aten, name)}
     saved |= {getattr(varlen, _VARLEN).default} if hasattr(varlen, _VARLEN) else set()
@@ -257,8 +250,7 @@ def settle(parts: Parts) -> Parts:
     return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=wrapped),))
 
 
-# without annotations: DDP compares them with the class itself, and ours are strings
-def _sum(state, bucket):  # type: ignore[no-untyped-def]
+def _sum(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
     """Gradients add up: each rank's loss is its share of the mean over the global batch."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
@@ -272,19 +264,15 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 def takes_groups(device: torch.device) -> bool:
-    """Whether some fast kernel of the device takes fewer key-value heads than heads: flash
-    attention does, which needs NVIDIA's compute capability 8.0."""
+    """Whether a fast kernel takes fewer key-value heads: flash attention, from CUDA's 8.0 on."""
     if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
         return True
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> attention.Kernel:
+def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> Kernel:
     """What keeps documents apart on this device: the varlen kernel where it takes the network's
-    heads in this type. Raises UnsupportedError where it does but disagrees with one call a
-    document.
-
-    To be asked before training: with inference tensors there are no gradients to compare."""
+    heads in this type. Raises UnsupportedError where it disagrees with one call a document."""
     if device.type != "cuda" or dtype not in attention.HALVES:
         return "sdpa"
     config = network.config.to_dict()  # type: ignore[union-attr, operator]
@@ -310,10 +298,8 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     return "varlen"
 
 
-def while_training(network: nn.Module, kernel: attention.Kernel) -> attention.Kernel:
-    """What keeps documents apart in training steps: `kernel`, but the varlen one has no dropout.
-
-    Logs which it is, and what to set for the varlen kernel."""
+def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
+    """What keeps documents apart in training steps, which it logs: varlen has no dropout."""
     rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
     if kernel == "varlen" and rate is not None:
         log.warning(
@@ -337,7 +323,7 @@ def kernel_difference(
     made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
     documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
     documents = documents.with_each(lambda t: t.to(device))
-    kernels: tuple[attention.Kernel, ...] = ("varlen", "sdpa")
+    kernels: tuple[Kernel, ...] = ("varlen", "sdpa")
     worst = 0.0
     for window in windows:
         found = []

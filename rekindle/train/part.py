@@ -1,13 +1,12 @@
 """The loss as a module: the network, or one pipeline stage of it, and what is made of its output.
 
 `Part` is what gets wrapped by DDP or FSDP and cut by the pipeline: it takes one micro-batch and
-returns, on the last stage, float [1, 3]: the loss (a sum divided by the number of targets of the
-whole global batch, so that ranks and micro-batches simply add up), the number of right predictions,
-and the number of targets; hidden states on the others.
+returns, on the last stage, float [1, 3]: the loss (divided by the targets of the whole global
+batch, so that ranks and micro-batches add up), right predictions, and targets; hidden states on
+others.
 
-Every block draws its dropout from (seed, step, micro-batch, block), so neither the number of ranks
-nor the cutting into stages changes a mask. Shapes: B rows, T tokens, H hidden, V vocabulary, N
-supervised tokens, C classes."""
+Every block draws its dropout from (seed, step, micro-batch, block), so no layout changes a mask.
+Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C classes."""
 
 import dataclasses
 import functools
@@ -40,10 +39,8 @@ class Goal:
 
 
 class Part(nn.Module):
-    """One stage of the network, with the loss behind the last one. `joins_texts`: texts with a
-    class share a sequence, each with positions and a summary of its own. One that `scores` gives,
-    on the last stage, float [F, 2], the loss in nats and the most probable token of each target, or
-    the logits [B, C], and no loss."""
+    """One stage of the network, with the loss behind the last one. `joins_texts`: texts share a
+    sequence. One that `scores` gives on the last stage what `Objective.score` does, and no loss."""
 
     def __init__(
         self, task: Task, network: nn.Module, goal: Goal, first: bool = True, last: bool = True,
@@ -76,8 +73,7 @@ class Part(nn.Module):
             seed(_mixed(self.key, place), self.device)
 
     def forward(self, carried: torch.Tensor | None = None, *, micro: Micro) -> torch.Tensor:
-        """Of one micro-batch on this rank's device; `carried` is what the stage before handed on,
-        or in a pipeline what the first stage receives."""
+        """Of one micro-batch on this rank's device; `carried`: what this stage receives."""
         self.key, self.device = micro.key, micro.count.device
         if self.training:
             seed(self.key, self.device)
@@ -107,18 +103,14 @@ class Part(nn.Module):
 
 
 def seed(key: int, device: torch.device) -> None:
-    """What `torch.manual_seed` does to the generators that this rank draws from.
-
-    It would also seed those of devices that are not there, and each of them, until it is used,
-    keeps the stack of its caller as text: 150 to 300 microseconds a call."""
+    """`torch.manual_seed` without devices that are not there, which takes 150 microseconds."""
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(key)
 
 
 def _drops(network: nn.Module) -> bool:
-    """Whether anything in the network draws random numbers while training: a layer, or a function
-    that its config gives a rate."""
+    """Whether the network draws random numbers while training: a layer, or a rate of its config."""
     if any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules()):
         return True
     given = getattr(getattr(network, "config", None), "__dict__", {})

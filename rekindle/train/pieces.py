@@ -2,10 +2,9 @@
 interrupted goes on, and under a key of all that they follow from, so that no model is scored twice
 on the same examples.
 
-A model's key is a hash of the files in its folder, of the examples, of the precision, of
-rekindle's own code and of the libraries that compute. Under `<artifact_root>/scores/<key>` lies
-`piece-N.parquet` for each piece of the test split, put there in one instant: a row an example with
-`hash` and `scored`, and
+A model's key is a hash of its files, the examples, the precision, rekindle's own code and the
+libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parquet` for each piece
+of the test split: a row an example with `hash` and `scored`, and
 
     classes    logits         list of float
     tags       logits         the same, of a word after those of the word before
@@ -14,15 +13,9 @@ rekindle's own code and of the libraries that compute. Under `<artifact_root>/sc
                cut            hash of the tokens and of which of them are targets
                full           whether the text may go on behind them
 
-What the ranks of one scoring are asked to do is a JSON file, too, that each of them reads. In the
-end those examples decide that neither contender was trained on and both can score.
-
-A few examples with what the candidate made of them, small enough to be kept with the evidence, are
-the smoke test: a server of the model has to answer them alike before it is ready. Rows are taken in
-order, where the answer is clear: its probability is above the next one's by more than rounding can
-change.
-
-Nothing here imports torch."""
+Those examples decide that neither contender was trained on and both can score. A few of them, with
+what the candidate made of them, are the smoke test of a server: rows in order, where the answer's
+probability is above the next one's by more than rounding can change. Nothing here imports torch."""
 
 import base64
 import dataclasses
@@ -60,12 +53,10 @@ Opening = tuple[list[tuple[str, str]], str]
 
 
 def piece_count(examples: ExamplesFile) -> int:
-    """How many pieces the test split has."""
     return -(-len(examples) // BATCHES)
 
 
 def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
-    """The examples of a piece."""
     numbers = range(number * BATCHES, min(len(examples), (number + 1) * BATCHES))
     return pa.Table.from_batches([examples[i] for i in numbers])
 
@@ -85,12 +76,9 @@ def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The scores of one model under `root`, a folder or a URI."""
-
     root: str
 
     def missing(self, count: int) -> list[int]:
-        """Which of `count` pieces are still to be scored."""
         storage = storage_of(self.root)
         return [i for i in range(count) if storage.size(_name(i)) is None]
 
@@ -113,12 +101,10 @@ class Pieces:
                 raise DataError(what, where=f"{self.root}/{_name(number)}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
-        """What `put_samples` stored under that name, or None."""
         content = storage_of(self.root).read(f"samples-{name}.json")
         return None if content is None else _Samples.validate_json(content)
 
     def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
-        """Commit the samples that a language model wrote."""
         rows = [sample.model_dump() for sample in samples]
         self._put(f"samples-{name}.json", canonical_json(rows).encode())
 
@@ -149,8 +135,7 @@ def _name(number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One contender: its model's `folder` with the `digest` of all its files, and where its scores
-    are `kept`, a folder or a URI."""
+    """One contender: its model's `folder`, the `digest` of that, where its scores are `kept`."""
 
     who: Who
     folder: str
@@ -159,15 +144,13 @@ class Turn:
 
     @property
     def pieces(self) -> Pieces:
-        """Its scores."""
         return Pieces(self.kept)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreJob(Stored):
-    """`turns` in order, the candidate last; `judged` are the folders of all contenders, also of a
-    champion that is `incomparable` (see records.Scores). `status` belongs to one attempt; `code`
-    is as for modelfolder.open_model."""
+    """`turns`, the candidate last; `judged`: the folders of all contenders, an `incomparable` one's
+    too. `status` belongs to one attempt; `code` is as for modelfolder.open_model."""
 
     turns: tuple[Turn, ...]
     judged: tuple[str, ...]
@@ -181,7 +164,6 @@ class ScoreJob(Stored):
 
     @property
     def candidate(self) -> Turn:
-        """The model that may be promoted."""
         return self.turns[-1]
 
 
@@ -199,8 +181,7 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
 
 
 def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
-    """bool [rows]: texts of which no language model sees more than the other, as one does that cuts
-    them later: what comes late in a text is easier to guess."""
+    """bool [rows]: texts of which no language model sees more than the other."""
     if (
         not pieces
         or len(job.turns) < 2
@@ -215,8 +196,7 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
 
 
 def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:
-    """The beginnings of a few texts that decide, for the candidate to go on with, how these really
-    go on, and a name for them."""
+    """A name, and the beginnings of a few texts that decide, with how these really go on."""
     rows = np.flatnonzero(judged_rows(job))[:SAMPLES]
     documents: list[str] = []
     start = 0

@@ -2,11 +2,8 @@
 
 Decides which schedule a layout's name means (1F1B: Narayanan et al. 2021, arXiv 2104.04473; looped:
 the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362). A schedule knows the
-shapes it moves, so there is one for every length of micro-batch seen, of which batches.py makes
-few. Micro-batches reach the stages as they are: torch would cut one batch of tensors, and what the
-host knows of a micro-batch is not a tensor."""
-
-from __future__ import annotations
+shapes it moves, so there is one for every length of micro-batch; these reach the stages as they
+are."""
 
 import dataclasses
 import functools
@@ -37,8 +34,7 @@ class Pipeline:
         self._shapes: dict[Any, tuple[list[int], torch.dtype]] = {}
 
     def train(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
-        the ranks that hold the last stage, zeros on the others."""
+        """Forward and backward of all micro-batches; float64 [3], zeros without the last stage."""
         first = micro[0].inputs[_first(micro[0])]
         # one for each shape; a step of another number of micro-batches has one of its own
         key = tuple(first.shape), len(micro)
@@ -61,9 +57,8 @@ class Pipeline:
         return self._total(len(micro))
 
     def forward(self, micro: Sequence[Micro]) -> None:
-        """One micro-batch follows the other down the stages; what the last one makes of each is in
-        `results` of its part. (The schedules of torch 2.13 cannot do that where a rank has two
-        stages.)"""
+        """One micro-batch follows the other down the stages, into `results` of the last part. (The
+        schedules of torch 2.13 cannot do that where a rank has two stages.)"""
         mine = {stage.index: stage for stage in self.parts.stages}
         owner = {s: r for r in range(self.layout.pp) for s in stages_of(self.layout, r)}
         me = self.parts.mesh.place("pp")
@@ -148,5 +143,4 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _first(micro: Micro) -> str:
-    """What the first stage receives."""
     return "input_ids" if "input_ids" in micro.inputs else "pixels"

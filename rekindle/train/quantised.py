@@ -1,19 +1,14 @@
 """Linear layers of blocks in fewer bits: the frozen base of adapters in 4, products in 8.
 
-4 bits are QLoRA's (Dettmers et al. 2023, arXiv 2305.14314).
-
-Linear layers of blocks keep their weight as nf4, in blocks of 64 that share a scale in fp32, as
-bitsandbytes makes it; scales are not quantised once more. A layer quantises its weight when it is
-filled, so no rank has more than one matrix in full, and brings it back for each product and each
-gradient of its input. Nothing of it is saved: a checkpoint holds adapters, and the same weights
-have the same codes. Export merges adapters into what the codes stand for, which is what was
-trained.
+4 bits are QLoRA's (Dettmers et al. 2023, arXiv 2305.14314): nf4 in blocks of 64 that share a scale
+in fp32, as bitsandbytes makes it. A layer quantises its weight when it is filled, so no rank has
+more than one matrix in full, and brings it back for each product and gradient. Nothing of it is
+saved; export merges adapters into what the codes stand for, which is what was trained.
 
 Products in 8 bits are torchao's: what goes in, weights and gradients get a scale each and are e4m3
-or e5m2 for a product (Micikevicius et al. 2022, arXiv 2209.05433); sums, weights, moments and
-everything else stay as with bf16. A GPU does it from compute capability 8.9 on (L4, H100). A CPU
-emulates it, which is slow and shows the same numbers. The names of weights stay, so checkpoints and
-exported models are ordinary."""
+or e5m2 for a product (Micikevicius et al. 2022, arXiv 2209.05433); everything else stays as with
+bf16, checkpoints and exported models included. A GPU does it from compute capability 8.9 on (L4,
+H100). A CPU emulates it, which is slow and shows the same numbers."""
 
 from __future__ import annotations
 
@@ -91,8 +86,7 @@ class _Product(torch.autograd.Function):
 
 
 def replace(network: nn.Module) -> None:
-    """Give the linear layers of a network's blocks, but not their adapters, weights in 4 bits that
-    `load` has to fill. StepError without bitsandbytes."""
+    """Give linear layers of blocks 4 bits, for `load` to fill. StepError without bitsandbytes."""
     version()
     for name in modules.matrices(network):
         if ".lora_" not in name:
@@ -102,7 +96,6 @@ def replace(network: nn.Module) -> None:
 
 
 def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
-    """Name and layer of each that has 4 bits."""
     return ((n, m) for n, m in network.named_modules() if isinstance(m, FourBit))
 
 

@@ -1,17 +1,12 @@
 """How a rank starts and ends, whatever it works on: process, log, heartbeats, device.
 
 Rank 0 leaves `status.json`; a rank that fails leaves the cause (vitals.py); all leave through
-os._exit, because gloo's threads now and then abort the interpreter's own shutdown
-(pytorch#190489).
+os._exit, because gloo's threads now and then abort the interpreter's own shutdown (pytorch#190489).
 
-And which arithmetic it computes in: precision, TF32, deterministic algorithms. `auto` becomes bf16
-where all GPUs have it, and fp32 elsewhere. A training that resumes keeps the precision of its
-checkpoint, whatever `auto` would be on the new machines: one run never mixes two. What
-`train.deterministic` needs here: `torch.use_deterministic_algorithms` and cuDNN's flags
-(docs.pytorch.org/docs/stable/notes/randomness.html). What CUDA and NCCL read when they start, the
-launcher puts into the environment (launch/torchrun.py)."""
-
-from __future__ import annotations
+And its arithmetic: precision, TF32, deterministic algorithms
+(docs.pytorch.org/docs/stable/notes/randomness.html). `auto` becomes bf16 where all GPUs have it,
+fp32 elsewhere; a training that resumes keeps the precision of its checkpoint. What CUDA and NCCL
+read when they start, the launcher puts into the environment (launch/torchrun.py)."""
 
 import json
 import logging
@@ -48,8 +43,7 @@ _NOT_FOR_USERS = (
 
 
 def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoReturn:
-    """Do `work` as the rank that torchrun made of this process, for the job whose file the command
-    line names, then end it."""
+    """Do `work` as torchrun's rank, for the job that the command line names, then end."""
     sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = kind.read(Path(sys.argv[1]))
     die_with_parent()
@@ -76,9 +70,7 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoR
 
 
 def connect() -> torch.device:
-    """Join the other ranks; the device of this one. With a device, NCCL makes its communicators
-    now, and those of later groups when they are made: in the first step they would count as the
-    step's time."""
+    """Join the other ranks; the device of this one. NCCL connects now, not in the first step."""
     if not torch.cuda.is_available():
         meeting.join("gloo")
         return torch.device("cpu")

@@ -1,12 +1,10 @@
 """The step `score` on one node: have the ranks score candidate and champion, in the layout of the
 training, and hand over what they scored on the examples that decide.
 
-Both read the raw examples, because each encodes them with its own tokenizer. Rows that either
-contender was trained on are left out for both, and texts that hold no target for one of them; they
-are counted. Scores are kept by what they follow from (pieces.py): a scoring that was interrupted
-goes on, and a champion that was scored on the same examples before is not scored again.
-
-Nothing here imports torch."""
+Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and texts
+that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): a
+scoring goes on where it was interrupted, and no champion is scored twice. Nothing here imports
+torch."""
 
 import contextlib
 import hashlib
@@ -36,9 +34,8 @@ _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 def score(job: ScoreJob, output: Path) -> Scores | None:
     """Score the contenders until `output` holds their scores; goes on where it was interrupted.
-    Only the first of several nodes gets the record: the others write nothing.
-
-    Raises PreemptedError after a request to stop, StepError when the ranks failed."""
+    Only the first of several nodes gets the record. Raises PreemptedError after a request to stop,
+    StepError when the ranks failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     if rendezvous.node_rank:
@@ -63,9 +60,8 @@ def job_of(
     candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
     examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
 ) -> ScoreJob:  # fmt: skip
-    """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
-    that can be compared, on the test split of `examples`. `champion_digest` is that of the files in
-    `champion`; `code` as for `open_model`."""
+    """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
+    files have `champion_digest`, on the test split of `examples`; `code` as for `open_model`."""
     train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
@@ -85,10 +81,8 @@ def job_of(
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
-    """How both models are scored: as the candidate was `trained` on a GPU, in full precision on a
-    CPU. `auto` is decided here, because the scores are kept under the precision that they have: as
-    the training decided it, or like one where that is not known; fp32 on GPUs without bf16. What
-    was trained in fp8 is scored in bf16: its weights are ordinary ones, and serve without fp8."""
+    """How both models are scored: as the candidate was `trained`, on a CPU in fp32, instead of fp8
+    in bf16. `auto` is decided here, because scores are kept under their precision."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":
@@ -100,8 +94,7 @@ def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
 
 
 def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
-    """The ranks' part on this node. Once everything is scored, a failure costs samples at most: the
-    scores decide without them, and the next evaluation writes them again."""
+    """The ranks' part on this node. Once all is scored, a failure costs samples at most."""
     path = Path(job.status) / "job.json"
     job.write(path)
     try:
@@ -119,7 +112,6 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
 
 
 def _is_scored(job: ScoreJob) -> bool:
-    """Whether all scores are there."""
     count = piece_count(open_examples(Path(job.examples), TEST))
     return not any(turn.pieces.missing(count) for turn in job.turns)
 
@@ -197,8 +189,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
 
 
 def _facts(examples: Path) -> pa.Table:
-    """Of each row of the test split what is known without its content: `id`, `hash`, `label` if it
-    has one, and the columns of slices as one struct."""
+    """Of each row of the test split `id`, `hash`, `label` if any, and slices as one struct."""
     slices = read_summary(examples).slices
     names = [n for n in ("id", "hash", "label") if n in open_examples(examples, TEST).schema.names]
     found = open_examples(examples, TEST, *names, *slices)

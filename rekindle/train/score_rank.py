@@ -1,20 +1,15 @@
-"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two of these
-on gloo.
+"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two on gloo.
 
-The contenders follow one another, so that no device ever holds two; the candidate comes last, and a
-language model then writes its samples. Rank 0 decides which pieces are missing, and commits a piece
-when all ranks have done their share of it.
+Contenders follow one another, so that no device ever holds two; the candidate comes last, and a
+language model then writes its samples. Rank 0 commits a piece when all ranks have done their share.
 
-A model is scored in the layout of its training. A `Part` that scores returns what each target
-scores instead of one sum, so that the same stages, shards and groups of ranks serve. A model that
-the layout cannot hold (a champion of another architecture) is sharded over all ranks instead. Every
+A model is scored in the layout of its training, by the same stages, shards and groups of ranks; one
+that the layout cannot hold (a champion of another architecture) is sharded over all ranks. Every
 text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
-right, which a causal model never looks at. Micro-batch i belongs to data rank i mod `layout.data`.
+right. Micro-batch i belongs to data rank i mod `layout.data`.
 
 Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
 classes."""
-
-from __future__ import annotations
 
 import dataclasses
 import gc
@@ -22,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +51,6 @@ BEAT_SECONDS = 1.0
 
 
 def main() -> None:
-    """Read the job, score, leave."""
     live(ScoreJob, _score)
 
 
@@ -77,8 +71,6 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
 
 
 class Work:
-    """One rank's share of the work."""
-
     def __init__(
         self, job: ScoreJob, device: torch.device, stop: StopFlag,
         beat: Callable[[int, Phase], None],
@@ -115,7 +107,7 @@ class Work:
             free(self.device)
         return True
 
-    def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
+    def _score_piece(self, turn: Turn, loaded: "Loaded", number: int) -> bool:
         rows = pieces.read_piece(self.examples, number)
         encoded = encode(loaded.opened, rows)
 
@@ -124,7 +116,9 @@ class Work:
             if self.leads:
                 share = number + done / len(rows)
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
-            return self._is_over()
+            raised = torch.tensor([float(self.stop.raised)])
+            dist.all_reduce(raised)  # whether any rank was asked to stop
+            return bool(raised > 0)
 
         sums = loaded.score(encoded, on_turn)
         if sums is None:
@@ -139,12 +133,6 @@ class Work:
             turn.pieces.put(number, pa.table({**facts, **columns}))
         return True
 
-    def _is_over(self) -> bool:
-        """Whether any rank was asked to stop."""
-        raised = torch.tensor([float(self.stop.raised)])
-        dist.all_reduce(raised)
-        return bool(raised > 0)
-
     def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
         found = pieces.openings_of(self.job) if self.leads else None
@@ -152,8 +140,7 @@ class Work:
             found = None
         return of_first(found)  # type: ignore[no-any-return]
 
-    def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
-        """What the model makes of the beginnings of a few texts."""
+    def _write_samples(self, turn: Turn, loaded: "Loaded") -> None:
         found = self._unwritten(turn)
         if found is None:
             return
@@ -182,9 +169,7 @@ class Work:
             turn.pieces.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
-        """What a user's own task, which knows its network best, writes on rank 0's CPU. It does so
-        in a thread, and all ranks beat meanwhile: it may be slow, but not without a bound. Raises
-        StepError beyond that."""
+        """What a user's task writes, in a thread, while all beat; StepError beyond a limit."""
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
         done = ThreadPoolExecutor(1).submit(write) if self.leads else None
@@ -209,8 +194,7 @@ TOKENS_AT_ONCE = 1 << 14
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A micro-batch on the host, and the place that each result of the model is added to (see
-    `Objective.places`). One that does not count keeps the ranks in step."""
+    """A micro-batch on the host; `places`: what each result is added to. It may not count."""
 
     micro: Micro
     places: torch.Tensor
@@ -234,7 +218,7 @@ class Loaded:
             stage.part.eval()
 
     @classmethod
-    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Loaded:
+    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Self:
         """The model in the layout that `train` asks for, or sharded over all ranks."""
         try:
             return cls(opened, train, _parts(opened, train, device))
@@ -285,8 +269,7 @@ class Loaded:
         return int(token_11)
 
     def _speaks(self, batch: Batch) -> bool:
-        """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
-        they divide the targets; only the last stage has any."""
+        """Whether this rank's result counts: on the last stage, of tp and cp peers once."""
         place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
         divided = self.objective.divided_by_cp
         return batch.counts and last and not place("tp") and (divided or not place("cp"))
@@ -305,8 +288,7 @@ class Loaded:
         return found[0] if found else torch.zeros(0, 2)
 
     def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
-        """This rank's micro-batches, as many as every data rank has, and how many rows all data
-        ranks together have in this turn."""
+        """This rank's micro-batches, as many as each data rank has, and all ranks' rows in each."""
         rows_N = np.arange(len(encoded))
         if "input_ids" in encoded.column_names:
             rows_N = rows_N[np.asarray(encoded.column("input_ids").is_valid(), bool)]
@@ -327,10 +309,8 @@ class Loaded:
         self, encoded: pa.Table, places: Ints, rows: np.ndarray, counts: bool, **asked: int
     ) -> Batch:
         """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
-        micro, owners = self.objective.alone(
-            self.opened.task, encoded.take(pa.array(rows)), self.opened.settings, self.mesh.layout,
-            self.mesh.place("cp"), **asked,
-        )  # fmt: skip
+        table = encoded.take(pa.array(rows))
+        micro, owners = self.objective.alone(self.opened, table, self.mesh, **asked)
         theirs = np.concatenate([np.arange(places[row], places[row + 1]) for row in rows])
         return Batch(micro, torch.from_numpy(theirs)[owners], counts)
 
@@ -343,8 +323,7 @@ def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
 
 
 class Writer:
-    """What a task's `generate` takes for a network: the most probable token again and again, in
-    any layout. Every rank has to call it."""
+    """What a task's `generate` takes for a network: the most probable token again and again."""
 
     def __init__(self, loaded: Loaded, on_token: Callable[[], None]) -> None:
         self.loaded, self.on_token = loaded, on_token
@@ -365,8 +344,7 @@ class Writer:
 
 
 def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
-    """Where micro-batches start and end, of rows in the order of `lengths_N`: `rows` each, or as
-    many as fit into `TOKENS_AT_ONCE` once padded."""
+    """Where micro-batches start and end: of `rows` each, or of `TOKENS_AT_ONCE` once padded."""
     start = 0
     while start < len(lengths_N):
         stop = start + 1

@@ -1,8 +1,5 @@
-"""Copies of the tensors of one moment in host memory, which a save may take its time to write.
-
-Decides how they are made (once allocated, in huge pages, pinned where tensors lie on GPUs), and
-whether a machine can hold those of all its ranks: 12 bytes a parameter that is trained with AdamW
-in fp32."""
+"""Copies of the tensors of one moment in host memory, and whether a machine can hold those of all
+its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
 import concurrent.futures
 import dataclasses
@@ -26,8 +23,7 @@ _ALIGNMENT = 64
 
 
 class Snapshot:
-    """Host memory in which the tensors of one moment outlive the next step. It is allocated once
-    (in huge pages: touching new small ones costs more than copying) and used for every save."""
+    """Host memory, allocated once, in which the tensors of one moment outlive the next step."""
 
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
@@ -61,8 +57,7 @@ class Snapshot:
 
 
 class Pinned:
-    """Host memory that CUDA may copy into directly. The driver keeps it until it is unregistered,
-    even if it is freed in the meantime; `cudart` is torch's binding of the CUDA runtime."""
+    """Host memory that CUDA may copy into directly, until it is unregistered with the driver."""
 
     def __init__(self, start: int, size: int, cudart: Any) -> None:
         self.start, self.cudart = start, cudart
@@ -71,7 +66,6 @@ class Pinned:
             log.warning("cannot pin %d bytes of host memory; saves will take longer", size)
 
     def release(self) -> None:
-        """Let the driver forget it, once."""
         if self.done:
             self.done = False
             self.cudart.cudaHostUnregister(self.start)
@@ -83,9 +77,8 @@ def snapshot_bytes(pieces: Mapping[str, Piece]) -> int:
 
 
 def check_host_memory(pieces: Mapping[str, Piece]) -> None:
-    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
-
-    All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
+    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks;
+    before the first save, in which the kernel would kill a rank."""
     found = of_all((process.memory_identity(), snapshot_bytes(pieces), process.available_bytes()))
     for place in sorted({place for place, _, _ in found}):
         ranks = [(size, left) for other, size, left in found if other == place]
@@ -128,7 +121,6 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 
 def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of views that together copy `source`."""
     if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
         return [(target, source)]
     size = _COPY_BYTES // source.element_size()

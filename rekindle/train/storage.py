@@ -1,13 +1,10 @@
 """Where checkpoints lie: a folder, or a prefix of an object store under any fsspec URI.
 
-Both write whole files, list folders, and have one operation that commits: `put_new`. A folder is
-durable by fsync and commits by an atomic rename; it belongs to one attempt at a time (the lock of
-launch.process). An object store has neither renames nor locks: it commits by a put that fails when
-the object exists (`If-None-Match` on S3), and a request that fails is repeated a few times with
-growing pauses, then given up with a CheckpointError that names the store. S3 is tested against
-moto; gs:// takes the same path through gcsfs and is unproven."""
-
-from __future__ import annotations
+Both write whole files, list folders, and have one operation that commits: `put_new`. A folder
+commits by an atomic rename; it belongs to one attempt at a time (the lock of launch.process). An
+object store has neither renames nor locks: it commits by a put that fails when the object exists
+(`If-None-Match` on S3), and a request that fails is repeated a few times with growing pauses. S3 is
+tested against moto; gs:// takes the same path through gcsfs and is unproven."""
 
 import contextlib
 import datetime as dt
@@ -33,8 +30,7 @@ PART_BYTES = 32 << 20  # of an upload in parts, and of reading ahead
 DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt behind it
 
 
-def storage_of(root: str | Path) -> Storage:
-    """The storage behind a path or URI."""
+def storage_of(root: str | Path) -> "Storage":
     text = str(root)
     if text.startswith("file://"):
         return Folder(Path(text.removeprefix("file://")))
@@ -42,7 +38,6 @@ def storage_of(root: str | Path) -> Storage:
 
 
 def no_room(root: str, needed_bytes: int, free_bytes: int | None = None) -> CheckpointError:
-    """The error for a full disk."""
     free = "" if free_bytes is None else f", {free_bytes:,} are free"
     return CheckpointError(
         f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes{free}",
@@ -53,7 +48,6 @@ def no_room(root: str, needed_bytes: int, free_bytes: int | None = None) -> Chec
 
 
 def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError:
-    """The error for a write to a folder that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room(root, needed_bytes)
     what = f"cannot write a checkpoint to {root}: {error.strerror or error}"
@@ -62,8 +56,7 @@ def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError
 
 
 class Folder:
-    """Checkpoints in a folder of this machine, or of a volume that all machines mount: files by
-    their path below it; paths use "/"."""
+    """Files by their path below a folder that all machines mount; paths use "/"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,20 +75,17 @@ class Folder:
         return None
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, or None where there is no such file."""
         with contextlib.suppress(FileNotFoundError):
             return (self.path / path).stat().st_size
         return None
 
     @contextlib.contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
-        """A file, open for reading anywhere in it."""
         with (self.path / path).open("rb") as file:
             yield file
 
     def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
-        """Make a file of what `produce` writes; it is durable on return. `produce` may be called
-        again, after a failure."""
+        """Make a durable file of what `produce` writes; a failed write may be repeated."""
         target = self.path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=1 << 20) as file:
@@ -140,8 +130,7 @@ class Folder:
 
 
 class ObjectStore:
-    """Checkpoints under a prefix of an object store, through the fsspec driver of its protocol:
-    what Folder has."""
+    """What `Folder` has, under a prefix of an object store, through its fsspec driver."""
 
     def __init__(self, uri: str) -> None:
         self.root = uri.rstrip("/")
@@ -243,8 +232,6 @@ class ObjectStore:
 
 
 class _PatientFile:
-    """A remote file whose reads are repeated when they fail."""
-
     def __init__(self, file: Any, patiently: Callable[[Callable[[], Any]], Any]) -> None:
         self.file, self.patiently = file, patiently
 

@@ -1,13 +1,7 @@
-"""What a training minimises: the loss with its class weights and its teacher, the network that a
-student learns from: frozen, in the precision of the forward pass, and divided among the ranks where
-it is large.
-
-In fp32 an 8B teacher took 32 GB of every GPU. In half precision it takes 16, and its blocks, all
-but the embeddings and the head of it, are sharded with FSDP2 over all ranks: a student with a
-teacher is never divided by tp, pp or cp, so that all ranks run the whole teacher. The root is the
+"""What a training minimises: the loss with its class weights and its teacher, a frozen network in
+the precision of the forward pass. The blocks of a large one are sharded with FSDP2 over all ranks,
+which all run it: a student with a teacher is never divided by tp, pp or cp. The root is the
 backbone, because the loss calls backbone and head apart."""
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -39,9 +33,10 @@ def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh)
     """The network in `folder`, ready for the loss of a student on `mesh`."""
     large = divides(modelfolder.count_parameters(folder), job.train, mesh)
     if large and job.task in TASKS and (folder / "config.json").exists():
-        return ready(_sharded(folder, job.train, task, shards, mesh), job.train, mesh)
-    network = task.load(folder)
-    arrange(network, job.train, mesh, divided=False)
+        network = _sharded(folder, job.train, task, shards, mesh)
+    else:
+        network = task.load(folder)
+        arrange(network, job.train, mesh, divided=False)
     return ready(network, job.train, mesh)
 
 
@@ -52,7 +47,6 @@ def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
 
 
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
-    """The network with our attention, frozen."""
     if modules.known(network) is not None:
         computed = HALVES.get(train.precision, torch.float32)
         kernel = parallel.kernel_for(network, mesh.device, computed)
@@ -75,8 +69,7 @@ def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: M
 
 
 def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> None:
-    """Convert the weights to the precision of the forward pass and put them on the device, the
-    blocks `divided` among all ranks or not."""
+    """In the forward pass's precision, on the device, blocks `divided` among ranks or not."""
     if train.precision in HALVES:
         weights.convert(network, HALVES[train.precision])
     if divided:  # under one root, so that a block's weights are gathered while the one before works
@@ -86,15 +79,11 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
             shard(block)
         whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
         shard(modules.backbone(network), ignored_params=whole)
-    device = mesh.device
-    weights.transform(
-        network, lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device)
-    )
+    parallel.put(network, mesh.device)
 
 
 def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
-    """What the job minimises; its teacher is loaded. UnsupportedError for a layout that splits
-    examples."""
+    """What the job minimises. UnsupportedError for a teacher in a layout that splits examples."""
     teacher, layout = job.model.teacher, mesh.layout
     counts = class_weights(job, shards, mesh.device)
     plain = Goal(job.train.label_smoothing, class_weights=counts)

@@ -1,18 +1,17 @@
 """Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019, arXiv
 1909.08053), and where the architecture allows it the residual stream between them along the
-sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vocabulary is divided,
-too.
+sequence (Korthikanti et al. 2022, arXiv 2205.05198); of language models the vocabulary, too.
 
-Parameters are DTensors, so that loading, saving and FSDP know of the whole; the products are of
-plain local tensors with collectives between them, because a DTensor's every operation costs the
-host a tenth of a millisecond or more. Shapes: B rows, T tokens, H hidden."""
+Parameters are DTensors, so that loading, saving and FSDP know of the whole; products are of local
+tensors with collectives between them, because a DTensor's operations cost the host 0.1 ms or more.
+Shapes: B rows, T tokens, H hidden."""
 
 import dataclasses
 import functools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -37,13 +36,12 @@ class Peers:
     size: int
     sequence: bool
 
-    def enter(self, stream: torch.Tensor) -> torch.Tensor:
-        """What every peer's columns are multiplied with: the whole stream, [B, T, H]; its gradient
-        comes back as shares."""
+    def enter(self, stream: Tensor) -> Tensor:
+        """The stream, [B, T, H], whole for every peer's columns; gradients come back as shares."""
         there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
         return _turned(stream, there, back, self)
 
-    def leave(self, share: torch.Tensor) -> torch.Tensor:
+    def leave(self, share: Tensor) -> Tensor:
         """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
         there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
         return _turned(share, there, back, self)
@@ -52,7 +50,7 @@ class Peers:
 class ColumnLinear(nn.Linear):
     """Has some of the outputs; takes a whole input, whose gradient is a share."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else _local(self.bias)
         return F.linear(input, _local(self.weight), bias)
 
@@ -62,7 +60,7 @@ class GatheredLinear(ColumnLinear):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         mine = super().forward(self.peers.enter(input))
         low, high = intervals(self.weight)[0]
         return self.peers.leave(F.pad(mine, (low, len(self.weight) - high)))
@@ -73,7 +71,7 @@ class RowLinear(nn.Linear):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         out = self.peers.leave(F.linear(input, _local(self.weight)))
         if self.bias is None:
             return out
@@ -86,7 +84,7 @@ class RowEmbedding(nn.Embedding):
 
     peers: Peers
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         low, high = intervals(self.weight)[0]
         elsewhere = (input < low) | (input >= high)
         pad = self.padding_idx
@@ -97,7 +95,7 @@ class RowEmbedding(nn.Embedding):
         return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))
 
 
-def _local(parameter: torch.Tensor, slope: Placement | None = None) -> torch.Tensor:
+def _local(parameter: Tensor, slope: Placement | None = None) -> Tensor:
     assert isinstance(parameter, DTensor)
     return parameter.to_local(grad_placements=None if slope is None else [slope])
 
@@ -108,8 +106,7 @@ def along_sequence(network: nn.Module, tokens: bool) -> bool:
 
 
 def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> None:
-    """Divide the matrices of each block, and the vocabulary of a language model, in place;
-    `network` is `whole`, or a stage of it."""
+    """Divide the matrices of blocks, and a vocabulary; `network` is `whole`, or a stage of it."""
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
@@ -130,8 +127,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
 
 
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
-    """Parameters that every tp rank holds whole but uses on its own heads, columns or tokens only,
-    so that each has a share of the gradient."""
+    """Parameters that every tp rank holds whole, but of whose gradient it has a share."""
     if isinstance(network, nn.Sequential):
         return frozenset()
     known, sequence = _known(network), along_sequence(network, tokens)
@@ -151,8 +147,7 @@ def _known(network: nn.Module) -> Modules:
 
 
 def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> None:
-    """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
-    which are gathered, so that what lies between (dropout) sees the whole."""
+    """A network of layers, such as the CNN: linear ones but the last are divided, and gathered."""
     layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
     if not layers:
         what = f"there is no matrix to divide in {modules.model_type(network)}"
@@ -220,7 +215,7 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 # gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
 
 
-def _turned(x: torch.Tensor, there: str, back: str, peers: Peers) -> torch.Tensor:
+def _turned(x: Tensor, there: str, back: str, peers: Peers) -> Tensor:
     return _Turn.apply(x, there, back, peers.group, peers.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -228,31 +223,29 @@ class _Turn(torch.autograd.Function):
     """One way of `_WAYS` forward, another one for gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, there: str, back: str, group: str, size: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, there: str, back: str, group: str, size: int) -> Tensor:
         ctx.back, ctx.group, ctx.size = back, group, size
         return _WAYS[there](x, group, size)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _WAYS[ctx.back](grad, ctx.group, ctx.size), None, None, None, None
 
 
-def _same(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _same(x: Tensor, group: str, size: int) -> Tensor:
     return x.view_as(x)
 
 
-def _sum(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _sum(x: Tensor, group: str, size: int) -> Tensor:
     return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
 
 
-def _joined(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _joined(x_BTH: Tensor, group: str, size: int) -> Tensor:
     by_peer = _ops.wait_tensor(_ops.all_gather_into_tensor(x_BTH.contiguous(), size, group))
     return torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+def _summed_part(x_BTH: Tensor, group: str, size: int) -> Tensor:
     by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     return _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))  # type: ignore[no-any-return]
 

@@ -1,19 +1,16 @@
 """How fast a run goes, how much of the machine it uses, how far it has come, and what its steps are
 bound by: `train.profile` of them recorded with torch.profiler on rank 0.
 
-Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen (their gradients are not
-computed), N being the weights in matrix products (no embedding table); plus attention, 12 L d s^2 a
-document of s tokens, halved where it is causal (L layers, d heads times head size). Recomputed
-activations do not count, nor does what a text classifier leaves out: behind its attention the last
-block computes only the first token of each text. MFU is that over the time and the peak of all
+Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen, N being the weights in
+matrix products (no embedding table); plus attention, 12 L d s^2 a document of s tokens, halved
+where it is causal (L layers, d heads times head size). Recomputed activations do not count, nor
+does what a text classifier's last block leaves out. MFU is that over the time and the peak of all
 devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak.
 
 The profile decides the shares of a step: `communication` (collectives, and waiting in them), `data`
 (waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest:
-Python and launching. The largest names the verdict. On a GPU, communication that computation hides
-is not counted twice: shares are of busy time, and what is left of the clock is the host's."""
-
-from __future__ import annotations
+Python and launching. The largest names the verdict. Communication that computation hides on a GPU
+is not counted twice."""
 
 import dataclasses
 import resource
@@ -22,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -42,20 +39,18 @@ PROGRESS_SECONDS = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """FLOPs of a model: `per_token` of matrix products, `per_square` of attention for a document
-    of one token (it grows with the square), `first_only` of those products that only the first
-    token of a text takes."""
+    """FLOPs of a model: `per_token` of products, `per_square` of attention for a document of one
+    token, `first_only` of those products that only the first token of a text takes."""
 
     per_token: float
     per_square: float
     first_only: float = 0.0
 
     @classmethod
-    def of(cls, network: nn.Module, frozen: bool) -> Cost | None:
-        """Of a whole network, its values not needed; None for one that has no tokens.
-
-        A Llama of 4 layers, 64 wide (4 heads), 0.25 M weights in products: 1.5 MFLOP a token plus
-        1,536 for a document's length squared."""
+    def of(cls, network: nn.Module, frozen: bool) -> Self | None:
+        """Of a whole network without values; None for one without tokens. A Llama of 4 layers, 64
+        wide, 0.25 M weights in products: 1.5 MFLOP a token plus 1,536 for a document's length
+        squared."""
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None
@@ -71,13 +66,11 @@ class Cost:
         return cls(each * _weights(network), square, each * behind)
 
     def step(self, work: Work) -> float:
-        """FLOPs of the whole worker group in one step."""
         products = self.per_token * work.tokens - self.first_only * (work.tokens - work.examples)
         return products + self.per_square * work.squares
 
 
 def _weights(module: nn.Module) -> int:
-    """Of linear layers."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
@@ -94,8 +87,7 @@ class Clock:
         self.waited = self.said = self.smooth = 0.0
 
     def tick(self, work: Work, waited: float, seconds: float) -> dict[str, Any]:
-        """The measurements of a step that took `seconds`; `waited` are the seconds that this rank
-        has waited for data since the start."""
+        """The measurements of a step; `waited`: seconds of waiting for data since the start."""
         seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
@@ -147,8 +139,7 @@ _COLLECTIVES = (
 
 
 class Profiler:
-    """Records `steps` steps, after a few to warm up; does nothing where that is 0. `tips`: what to
-    change, by what the steps turn out to be bound by (see `tips`)."""
+    """Records `steps` steps after a few, if any; `tips`: what to change, by what bounds them."""
 
     def __init__(
         self, steps: int, device: torch.device, target: Path, tips: Mapping[str, str]
@@ -159,8 +150,7 @@ class Profiler:
         self.began = self.waited = 0.0
 
     def step(self, waited: float) -> None:
-        """To be called at the end of each step; `waited`: seconds waited for data since the
-        start."""
+        """At the end of each step; `waited`: seconds waited for data since the start."""
         if self.left < 0:
             return
         if self.left == 0:
@@ -214,11 +204,9 @@ def verdict(
     events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
     exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:  # fmt: skip
-    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
-    `exposed`: seconds of waiting for collectives that belong to no operator.
-
-    A collective of 0.6 s and a product of 0.3 s in 1 s are communication 0.6, compute 0.3, host
-    0.1."""
+    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own)
+    and `exposed` seconds of waiting for collectives. A collective of 0.6 s and a product of 0.3 s
+    in 1 s are communication 0.6, compute 0.3, host 0.1."""
     together = exposed + sum(took for name, _, took in events if is_collective(name))
     compute = sum(took for name, _, took in events if not is_collective(name))
     busy = max(together + compute + waited, 1e-12)
@@ -241,7 +229,6 @@ def verdict(
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operator is communication, by its name."""
     lower = name.lower()
     return any(word in lower for word in _COLLECTIVES)
 

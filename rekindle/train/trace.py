@@ -2,12 +2,9 @@
 `python -m rekindle.train.trace < TRACES.jsonl`, one JSON object a line in, one a line out.
 
 The engine's own parts run three optimizer steps on fake tensors (sizes without values) and a
-process group that sends nothing, while every storage is counted from its birth to its end. A rank
-of a pipeline runs torch's own schedule, with its buffers. Sizes are those of the tensors: what a
-caching allocator rounds up or keeps in reserve comes on top. What torch.compile fuses cannot be
-seen: the blocks run as they are written, and `notes` says so."""
-
-from __future__ import annotations
+process group that sends nothing, while every storage is counted from its birth to its end. What a
+caching allocator rounds up or reserves comes on top. torch.compile is not seen, and `notes` says
+so."""
 
 import collections
 import contextlib
@@ -35,7 +32,7 @@ from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
-from rekindle.train.parallel import DTYPES, autocast, build, settle
+from rekindle.train.parallel import DTYPES, autocast, build, prepared, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of
@@ -45,11 +42,9 @@ NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What to trace: the model's config in Hugging Face layout, the task, the layout and the place
-    of a rank on the pipeline, and the sizes of its micro-batches. `device` is the one whose
-    arithmetic is meant: `cuda`, or `cpu` to compare with training here, where the place among cp
-    peers matters, too: attention is a call a document, and keeps other copies of each one's keys.
-    """
+    """What to trace: the model's config in Hugging Face layout, the task, the layout, a rank's
+    place on the pipeline, and the sizes of its micro-batches. `device`: whose arithmetic is meant,
+    `cuda`, or `cpu` to compare with training here, where the place among cp peers matters, too."""
 
     config: Mapping[str, Any]
     task: str
@@ -133,9 +128,8 @@ class _Run:
             buckets = self._buckets(parts)
             live.call(fakes.GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
-            live.call(
-                fakes.MOMENTS, (t for s in optimizer.update.state.values() for t in s.values())
-            )
+            states = optimizer.update.state.values()
+            live.call(fakes.MOMENTS, (tensor for state in states for tensor in state.values()))
             if parts.mesh.layout.pp > 1:
                 self.pipeline = Pipeline(parts)
             static = 0
@@ -160,17 +154,10 @@ class _Run:
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
-        with unset_fake_temporarily(), weights.deferred() as recorder:
-            network = _network(trace.config, trace.classes, self.tokens)
-        origins, lora = modules.unfused(network), None
-        if trace.lora is not None:
-            with unset_fake_temporarily(), weights.deferred(recorder):
-                lora = modules.inject(network, trace.lora, origins)
-            if trace.lora.base == "4bit":
-                quantised.replace(network)
-        dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-        if dtype is not None:
-            weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+            with weights.deferred():
+                network = _network(trace.config, trace.classes, self.tokens)
+            origins = modules.unfused(network)
+            scaling = prepared(network, None, origins, train, trace.lora)
         goal = Goal()
         if trace.teacher is not None:
             with unset_fake_temporarily(), weights.deferred():
@@ -180,11 +167,10 @@ class _Run:
             teacher.arrange(taught, train, mesh, teacher.divides(count, train, mesh))
             goal = Goal(0.0, teacher.ready(taught, train, mesh), 2.0, 0.5)
         train = train.model_copy(update={"compile": False})
-        return build(self.task, network, origins, train, goal, mesh, lora)
+        return build(self.task, network, origins, train, goal, mesh, scaling)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
-        """DDP holds room for all gradients as long as it lives, and puts each there when it is
-        ready in the last backward pass; those before it keep gradients of their own."""
+        """DDP holds room for all gradients, and puts each there in the last backward pass."""
         layout = parts.mesh.layout
         if not layout.only_replicates or layout.world == 1:
             return {}
@@ -200,7 +186,6 @@ class _Run:
         return buckets
 
     def _step(self, parts: Any, optimizer: Any) -> None:
-        """As Trainer's."""
         live, layout = self.live, parts.mesh.layout
         sharded = layout.shard * layout.cp > 1
         micro = [self._batch() for _ in range(self.trace.accumulation)]
@@ -224,7 +209,6 @@ class _Run:
         live.phase = "backward"
 
     def _backward_from(self, phase: str, module: nn.Module, args: Any, output: Any) -> None:
-        """The backward pass of a block begins a phase."""
 
         def begins(_: torch.Tensor) -> None:
             self.live.phase = phase
@@ -303,7 +287,6 @@ def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module
 
 
 def main() -> None:
-    """The command."""
     logging.disable(logging.WARNING)
     for line in filter(str.strip, sys.stdin):
         found = dataclasses.asdict(traced(TypeAdapter(Trace).validate_json(line)))

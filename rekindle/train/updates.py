@@ -29,8 +29,7 @@ class Update(Protocol):
     state: dict[torch.Tensor, dict[str, torch.Tensor]]
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """Update all weights with their gradients times `factor` (float64 []), unless the step is
-        not `finite` (bool []). Gradients are of no use afterwards."""
+        """Update all weights with `factor` (float64 []) times gradients, if `finite` (bool [])."""
 
 
 class AdamW:
@@ -54,7 +53,6 @@ class AdamW:
             self.state[weight] = {"step": _counter(weight), **moments}
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """One fused step."""
         adam: Any = self.adam
         # the fused kernel divides by it on the way, which saves a pass over all gradients
         adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
@@ -64,11 +62,9 @@ class AdamW:
 
 
 class Muon:
-    """A matrix moves along its Nesterov momentum with all singular values near 1.
-
-    The step is 0.2 sqrt(max(rows, columns)) times the rate, which gives it the root mean square of
-    AdamW's steps (Liu et al. 2025, arXiv 2502.16982): `train.lr` and weight decay keep their
-    meaning. A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
+    """A matrix moves along its Nesterov momentum with all singular values near 1, by 0.2
+    sqrt(max(rows, columns)) times the rate: the root mean square of AdamW's steps (Liu et al. 2025,
+    arXiv 2502.16982). A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
 
     MOMENTUM = 0.95
     RMS = 0.2
@@ -82,7 +78,6 @@ class Muon:
         self.state = {**self.others.state, **own}
 
     def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
-        """AdamW's step of the others, then each matrix by itself."""
         self.others.step(rate, factor, finite)
         skipped, taken = ~finite, finite.double()
         keep, share = 1 - taken * (rate * self.decay), taken * (1 - self.MOMENTUM)
@@ -98,10 +93,9 @@ class Muon:
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with singular values between about 0.7 and 1.2, in bf16; one in fp64, which is for
-    comparing layouts, stays in it and is overwritten.
-
-    Five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer rows."""
+    """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
+    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer
+    rows."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     tall = work.shape[0] > work.shape[1]
     work = work.T if tall else work
@@ -114,11 +108,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class AdamW8bit:
-    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row.
-
-    Blocks do not cross rows, so ranks that divide rows hold the same codes as one rank. Moments are
-    in full precision for a piece of a matrix at a time, while torch's fused AdamW updates it. Codes
-    of what codes stand for are the same codes: a step that is not finite changes none."""
+    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row: no
+    layout that divides rows changes them. They are in full precision for a piece of a matrix at a
+    time."""
 
     def __init__(
         self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec

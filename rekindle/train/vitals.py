@@ -1,11 +1,9 @@
 """One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
-Decides what a rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads
-on SIGUSR1, and, when it fails, the cause with what to do about it, and whether another rank is to
-blame. gloo says the latter only in the text of a RuntimeError. Of memory that ran out it says which
-term of `rekindle plan` asked for more than there was, by the innermost frame of ours in the
-traceback, and what makes it smaller. No torch is imported: what ran out of memory may be imported
-already."""
+A rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads on SIGUSR1,
+and, when it fails, the cause with what to do about it, and whether another rank is to blame, which
+gloo says only in the text of a RuntimeError. Of memory that ran out it says which term of `rekindle
+plan` asked for it, by the innermost frame of ours. No torch is imported here."""
 
 import errno
 import faulthandler
@@ -32,10 +30,7 @@ _LONGEST_TEXT = 2_000
 
 
 class Vitals:
-    """One rank's heartbeats, and the faults that a rehearsal asks for. One a process, made as
-    early as possible: what comes before it counts as torchrun's start.
-
-    `status` is the attempt's folder on this machine, where the supervisor looks."""
+    """One rank's heartbeats and faults, made early; `status` is the attempt's folder here."""
 
     def __init__(self, status: Path, rank: int) -> None:
         self._signs = HeartbeatFile(status, rank, threading.main_thread().ident or 0)
@@ -48,9 +43,8 @@ class Vitals:
         heartbeat.connect(self._signs.go_on)
 
     def beat(self, step: int, phase: Phase) -> None:
-        """This rank is alive and about to work on `step`, counted from 1 (0: none yet). Costs about
-        two microseconds. Call it at least once a micro-batch and a batch of validation, before
-        anything that may wait for others."""
+        """This rank is about to work on `step`, counted from 1 (0: none yet). Costs about two
+        microseconds. Call it once a micro-batch, and before anything that may wait for others."""
         self._signs.beat(step, phase)
         fault = self._fault
         if fault is not None and phase == "step" and step >= fault.step:
@@ -68,9 +62,8 @@ class Vitals:
 
 
 def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
-    """What went wrong, where, and what to do; a full disk and missing memory are recognised
-    wherever in the chain of causes they are. `held` are bytes that this rank is known to hold, by
-    the plan's terms."""
+    """What went wrong, where, and what to do; a full disk and missing memory are recognised in the
+    chain of causes. `held` are bytes that this rank is known to hold, by the plan's terms."""
     if isinstance(error, RekindleError):
         return error.problems[0]
     kind = type(error).__name__
@@ -146,7 +139,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
         ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
-        ("parallel.py", "_on_device _distribute settle", "parameters"),
+        ("parallel.py", "put _distribute settle", "parameters"),
         ("parallel.py", "_again", "activations"), ("loop.py", "_backward _warm_up", "gradients"),
         ("loop.py", "losses validate", "activations"), ("pipeline.py", "", "activations"),
     )
@@ -157,8 +150,7 @@ _HERE = Path(__file__).parent
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the host or of a GPU ran out. torch's CPU allocator, and some of CUDA's
-    libraries, raise a plain RuntimeError."""
+    """Whether memory of the host or of a GPU ran out, also as torch's plain RuntimeErrors."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

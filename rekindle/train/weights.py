@@ -1,10 +1,9 @@
 """Where weights come from and how they leave, one tensor at a time: no rank ever holds the model.
 
-A network is built with its parameters on the meta device while `Recorder` notes what its
-initialisation does to each of them. Later every rank fills just its own shards: from the slices of
-a safetensors checkpoint, or by replaying the notes for one whole parameter, seeded by (seed, name),
-and keeping its part. So fresh weights are the same in every layout. Export gathers one parameter
-after the other and writes safetensors files of bounded size."""
+A network is built on the meta device while `Recorder` notes what its initialisation does. Every
+rank then fills just its own shards: from slices of a safetensors checkpoint, or by replaying the
+notes for one whole parameter, seeded by (seed, name): fresh weights are the same in every
+layout."""
 
 import contextlib
 import dataclasses
@@ -74,8 +73,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
-    """Networks built inside have their parameters on the meta device, their buffers for real; a
-    `recorder` given goes on taking notes."""
+    """Networks built inside have meta parameters and real buffers; a `recorder` goes on."""
     recorder = recorder or Recorder()
     register = nn.Module.register_parameter
 
@@ -96,8 +94,7 @@ def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
 
 
 def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace every parameter and buffer by what `change` makes of it. Unlike `Module.to`, keeps a
-    parameter that two modules share one parameter."""
+    """Replace every parameter and buffer by what `change` makes of it; shared ones stay shared."""
     made: dict[int, nn.Parameter] = {}
     for child in module.modules():
         for name, parameter in child._parameters.items():
@@ -114,8 +111,7 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
 
 
 def convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give parameters and buffers of floating point that type. Rotary frequencies are never made
-    narrower: in bf16 they turn position 2,048 of Llama 3 by 3.7 radians."""
+    """Give floating-point values that type, but rotary frequencies none narrower than fp32."""
     narrower = torch.finfo(dtype).bits < 32
     rotary = [m for m in module.modules() if type(m).__name__.endswith("RotaryEmbedding")]
     exact = {id(b) for m in rotary if narrower for b in m.buffers(recurse=False)}
@@ -124,9 +120,7 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
 
 class Source:
     """Starting values by parameter name: those of a checkpoint where it has them, else fresh ones.
-
-    `prefix` is the name of the backbone in the network, which checkpoints of a bare backbone leave
-    out."""
+    Checkpoints of a bare backbone leave out `prefix`, its name in the network."""
 
     def __init__(
         self, network: nn.Module, recorder: Recorder, seed: int, folder: Path | None = None
@@ -142,7 +136,6 @@ class Source:
         self._last: tuple[str, torch.Tensor] | None = None
 
     def include(self, network: nn.Module) -> None:
-        """Know the fresh parameters that were added to the network since, such as adapters."""
         for name, p in network.named_parameters():
             if ".lora_" in name:
                 self.storages[name] = _storage(p), p.shape, p.stride(), p.dtype
@@ -214,7 +207,6 @@ class Checkpoint:
         return None
 
     def slice(self, name: str) -> Any:
-        """safetensors' lazy slice of a stored tensor."""
         file = self.files[name]
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
@@ -222,10 +214,9 @@ class Checkpoint:
 
 
 def intervals(tensor: torch.Tensor) -> list[Interval]:
-    """Which part of the whole tensor this rank holds, one [start, end) a dimension.
-
-    Tensor parallelism (the mesh's last dimension) divides first, FSDP then divides what it left,
-    each into pieces of equal size but the last ones: 7 rows on 4 ranks are 2, 2, 2, 1."""
+    """Which part of the whole tensor this rank holds, one [start, end) a dimension. Tensor
+    parallelism (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks are 2, 2, 2,
+    1."""
     found = [(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return found
@@ -244,8 +235,7 @@ def intervals(tensor: torch.Tensor) -> list[Interval]:
 
 
 def divides(placement: Placement) -> bool:
-    """Whether a placement cuts its dimension; FSDP on top of tensor parallelism is a kind of its
-    own."""
+    """Whether a placement cuts its dimension; FSDP over tensor parallelism has its own kind."""
     return isinstance(placement, Shard | _StridedShard)
 
 

@@ -1,15 +1,11 @@
-"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two of these on
-gloo.
-
-Decides where a rank's weights come from and what the training leaves behind; rank.py decides how it
-starts and ends."""
-
-from __future__ import annotations
+"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two on gloo.
+Decides where a rank's weights come from and what the training leaves behind."""
 
 import dataclasses
 import logging
 import shutil
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -37,6 +33,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
+from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of, labels_of
 from rekindle.train.throughput import FILE as PROFILE
 from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
@@ -47,7 +44,6 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Read the job, train, leave."""
     live(Job, _train)
 
 
@@ -75,7 +71,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         _begin(job, trainer, history, found, first)
     dist.barrier()
     checkpointer = Checkpointer(job.checkpoints, _keeps(job, shards), job.run_key, history.path)
-    checkpointer.check_memory(trainer.tensors())
+    check_host_memory(pieces_of(trainer.tensors()))
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     # of pp, cp and tp peers, which see the same examples, one writes them down
     speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")
@@ -107,8 +103,7 @@ def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
 
 
 def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
-    """Give the parts the weights of the lowest validation loss; returns its step, or None where
-    none was a number: then they keep the last."""
+    """Give the parts the best validation's weights; returns its step, None if there is none."""
     step = trainer.best.step
     if step not in (0, last):
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)
@@ -156,8 +151,7 @@ def _held(trainer: Trainer) -> dict[str, int]:
 
 
 def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
-    """Which examples each step trains on: packed, by length where they are padded, else at
-    random."""
+    """Which examples each step trains on: packed, by length where padded, else at random."""
     settings = shards.manifest.settings
     has_lengths = "input_ids" in shards.table(TRAIN).schema.names
     pack_length = objective_of(task).pack_length(settings)
@@ -170,7 +164,6 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
-    """Of what has to be tested to be trained; a user's own task is theirs to test."""
     if job.task not in TASKS:
         return None
     return cell_of(KIND_OF[job.task], layout, job.train, job.model.lora is not None)
@@ -188,15 +181,12 @@ class Start:
         self.network, self.source, self.origins = network, source, origins
 
     @classmethod
-    def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Start:
-        """Networks of our own tasks are built without values; what a user's task builds is taken as
-        it is."""
+    def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Self:
+        """Our own tasks' networks are built without values; a user's task's is taken as it is."""
         manifest = shards.manifest
-        before = None
-        if job.init:
-            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
-        model = job.model
+        before, model = None, job.model
         if job.init:  # in Hugging Face layout where the task's are
+            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
             model = model.model_copy(update={"source": job.init, "revision": None})
         folder = task.weights(model) if job.task in TASKS else None
         given = (model, manifest.labels, manifest.settings, shards.assets)
@@ -230,8 +220,7 @@ class Start:
         return start
 
     def parts(self, fresh: bool) -> Parts:
-        """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
-        but not those of weights that LoRA leaves as they are)."""
+        """What this rank trains, with starting values if `fresh`, or where LoRA leaves them."""
         job = self.job
         scaling = prepared(self.network, self.source, self.origins, job.train, job.model.lora)
         goal = goal_of(job, self.task, self.shards, self.mesh)
@@ -269,8 +258,7 @@ class Start:
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
-    """Rank 0 writes the summary of a training that is done after step `last`, then the word that
-    says so. `best`: the step whose weights were exported, if it was asked for."""
+    """Rank 0 writes the summary, then the word that says so; `best`: the exported step, if any."""
     rows = list(read_history(history.path))
     final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {

@@ -70,7 +70,7 @@ def check_memory(here: Here, traces: bool = True) -> Iterator[Row]:
             one = finalist_of((config, layout, tokens, accumulation, more))
             planned = memory(one.work).peak_bytes
             try:
-                here.room_for(needed(planned).bytes)
+                here.room_for(needed(planned))
                 real = _peak(here, case_of(config, micro, tokens, accumulation, more))
             except TooSmall as error:
                 yield here.skipped(name, str(error))

@@ -32,7 +32,7 @@ def test_a_scenario_is_planned_with_what_the_engine_takes_and_the_gpus_hold(path
     plan = planned(path.stem)
     for choice in (plan.chosen, *plan.others):
         takes(plan.asked, choice.option)
-        held = needed(choice.option.memory.peak_bytes).bytes
+        held = needed(choice.option.memory.peak_bytes)
         assert held <= choice.option.cluster.gpu.memory_bytes
     assert all(rejected.reason for rejected in plan.rejected)
     assert {str(other.option.work.layout) for other in plan.others} <= {

@@ -6,10 +6,8 @@ import torch.distributed as dist
 
 from rekindle.errors import CheckpointError
 from rekindle.launch import process
-from rekindle.spec.model import CheckpointSpec
-from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.dcp import pieces_of
-from rekindle.train.snapshot import Pinned, Snapshot, snapshot_bytes
+from rekindle.train.snapshot import Pinned, Snapshot, check_host_memory, snapshot_bytes
 
 
 class CudaRuntime:
@@ -58,16 +56,15 @@ def test_a_snapshot_of_other_tensors_gives_the_memory_of_the_first_back():
     assert torch.equal(second["a"].local, torch.ones(4))
 
 
-def test_a_checkpoint_that_the_host_cannot_hold_is_refused_before_the_first_save(tmp_path):
+def test_a_checkpoint_that_the_host_cannot_hold_is_refused_before_the_first_save():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        saver = Checkpointer(tmp_path, CheckpointSpec(), "key")
-        saver.check_memory({"model": {"w": torch.empty(1000, 1000)}})
+        check_host_memory(pieces_of({"model": {"w": torch.empty(1000, 1000)}}))
         left = process.available_bytes()
         large = {"model": {"w": torch.empty(left, dtype=torch.float32, device="meta")}}
         assert snapshot_bytes(pieces_of(large)) == pytest.approx(4 * left, abs=64)
         with pytest.raises(CheckpointError) as refused:
-            saver.check_memory(large)
+            check_host_memory(pieces_of(large))
     finally:
         dist.destroy_process_group()
     (problem,) = refused.value.problems

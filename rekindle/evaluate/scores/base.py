@@ -1,7 +1,5 @@
-"""What a contender achieved on the rows that decide, in the form that the gate compares: its
-metrics, the same on resampled rows, and what it must at least beat.
-
-Shapes: N examples, C classes or tags, R resamples."""
+"""What a contender achieved on the rows that decide, in the form that the gate compares. Shapes: N
+examples, C classes or tags, R resamples."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self
@@ -14,8 +12,6 @@ from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 class Scores(Protocol):
-    """A contender's result on N examples."""
-
     METRIC: ClassVar[str]
     """What contenders are compared in unless `evaluate.gate.metric` says otherwise."""
     SLICE_METRIC: ClassVar[str]
@@ -23,8 +19,7 @@ class Scores(Protocol):
 
     @classmethod
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
-        """From `rows` as records.Scores has them, of the column `who`. Raises DataError for labels
-        that the contender does not know."""
+        """From records.Scores' `rows`, the column `who`. DataError for labels it does not know."""
 
     def __len__(self) -> int:
         """N."""

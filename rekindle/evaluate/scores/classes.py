@@ -76,8 +76,7 @@ class ClassScores(Scores):
 
 
 def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResult:
-    """The result of a class that has `rows`, and was answered `predicted` times, `hits` of them
-    right."""
+    """A class with `rows`, that was answered `predicted` times, `hits` of them right."""
     return ClassResult(
         label=label, rows=rows, predicted=predicted,
         precision=hits / predicted if predicted else None, recall=hits / rows if rows else None,
@@ -96,7 +95,6 @@ def beats_majority(metric: str, value: float, share: float, what: str) -> Check:
 
 
 def softmax(logits_NC: Floats) -> Floats:
-    """Probabilities of each row."""
     powers_NC: Floats = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
     shares_NC: Floats = powers_NC / powers_NC.sum(1, keepdims=True)
     return shares_NC

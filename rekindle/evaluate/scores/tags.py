@@ -9,13 +9,11 @@ another form, such as a part of speech, is an entity of one word.
 Words that a contender cut off have logits of zero: no prediction, and each tag equally probable.
 Shapes: N texts, W words of all of them one after the other, C tags, R resamples."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +43,13 @@ class TagScores(Scores):
     predicted_W: Ints
     nats_W: Floats
     lengths_N: Ints
-    scheme: Scheme
+    scheme: "Scheme"
 
     METRIC: ClassVar[str] = "entity_f1"
     SLICE_METRIC: ClassVar[str] = "token_accuracy"  # a slice may be without an entity
 
     @classmethod
-    def of(cls, rows: pa.Table, who: str, contender: Contender) -> TagScores:
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
         labels = rows.column("label").combine_chunks()
         true_W = indices_of(labels.flatten(), contender.labels)
         lengths_N = np.asarray(labels.value_lengths(), np.int64)
@@ -120,9 +118,9 @@ class TagScores(Scores):
         share = float(np.bincount(self.true_W).max() / len(self.true_W))
         return beats_majority("token_accuracy", self.metrics["token_accuracy"], share, "tag")
 
-    def picked(self, pick_N: np.ndarray) -> TagScores:
+    def picked(self, pick_N: np.ndarray) -> Self:
         pick_W = np.repeat(pick_N, self.lengths_N)
-        return TagScores(
+        return type(self)(
             self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W],
             self.lengths_N[pick_N], self.scheme,
         )  # fmt: skip
@@ -135,7 +133,6 @@ class TagScores(Scores):
         return tuple(tuple(int(n) for n in row) for row in counts)
 
     def classes(self) -> tuple[ClassResult, ...]:
-        """By type of entity."""
         columns = [counts_NT.sum(0).tolist() for counts_NT in self._entities]
         rows = zip(self.scheme.names, *columns, strict=True)
         return tuple(class_result(*row) for row in rows) if len(self) else ()
@@ -144,8 +141,7 @@ class TagScores(Scores):
 @dataclasses.dataclass(frozen=True)
 class Scheme:
     """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside of
-    entities; whether it begins an entity whatever stands before, and whether it ends one whatever
-    follows."""
+    entities; whether it begins, or ends, an entity whatever stands beside it."""
 
     names: tuple[str, ...]
     type_C: Ints
@@ -153,8 +149,7 @@ class Scheme:
     ends_C: Bools
 
     @classmethod
-    def of(cls, tags: Sequence[str]) -> Scheme:
-        """The meaning of `tags`, in index order."""
+    def of(cls, tags: Sequence[str]) -> Self:
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
         numbers = {name: number for number, name in enumerate(names)}
@@ -192,8 +187,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
 def counted(
     scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Of each text and type, [N, types]: entities found (exact words and type), entities predicted,
-    entities there are."""
+    """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
     firsts_W[starts_N[lengths_N > 0]] = True

@@ -18,10 +18,8 @@ from rekindle.spec.metrics import TOKEN_METRICS
 @dataclasses.dataclass(frozen=True)
 class TokenScores(Scores):
     """Of each example: the loss of its targets in nats, how many were predicted right, how many
-    there are (at least one), how many bytes of text they cover; each [N].
-
-    `unigram_nats` is the loss of the best guess that knows only how frequent each target is: the
-    entropy of the targets themselves, which favours the guess."""
+    there are, how many bytes of text they cover; each [N]. `unigram_nats` is the loss of the best
+    guess that knows only how frequent each target is: the entropy of the targets."""
 
     nats_N: Floats
     right_N: Floats
@@ -57,8 +55,7 @@ class TokenScores(Scores):
         return bool(np.isfinite(self.nats_N).all())
 
     def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        """A ratio of sums over the examples picked: nats per target, perplexity, right per target,
-        or bits per byte."""
+        """A ratio of sums over the examples picked; log_loss is nats per target."""
         above_N = self.right_N if metric == "token_accuracy" else self.nats_N
         below_N = self.bytes_N * math.log(2) if metric == "bits_per_byte" else self.targets_N
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

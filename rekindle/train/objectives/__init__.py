@@ -15,7 +15,6 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 
 
 def objective_of(task: Task) -> Objective:
-    """What the task minimises."""
     return OBJECTIVES[task.objective]
 
 

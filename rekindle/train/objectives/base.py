@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,16 @@ import torch
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 
 if TYPE_CHECKING:
-    from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
+    from rekindle.train.mesh import Mesh
+    from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
 
 Columns = dict[str, pa.Array]
 Texts = list[list[int]]
+Alone = tuple[Micro, torch.Tensor]
 
 
 class Objective(abc.ABC):
@@ -34,13 +36,11 @@ class Objective(abc.ABC):
     divided_by_cp: ClassVar[bool] = False
 
     def prepared(self, part: Part) -> bool:
-        """Hook into the part's network; whether texts share a sequence that have not been packed
-        into it before."""
+        """Hook into the part's network; whether texts that are not packed share a sequence."""
         return False
 
     def pack_length(self, settings: Settings) -> int | None:
-        """Tokens of the sequences into which the order of samples packs texts; None: it packs
-        none."""
+        """Tokens of the sequences into which texts are packed; None: they are not."""
         return None
 
     @abc.abstractmethod
@@ -61,15 +61,11 @@ class Objective(abc.ABC):
         """On the last stage what each result is, [N, K]; what the next stage receives on others."""
 
     @abc.abstractmethod
-    def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
-    ) -> tuple[Micro, torch.Tensor]:
-        """A micro-batch to score, each example by itself; and of each result the place, of those of
-        `table`, that it is added to, int64 [N]."""
+    def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
+        """A micro-batch to score, each example alone, and the place of each result, int64 [N]."""
 
     def places(self, encoded: pa.Table) -> Ints:
-        """Where the places of each row begin, and where the last ends, [rows + 1]: by default a
-        row is one place."""
+        """Where the places of each row begin, and the last end, [rows + 1]; one a row here."""
         return np.arange(len(encoded) + 1)
 
     def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
@@ -117,8 +113,7 @@ def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
 
 
 def sendable(hidden: torch.Tensor) -> torch.Tensor:
-    """A pipeline sends it as it lies in memory, and zero bubble detaches it in place, which no view
-    allows: GPT-2 ends in one."""
+    """No view, which a pipeline would send whole, and zero bubble cannot detach in place."""
     return hidden.clone() if hidden._is_view() else hidden.contiguous()
 
 

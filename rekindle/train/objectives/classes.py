@@ -21,27 +21,16 @@ from rekindle.tasks.encoder import TextClassification
 from rekindle.train import modules
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 from rekindle.train.objectives import base
-from rekindle.train.objectives.base import (
-    Columns,
-    Objective,
-    Texts,
-    by_length,
-    exact,
-    joined,
-    of_targets,
-    row,
-)
+from rekindle.train.objectives.base import Alone, Columns, Objective, Texts
 
 if TYPE_CHECKING:
-    from rekindle.spec.layout import Layout
-    from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
+    from rekindle.train.mesh import Mesh
+    from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
 
 class Classes(Objective):
-    """Cross-entropy of the class."""
-
     def prepared(self, part: Part) -> bool:
         networks = [part.network, *part.teachers]
         joins = isinstance(part.task, TextClassification) and all(
@@ -53,10 +42,10 @@ class Classes(Objective):
         return joins
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
-        table, rows = by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
+        table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
         targets, documents = None, None
         if batches.joined:
-            inputs, starts_B, documents = joined(table)
+            inputs, starts_B, documents = base.joined(table)
             targets = torch.from_numpy(starts_B)
         else:
             inputs = batches.task.collate(table, batches.settings)
@@ -95,18 +84,15 @@ class Classes(Objective):
             return part.hidden(batch)
         part.texts = None if micro.targets is None else len(micro.targets)
         theirs_BC = taught(part, batch)
-        logits_BC = exact(logits_of(part, batch))
+        logits_BC = base.exact(logits_of(part, batch))
         return loss_of(part, logits_BC, theirs_BC, micro.labels, micro.weights, micro.count[0])
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[B, C]: the logits."""
-        return exact(logits_of(part, batch)) if part.last else part.hidden(batch)
+        return base.exact(logits_of(part, batch)) if part.last else part.hidden(batch)
 
-    def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
-    ) -> tuple[Micro, torch.Tensor]:
-        rows = torch.arange(len(table))
-        inputs = task.collate(table, settings)
+    def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
+        rows, inputs = torch.arange(len(table)), model.task.collate(table, model.settings)
         return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
@@ -157,11 +143,9 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
 
 
 def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
-    """Have the last block compute, behind its attention, each joined text's first token alone:
-    [1, T, H] becomes [1, documents, H], and nothing reads what is left out.
-
-    The documents are taken from attention's own arguments, which are right as well where a block
-    computes its activations again."""
+    """Have the last block compute, behind its attention, each joined text's first token alone: [1,
+    T, H] becomes [1, documents, H]. The documents are those of attention's own arguments, which are
+    right where a block computes its activations again, too."""
     documents: list[Documents | None] = [None]
 
     def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -185,8 +169,7 @@ def logits_of(part: Part, batch: Tensors) -> torch.Tensor:
 
 
 def taught(part: Part, batch: Tensors) -> torch.Tensor | None:
-    """The teacher's logits of classes, before the student's forward pass, whose activations are
-    not there yet."""
+    """The teacher's logits, before the student's forward pass makes its activations."""
     if not (part.teachers and part.training):
         return None
     with torch.no_grad():
@@ -215,12 +198,10 @@ def loss_of(
         ).sum(-1)  # fmt: skip
         loss = (1 - share) * loss + share * warmth**2 * ((divergence_N * weights_N).sum() / count)
     right = ((logits_NC.argmax(-1) == labels_N) * weights_N).sum()
-    return row(loss, right.to(loss.dtype), weights_N.sum())
+    return base.row(loss, right.to(loss.dtype), weights_N.sum())
 
 
 class Tags(Objective):
-    """Cross-entropy of the tags."""
-
     def prepared(self, part: Part) -> bool:
         return all(modules.known(one) is not None for one in (part.network, *part.teachers))
 
@@ -228,7 +209,7 @@ class Tags(Objective):
         table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
         real_W = np.repeat(rows >= 0, _lengths(table, "places"))
         if batches.joined:
-            inputs, starts_B, documents = joined(table)
+            inputs, starts_B, documents = base.joined(table)
         else:
             inputs, documents = batches.task.collate(table, batches.settings), None
             starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
@@ -244,20 +225,18 @@ class Tags(Objective):
         if micro.documents is not None:
             batch["documents"] = micro.documents  # type: ignore[assignment]
         theirs_BTC = taught(part, batch)
-        theirs_NC = None if theirs_BTC is None else of_targets(theirs_BTC, micro.targets)
-        logits_NC = exact(of_targets(logits_of(part, batch), micro.targets))
+        theirs_NC = None if theirs_BTC is None else base.of_targets(theirs_BTC, micro.targets)
+        logits_NC = base.exact(base.of_targets(logits_of(part, batch), micro.targets))
         weights_N = torch.ones_like(micro.labels)
         return loss_of(part, logits_NC, theirs_NC, micro.labels, weights_N, micro.count[0])
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[N, C]: the logits."""
         assert micro.targets is not None
-        return exact(of_targets(logits_of(part, batch), micro.targets))
+        return base.exact(base.of_targets(logits_of(part, batch), micro.targets))
 
-    def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
-    ) -> tuple[Micro, torch.Tensor]:
-        inputs = task.collate(table, settings)
+    def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
+        inputs = model.task.collate(table, model.settings)
         starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
         words_N, targets_N = _targets(table, starts_B)
         targets, words = torch.from_numpy(targets_N), torch.from_numpy(words_N)
@@ -274,9 +253,7 @@ class Tags(Objective):
         return {"label": pa.array(tags, kind), "places": pa.array(places, kind)}
 
 
-def _targets(
-    table: pa.Table, starts_B: Ints, real_W: np.ndarray | bool = True
-) -> tuple[Ints, Ints]:
+def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints, Ints]:
     """Which words of all texts have a place, and where it is among the flattened tokens."""
     places_W = table.column("places").combine_chunks().flatten().to_numpy().astype(np.int64)
     words_N = np.flatnonzero((places_W >= 0) & real_W)

@@ -17,41 +17,34 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from rekindle.data.manifest import row_tokens
 from rekindle.plan.tensors import TAUGHT, rows_at_once
 from rekindle.train.micro import Chosen, Documents, Micro, Tensors
-from rekindle.train.objectives.base import (
-    Columns,
-    Objective,
-    Texts,
-    exact,
-    of_targets,
-    row,
-    sendable,
-)
+from rekindle.train.objectives import base
+from rekindle.train.objectives.base import Alone, Columns, Objective, Texts
 from rekindle.train.weights import intervals
 
 if TYPE_CHECKING:
-    from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
+    from rekindle.train.mesh import Mesh
+    from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
 IGNORED = -100
 
 
 class Tokens(Objective):
-    """Cross-entropy of the token that follows."""
-
     divided_by_cp: ClassVar[bool] = True
 
     def pack_length(self, settings: Settings) -> int | None:
         return int(settings["max_length"]) if settings.get("packing") else None
 
-    def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
+    def micro(self, batches: Batches, chosen: Chosen, key: int, count: Tensor) -> Micro:
         layout, task = batches.mesh.layout, batches.task
         found = task.collate(
             chosen.table, batches.settings, slots=chosen.slots, rows=chosen.rows,
@@ -60,47 +53,49 @@ class Tokens(Objective):
         packed = batches.order.pack_length is not None
         return micro_of_tokens(found, layout.cp, batches.mesh.place("cp"), packed, key, count)
 
-    def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+    def loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         lesson = _lesson(part, batch, micro)
         hidden_BTH = part.states(part.network, batch, micro)
         if not part.last:
-            return sendable(hidden_BTH)
+            return base.sendable(hidden_BTH)
         assert micro.targets is not None
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
+        states_NH, scale = base.of_targets(hidden_BTH, micro.targets), 1 / micro.count[0]
         loss, right = linear_cross_entropy(
-            of_targets(hidden_BTH, micro.targets), head.weight, micro.labels, 1 / micro.count[0],
-            part.tp_group, not part.sequence_parallel, lesson,
+            states_NH, head.weight, micro.labels, scale, part.tp_group,
+            not part.sequence_parallel, lesson,
         )  # fmt: skip
-        return row(loss, right, torch.full_like(loss, len(micro.targets)))
+        return base.row(loss, right, torch.full_like(loss, len(micro.targets)))
 
-    def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+    def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
         assert micro.targets is not None
         if not hasattr(part.network, "get_output_embeddings"):
-            logits_NV = of_targets(part.task.logits(part.network, batch), micro.targets)
-            return judged(exact(logits_NV), micro.labels, 0, None)
+            logits_NV = base.of_targets(part.task.logits(part.network, batch), micro.targets)
+            return judged(base.exact(logits_NV), micro.labels, 0, None)
         hidden_BTH = part.states(part.network, batch, micro)
         if not part.last:
-            return sendable(hidden_BTH)
+            return base.sendable(hidden_BTH)
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
-        states_NH = of_targets(hidden_BTH, micro.targets)
+        states_NH = base.of_targets(hidden_BTH, micro.targets)
         return judge_targets(states_NH, head.weight, micro.labels, part.tp_group)
 
     def alone(
-        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int,
-        asked: int | None = None,
-    ) -> tuple[Micro, torch.Tensor]:  # fmt: skip
+        self, model: ModelFolder, table: pa.Table, mesh: Mesh, asked: int | None = None
+    ) -> Alone:
         """With `asked`, the only target is what follows that place."""
+        task: Any = model.task
+        layout, cp_rank = mesh.layout, mesh.place("cp")
         unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         length = -(-int(row_tokens(table).max()) // unit) * unit
-        tensors = task.collate(table, settings, length=length)
+        tensors = task.collate(table, model.settings, length=length)
         if asked is not None:
             tensors["labels"][0, asked] = 0
         micro = micro_of_tokens(tensors, layout.cp, cp_rank, False, 0, torch.ones(1))
         assert micro.targets is not None
         return micro, micro.targets // (length // layout.cp)
 
-    def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
+    def sums(self, result: Tensor, micro: Micro) -> Tensor:
         """Nats, right predictions, targets."""
         right_N = (result[:, 1] == micro.labels).double()
         return torch.stack([result[:, 0], right_N, torch.ones_like(right_N)], 1)
@@ -109,8 +104,7 @@ class Tokens(Objective):
         return 3
 
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """What the targets of a text cost, and which they are: with another tokenizer they are
-        others."""
+        """What the targets of a text cost, and which they are: another tokenizer's are others."""
         longest = settings.get("max_length", sys.maxsize)
         ids, cut, full = [], [], []
         for text in encoded.select(["input_ids", "supervised"]).to_pylist():
@@ -143,13 +137,13 @@ def _lesson(part: Part, batch: Tensors, micro: Micro) -> Lesson | None:
     assert micro.targets is not None
     (teacher,), goal = part.teachers, part.goal
     with torch.no_grad():
-        states_NH = of_targets(part.states(teacher, batch, micro), micro.targets)
+        states_NH = base.of_targets(part.states(teacher, batch, micro), micro.targets)
     head: Any = teacher.get_output_embeddings()  # type: ignore[operator]
     return Lesson(head, states_NH, goal.temperature, goal.teacher_weight)
 
 
 def micro_of_tokens(
-    found: Tensors, cp: int, cp_rank: int, packed: bool, key: int, count: torch.Tensor
+    found: Tensors, cp: int, cp_rank: int, packed: bool, key: int, count: Tensor
 ) -> Micro:
     """What a token task's `collate` made, as this context-parallel rank's share of it."""
     numbers_BS, documents = found.pop("documents").numpy(), None
@@ -177,27 +171,21 @@ class Lesson:
     the share of the loss that is the divergence of distributions softened by `temperature`, times
     the temperature squared (Hinton, Vinyals, Dean 2015, arXiv 1503.02531)."""
 
-    head: Callable[[torch.Tensor], torch.Tensor]
-    states_NH: torch.Tensor
+    head: Callable[[Tensor], Tensor]
+    states_NH: Tensor
     temperature: float
     weight: float
 
 
 def linear_cross_entropy(
-    hidden_NH: torch.Tensor, weight: torch.Tensor, labels_N: torch.Tensor, scale: torch.Tensor,
+    hidden_NH: Tensor, weight: Tensor, labels_N: Tensor, scale: Tensor,
     group: dist.ProcessGroup | None = None, add_up: bool = True, lesson: Lesson | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
-    predictions, without ever holding all logits: a few rows at a time, gradients made on the way.
-    With a `lesson` the loss is partly the divergence from a teacher.
-
-    `weight` [V, H] may be a DTensor whose rows are divided over `group`; then each rank's gradient
-    of `hidden` is its share, and `add_up` makes it the whole."""
-    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) else None
-    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
-    if torch.is_autocast_enabled(hidden_NH.device.type):
-        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(hidden_NH.device.type))
+    predictions, a few rows at a time, gradients made on the way; partly the divergence of a
+    `lesson`. Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
+    `hidden` the whole."""
+    hidden_NH, local_VH, start, divided = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, lesson is None)
     loss, right = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -206,13 +194,24 @@ def linear_cross_entropy(
     return loss, right
 
 
+def _factors(
+    hidden: Tensor, weight: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, int, dist.ProcessGroup | None]:
+    """Both as they are multiplied here; the first row of `weight` here, and who has the others."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    if not isinstance(weight, DTensor):
+        return hidden, weight, 0, None
+    return hidden, weight.to_local(), intervals(weight)[0][0], group
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: torch.Tensor, head_WH: torch.Tensor, labels_N: torch.Tensor,
-        columns: int, scale: torch.Tensor, group: dist.ProcessGroup | None, start: int,
+        ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor,
+        columns: int, scale: Tensor, group: dist.ProcessGroup | None, start: int,
         add_up: bool, lesson: Lesson | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         device, (for_hidden, for_head, *_) = hidden_NH.device, ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden_NH, dtype=exact) if for_hidden else None
@@ -254,15 +253,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss * factor, right
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         grads = (None if x is None else x * grad.to(x.dtype) for x in ctx.saved_tensors)
         return *grads, *[None] * 7
 
 
-def _aligned(weight_VH: torch.Tensor, dtype: torch.dtype, may: bool = True) -> torch.Tensor:
-    """[W, H] in this type. On a GPU a vocabulary that is no multiple of 64 `may` get rows of zeros:
-    tensor cores want aligned rows of logits. Products with GPT-2's 50,257 took a quarter of a step
-    on an H200."""
+def _aligned(weight_VH: Tensor, dtype: torch.dtype, may: bool = True) -> Tensor:
+    """[W, H] in this type; on a GPU maybe with rows of zeros: tensor cores want aligned rows of
+    logits. Products with GPT-2's 50,257 took a quarter of a step on an H200."""
     spare = -len(weight_VH) % _ALIGNED if weight_VH.is_cuda and may else 0
     if not spare:
         return weight_VH.to(dtype)
@@ -273,7 +271,7 @@ class _Padded(torch.autograd.Function):
     """Cast, with rows of zeros behind it, in one copy."""
 
     @staticmethod
-    def forward(ctx: Any, weight_VH: torch.Tensor, dtype: torch.dtype, spare: int) -> torch.Tensor:
+    def forward(ctx: Any, weight_VH: Tensor, dtype: torch.dtype, spare: int) -> Tensor:
         count, ctx.dtype = len(weight_VH), weight_VH.dtype
         head_WH = weight_VH.new_empty(count + spare, weight_VH.shape[1], dtype=dtype)
         head_WH[:count], head_WH[count:] = weight_VH, 0
@@ -281,11 +279,11 @@ class _Padded(torch.autograd.Function):
         return head_WH
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad[: ctx.count].to(ctx.dtype), None, None
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b in `dtype`; on a GPU without a result in half precision on the way."""
     if a.is_cuda and a.dtype != dtype:
         return torch.mm(a, b, out_dtype=dtype)
@@ -293,12 +291,11 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 def _hardened(
-    logits_NV: torch.Tensor, labels_N: torch.Tensor, columns: int, factor: torch.Tensor | None,
+    logits_NV: Tensor, labels_N: Tensor, columns: int, factor: Tensor | None,
     group: dist.ProcessGroup | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of a piece, summed, and its right predictions; columns beyond `columns` are
-    -inf. In place of the logits are then their gradients, times `factor`, if there is one. Labels
-    of other ranks' columns lie outside."""
+    -inf. In place of the logits are then their gradients times `factor`, if any."""
     mine_N = (labels_N >= 0) & (labels_N < columns)
     safe_N = labels_N.clamp(0, columns - 1)
     top_N = logits_NV.amax(-1)
@@ -317,11 +314,8 @@ def _hardened(
     return (total_N.log() + top_N - target_N).sum(), (target_N >= top_N).sum()
 
 
-def _softened(
-    ours_NV: torch.Tensor, lesson: Lesson, piece: slice
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lesson's share of a piece's loss, and its gradients with respect to our logits. In place,
-    so that there are never more than `TAUGHT` matrices as large as the logits."""
+def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Tensor]:
+    """The lesson's share of a piece's loss, and its gradients; in place, to hold few matrices."""
     warmth = lesson.temperature
     theirs_NV = lesson.head(lesson.states_NH[piece]).to(ours_NV.dtype, copy=True)
     theirs_NV = F.log_softmax(theirs_NV.div_(warmth), -1)
@@ -333,18 +327,11 @@ def _softened(
 
 
 def judge_targets(
-    hidden_FH: torch.Tensor, weight: torch.Tensor, targets_F: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Float [F, 2]: of each target the loss in nats and the most probable token; never holds the
-    logits of more than a few targets.
-
-    `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
-    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) else None
-    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
-    if torch.is_autocast_enabled(hidden_FH.device.type):
-        hidden_FH = hidden_FH.to(torch.get_autocast_dtype(hidden_FH.device.type))
+    hidden_FH: Tensor, weight: Tensor, targets_F: Tensor, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
+    time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
+    hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
     single = torch.promote_types(hidden_FH.dtype, torch.float32)
     columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
     rows = rows_at_once(columns, hidden_FH.device.type)
@@ -358,10 +345,9 @@ def judge_targets(
 
 
 def judged(
-    logits_FV: torch.Tensor, targets_F: torch.Tensor, start: int, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """As `judge_targets`; `logits_FV` are those of the tokens from `start` on. Of equally probable
-    tokens the first counts."""
+    logits_FV: Tensor, targets_F: Tensor, start: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    """As `judge_targets`, of tokens from `start` on; of equally probable ones the first counts."""
     top_F, token_F = logits_FV.max(-1)
     place_F = targets_F - start
     mine_F = (place_F >= 0) & (place_F < logits_FV.shape[1])
