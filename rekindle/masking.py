@@ -7,8 +7,6 @@ it comes from: a service may send back what it was sent. A value is also known a
 part of a URL. What is shorter than eight characters and not named by a config is none: it would
 mask words. Others of the environment are not known before they are named."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,27 +1,22 @@
 """The records of runs under a home: read, found by name, numbered, begun; their cards, and what was
 submitted for them."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rekindle
 from rekindle.errors import RequestError
+from rekindle.outputs import Planned
 from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
-
-if TYPE_CHECKING:
-    from rekindle.outputs import Planned
 
 log = logging.getLogger(__name__)
 

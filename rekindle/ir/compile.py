@@ -30,11 +30,8 @@ _TIMEOUT_SECONDS = 300
 
 
 def compile_pipeline(target: str, cwd: Path | None = None) -> str:
-    """IR text of the pipeline at `target`; RequestError or UnsupportedError with file:line where it
-    does not compile.
-
-    `target` is `path.py:function`, or the path of a compiled `.yaml` or `.json`, which is returned
-    as it is."""
+    """IR text of the pipeline at `target`: `path.py:function`, or a compiled `.yaml` or `.json`,
+    returned as it is. RequestError or UnsupportedError with file:line where it does not compile."""
     folder = (cwd or Path.cwd()).absolute()
     if target.endswith(_COMPILED):
         try:

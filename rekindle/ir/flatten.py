@@ -81,8 +81,7 @@ class Guard:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A loop that the platform runs itself: its path, the argument that it goes over, and how many
-    turns may run side by side (0: any)."""
+    """A loop that the platform runs itself, over an argument, `at_once` turns together (0: any)."""
 
     path: str
     over: str
@@ -91,8 +90,8 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by; it
-    runs once for each item of its `loop`."""
+    """A step under its `path` in a run, once for each item of its `loop`, with all it depends
+    on."""
 
     step: ir.Step | ir.Importer
     path: str
@@ -245,8 +244,7 @@ class _Flattening:
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
-        """At most `at_once` turns side by side: each waits for the one so many before it, its
-        first steps for the last ones there."""
+        """At most `at_once` turns side by side: each waits for the one so many before it."""
         if not at_once:
             return
         for before, turn in zip(turns, turns[at_once:], strict=False):

@@ -27,8 +27,7 @@ ParameterType = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A value passed by content. A default of None is no default: the IR cannot say otherwise. In
-    the default of a component, text with placeholders is a `Template`."""
+    """A value passed by content; a default of None is none, text with placeholders a `Template`."""
 
     name: str
     type: ParameterType
@@ -171,8 +170,7 @@ class Secret:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A wish that only some platforms know: `name` as the IR calls it (`tolerations`), its value as
-    it is written there."""
+    """A wish that only some platforms know, by the IR's name (`tolerations`), with its value."""
 
     name: str
     value: Any
@@ -322,8 +320,7 @@ class Graph:
                 pending = [*node.dag.ordered(), *pending]
 
     def steps(self) -> tuple[Step, ...]:
-        """Every step at every depth in topological order; `step.path` names it
-        (`condition-1/promote`)."""
+        """Every step at every depth in topological order; `step.path` names it."""
         return tuple(node for node in self.nodes() if isinstance(node, Step))
 
     def leaves(self) -> tuple[Step | Importer, ...]:
@@ -331,8 +328,7 @@ class Graph:
         return tuple(node for node in self.nodes() if not isinstance(node, SubDag))
 
     def find(self, name: str) -> AnyNode:
-        """The node whose path, or else its last segment, is `name`; raises KeyError whose text
-        names the nearest."""
+        """The node of that path, or else last segment; KeyError's text names the nearest."""
         by_path = {node.path: node for node in self.nodes()}
         matches = [node for path, node in by_path.items() if path.rsplit("/", 1)[-1] == name]
         if name in by_path:

@@ -23,8 +23,7 @@ def loop_origins(graph: Graph) -> dict[str, Origin]:
 
 
 def looped_over(graph: Graph, kept: Collection[str] = ()) -> frozenset[str]:
-    """The arguments whose values decide which steps there are once all loops are unrolled but
-    those at the paths `kept`."""
+    """The arguments that decide which steps there are once all loops but `kept` are unrolled."""
     unrolled = (over for path, over in loop_origins(graph).items() if path not in kept)
     return frozenset().union(*filter(None, unrolled))
 

@@ -9,8 +9,6 @@ Where there is no GPU, and MODULE is not empty, the ranks are forks that call `m
 importing torch takes a processor three seconds, and they share its pages. With a GPU each rank is
 a Python of its own, because a driver that was touched does not live through a fork."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -92,8 +90,8 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
 
 
 def hold_on(lifeline: int) -> None:
-    """End the worker group when its supervisor is gone; in a thread, because torchrun may wait
-    inside C++ for other nodes."""
+    """End the worker group when its supervisor is gone; a thread, since torchrun may wait in
+    C++."""
     os.read(lifeline, 1)
     end_marked(os.environ[MARK])
     os._exit(1)

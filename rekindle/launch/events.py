@@ -11,8 +11,6 @@ without its traceback. Knows how logs of steps look: chained tracebacks (the las
 torchrun's prefixes (`[rank0]:`) and the error it raises itself because a worker died, which says
 nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -33,8 +31,7 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """The event in a line of a log, wherever in the line a launcher's prefix left it; None if there
-    is none that is well-formed: a step may print what it likes."""
+    """The well-formed event in a line of a log, whatever prefix a launcher put there, or None."""
     start = line.find(MARK)
     if start < 0 or len(line) > _LONGEST:
         return None
@@ -119,8 +116,7 @@ def _bare(line: str) -> str:
 
 
 def _read_traceback(lines: list[str], start: int) -> tuple[str, str] | None:
-    """The exception that the traceback at `start` ends in; lines of other ranks in between are
-    passed over."""
+    """The exception that ends the traceback at `start`; lines of other ranks are skipped."""
     prefix = lines[start].removesuffix(_TRACEBACK)
     own = [line[len(prefix) :] for line in lines[start + 1 :] if line.startswith(prefix)]
     end = next((i for i, line in enumerate(own) if line and not line[0].isspace()), len(own))

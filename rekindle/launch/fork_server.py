@@ -49,9 +49,7 @@ class ForkServer:
     def adopt(
         self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
     ) -> Forked | None:
-        """A fork at work on `request`, in a session of its own; None where no server answers.
-
-        It prints to these two descriptors, or to its `stdout`."""
+        """A fork at work on `request`, printing to these descriptors; None without a server."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
@@ -177,8 +175,7 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
 
 
 def exit_status(call: Callable[[], object]) -> int:
-    """What a Python process exits with whose outermost call this is; it prints what Python
-    would."""
+    """What a Python process exits with for this call; prints what Python would."""
     try:
         call()
     except SystemExit as end:

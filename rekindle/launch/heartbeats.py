@@ -257,8 +257,7 @@ class Stack:
 def hung_causes(
     heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str
 ) -> list[Cause]:
-    """A cause for each rank without a heartbeat; where all wait for others, that is said of
-    the one furthest behind."""
+    """A cause for each rank without a heartbeat; where all wait, of the one furthest behind."""
     causes = []
     for rank in heartbeats:
         stack = stacks.get(rank.rank, Stack(()))

@@ -10,8 +10,6 @@ all nodes read and write anyway, below the artifact root. So it is as safe as th
 reads the root while the job runs can speak as a node of it. Kubernetes and Vertex AI have a better
 place, and platforms.P.secrets may name one of the platform's own store as REKINDLE_JOB_SECRET."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -56,10 +54,8 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]
 def delivered(
     made: Mapping[str, Mapping[str, Any]], executor_input: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Upload what a step made, and say where it is now: `artifacts` of KFP's executor output.
-
-    `made` is what launch/shim.py reports. An artifact that the step left elsewhere, under a URI of
-    its own, stays there."""
+    """Upload what a step made (`made`, as launch/shim.py reports it): `artifacts` of KFP's executor
+    output. One that the step left under a URI of its own stays there."""
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
@@ -145,8 +141,7 @@ _POLL_SECONDS = 1.0
 
 @contextlib.contextmanager
 def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
-    """The place with a secret, which `root` holds until node rank 0 is done; raises PreemptedError
-    if that node leaves none within the patience of nodes."""
+    """The place with a secret, which `root` holds; PreemptedError if node rank 0 leaves none."""
     if place.nodes == 1 or place.secret or not place.job:
         yield place
         return

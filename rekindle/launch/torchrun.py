@@ -13,8 +13,6 @@ the version installed on the node. REKINDLE_NCCL_PROFILE, which catalog/network.
 machine's name, is that script, and after colons whatever else has to exist for it to be right.
 Nothing of this has run on such a machine yet."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -113,8 +111,7 @@ def _check_loopback() -> None:
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The variables that the script sets, but for those that are set already, and a line about it;
-    nothing and "" if no script is named. StepError if it fails."""
+    """The unset variables that the script sets, and a line about it; StepError if it fails."""
     script, *others = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""

@@ -6,8 +6,6 @@ a heartbeat for `train.hang_seconds` makes all write down their stacks first. Wh
 up with, saves or finishes may take three times as long, and at least two minutes. A start may take
 as long as it likes while one rank of the node sends a heartbeat every `train.start_seconds`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

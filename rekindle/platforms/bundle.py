@@ -28,8 +28,8 @@ RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # and the platform's own
 
 
 def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:
-    """The files of a bundle, in a folder that says what is in it. `more` are modules of rekindle
-    that it needs beside those that every step, and one with conditions, does."""
+    """The files of a bundle, in a folder named after them; `more` are modules that it needs,
+    too."""
     text = json.dumps(task, sort_keys=True, allow_nan=False)
     files = {"entry.py": entry.read_bytes(), "task.json": text.encode()}
     for name in (*_MODULES, *(_CONDITIONS if task.get("guards") else ()), *more):
@@ -65,8 +65,7 @@ def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
 
 
 def lowered_container(step: Step) -> dict[str, Any]:
-    """What a step executes, as launch/shim.py takes it: its words with what stands for their
-    placeholders, its packages, and what it promises to leave."""
+    """What a step executes, as launch/shim.py takes it."""
     container = step.container
     kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
     pip = {

@@ -74,10 +74,9 @@ def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdi
 
 
 def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
-    """For platforms that run KFP's own encoding: values count by content, artifacts by place.
-
-    `values` are those of the pipeline's parameters. Every input is followed through nested
-    pipelines to where it comes from: a value, a parameter, or an output of a step."""
+    """The steps of KFP's own encoding: values count by content, artifacts by place. Every input is
+    followed through nested pipelines to a value, a parameter (of `values`) or an output of a
+    step."""
     found: list[CacheKey] = []
     _walk(graph.dag, {name: _Traced(repr(value)) for name, value in values.items()}, found)
     return tuple(found)

@@ -17,11 +17,9 @@ def admit(
     graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (), arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:  # fmt: skip
-    """What `platform` ignores of the pipeline, for these `arguments` where a run has them.
-
-    UnsupportedError with everything that it refuses.
-    Neither counts features of nodes (by name and path) that are `honoured` this time, nor what
-    the user wants to try although it is `unproven`."""
+    """What `platform` ignores of the pipeline, run with these `arguments`; UnsupportedError with
+    all that it refuses. Features of nodes (by name and path) that are `honoured` this time, and
+    what the user tries although it is `unproven`, count in neither."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
@@ -92,8 +90,7 @@ def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
 
 
 def refusal(problems: Iterable[Problem]) -> RequestError:
-    """UnsupportedError if all of them are limits of the platform, SpecError if something else is
-    wrong as well."""
+    """UnsupportedError if all are limits of the platform, else SpecError."""
     found = tuple(dict.fromkeys(problems))
     if all(problem.code == UnsupportedError.code for problem in found):
         return UnsupportedError(found)

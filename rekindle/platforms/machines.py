@@ -35,8 +35,7 @@ def gpu_kind(accelerator: str) -> str:
 
 
 def gpus_of(step: Step) -> tuple[str, int]:
-    """The kind of GPU that each machine of the step shall have ("" = any), and how many;
-    UnsupportedError where that is not a number."""
+    """The kind of GPU of each of the step's machines ("" = any), and how many; UnsupportedError."""
     asked, wanted = step.container.resources, step.distribution
     if wanted is not None and wanted.gpus_per_node:
         return gpu_kind(wanted.accelerator), wanted.gpus_per_node

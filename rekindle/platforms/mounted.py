@@ -188,8 +188,7 @@ class _Inputs:
         return there[:1] if source["first"] else there
 
     def artifact(self, name: str, source: dict[str, Any]) -> dict[str, Any] | None:
-        """An artifact as KFP's executor wants it, at its place in this container; None where the
-        step that makes it was skipped."""
+        """An artifact as KFP's executor wants it; None where the step that makes it was skipped."""
         place = self.place.inputs[source["channel"]]
         told: dict[str, Any] = {"metadata": source.get("metadata", {})}
         if not source["imported"]:
@@ -230,8 +229,7 @@ def _typed(text: str, kind: str) -> Any:
 
 
 class _Log(threading.Thread):
-    """What this process and its children print, on its way to the container's log; its end is what
-    a failed job says."""
+    """What this process and its children print, on its way to the container's log."""
 
     def __enter__(self) -> _Log:
         self.source, sink = os.pipe()

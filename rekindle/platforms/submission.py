@@ -21,8 +21,7 @@ _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What is submitted: file names and their bytes. One file, the definition itself, lies in no
-    folder; the others are what its steps run."""
+    """What is submitted: file names and their bytes, that of the definition itself in no folder."""
 
     files: Mapping[str, bytes]
 
@@ -132,8 +131,7 @@ class Lowered:
 
 
 def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
-    """The last of the schedules of one name, given from the oldest on, or None. The others, left by
-    whatever was cut off, go: all callers keep the same one."""
+    """The last of the schedules of one name (the oldest first), or None; the others are removed."""
     for older in found[:-1]:
         remove(older)
     return found[-1] if found else None

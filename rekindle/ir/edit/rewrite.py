@@ -20,11 +20,9 @@ Binding = Mapping[str, Any]
 def rewritten(
     ir_text: str, arguments: Mapping[str, Any], image: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The pipeline, and the documents of platform settings behind it.
-
-    `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
-    whose repository begins with `rekindle/`. RequestError, with its place, for a part that nothing
-    refers to, and that was therefore not read, if it is not valid: the platform would reject it."""
+    """The pipeline, and the documents of platform settings behind it, with `arguments` for defaults
+    and `image` for images of `rekindle/`. RequestError for a part that is not valid, although
+    nothing refers to it: the platform would reject it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
     _check_all(spec)
@@ -39,11 +37,9 @@ def rewritten(
 
 
 def _check_all(spec: Mapping[str, Any]) -> None:
-    """RequestError, with its place, unless every component, task and executor has its shape; a part
-    of one that is null counts as absent.
-
-    `read` follows references from the root, so that what no task names stays unread; what rewrites
-    a pipeline walks all of it, and KFP parses all of it."""
+    """RequestError unless every component, task and executor has its shape: reading follows
+    references from the root, but what rewrites a pipeline walks all of it, and KFP parses all of
+    it."""
     top = Fields(spec, "", Refusals())
     for _, component in _each(top, "components"):
         component.take("executorLabel", str, "")
@@ -137,8 +133,7 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
 
 
 def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
-    """The pipeline with one more output artifact for the executors in `labels`, so that they have a
-    place of their own under the pipeline root."""
+    """The pipeline with one more output artifact for the executors in `labels`."""
     made = copy.deepcopy(dict(spec))
     kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():

@@ -37,9 +37,8 @@ mkdir -p "$(dirname "$file")"
 
 
 def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
-    """The pipeline with strings in place of the input artifacts of the executors in `labels`.
-
-    UnsupportedError, with its place in the IR, for an artifact that has no single place."""
+    """The pipeline with strings in place of the input artifacts of the executors in `labels`;
+    UnsupportedError for an artifact that has no single place."""
     routes = _Routes(copy.deepcopy(dict(spec)), labels)
     for name, component in routes.components.items():
         if component.get("executorLabel") in labels:
@@ -67,8 +66,8 @@ def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
 
 
 class _Routes:
-    """Lays parameters along the routes of artifacts. A Dag goes by the name of its component, the
-    pipeline itself by ""."""
+    """Lays parameters along the routes of artifacts; "" is the pipeline, else a component's
+    name."""
 
     def __init__(self, spec: dict[str, Any], labels: Container[str]) -> None:
         self.spec = spec
@@ -101,8 +100,7 @@ class _Routes:
         return found
 
     def input_of(self, component: str, artifact: str) -> Binding:
-        """The place of an input artifact as an input of the same component, bound by every
-        caller."""
+        """The place of an input artifact as an input of the component, bound by every caller."""
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:

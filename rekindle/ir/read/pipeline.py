@@ -32,11 +32,8 @@ _MAX_TASKS = 10_000
 
 
 def read(text: str) -> ir.Graph:
-    """The pipeline in `text`: YAML or JSON, one document or two (the second holds platform
-    settings).
-
-    UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
-    is not a KFP pipeline."""
+    """The pipeline in `text`, YAML or JSON, with its document of platform settings if it has one.
+    UnsupportedError lists all refusals by IR path; RequestError if this is not a KFP pipeline."""
     try:
         found = documents(text)
     except yaml.YAMLError as error:
@@ -56,8 +53,7 @@ def read(text: str) -> ir.Graph:
 
 
 class _Reader:
-    """One reading: the components and executors by name, and the chain of components being
-    expanded."""
+    """One reading: components and executors by name, and the components being expanded."""
 
     def __init__(self, spec: Any, wishes: Mapping[str, Wishes], refusals: Refusals) -> None:
         self.top = Fields(spec, "", refusals)
@@ -96,8 +92,8 @@ class _Reader:
         return graph
 
     def ports(self, component: Fields, at_root: bool = False) -> tuple[ir.Ports, ir.Ports]:
-        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
-        arguments of a run."""
+        """Inputs and outputs of a component; the pipeline's own (`at_root`) have a run's
+        defaults."""
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)

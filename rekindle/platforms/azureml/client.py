@@ -44,8 +44,7 @@ _VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before; PlatformError if the workspace refuses
-    it or does not answer, SpecError if `place` does not say which workspace."""
+    """The job, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as client:
         if found := find(client.jobs, name):
@@ -88,8 +87,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
 
 @contextlib.contextmanager
 def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
-    """Who asks, without the SDK, which takes more than a second to be imported; what Azure's
-    libraries raise becomes a PlatformError."""
+    """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
     if problems := place.missing():
         raise SpecError(problems)
     try:
@@ -213,10 +211,8 @@ def images(definition: Definition) -> frozenset[str]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes.
-
-    A component that is deterministic is taken from an earlier job if component, values and the
-    places of its inputs are the same."""
+    """The steps as the cache sees them: a deterministic component is reused where itself, its
+    values and the places of its inputs are the same."""
     job = _job_of(Definition(files))
     found = {name: _unit(name, command, job, files) for name, command in job["jobs"].items()}
     ordered: dict[str, CacheKey] = {}

@@ -223,10 +223,8 @@ def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
 def _shell(
     given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
 ) -> str:
-    """The command: values go through files, so that the shell reads nothing in them.
-
-    The exception is a line that ends their here-document: only the user who starts the job can
-    write one."""
+    """The command: values go through files, so that the shell reads nothing in them but the line
+    that ends their here-document, which only the user who starts the job can write."""
     lines, words = [], ["exec python3 entry.py"]
     if given:
         lines.append("values=$(mktemp -d)")

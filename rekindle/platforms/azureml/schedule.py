@@ -25,8 +25,7 @@ _LONGEST_SECONDS = 600  # that a schedule may take until it is there
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
-    """The schedule as Azure has it: its expression, and its name of the time zone. UnsupportedError
-    with everything that Azure would not heed."""
+    """The schedule with Azure's name of the zone; UnsupportedError with all that it ignores."""
     zone, problems = azure_zone(schedule.timezone), list(_problems(schedule))
     if zone is None:
         problems.append(Problem(
@@ -41,8 +40,7 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
 
 
 def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
-    would not heed."""
+    """The schedule of the config `name`, made or changed to this."""
     there = lowered(schedule, place)
     with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job

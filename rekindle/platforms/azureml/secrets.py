@@ -30,8 +30,7 @@ class SecretError(Exception):
 
 
 def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of the secrets whose addresses are in the environment, as REKINDLE_SECRET_NAME;
-    SecretError with the first that cannot be read."""
+    """The values of secrets by name; SecretError with the first that cannot be read."""
     references = {name: environment.get(PREFIX + name, "") for name in names}
     if lost := [name for name, url in references.items() if not url]:
         raise SecretError(f"the address of {lost[0]} did not reach the step as {PREFIX}{lost[0]}")

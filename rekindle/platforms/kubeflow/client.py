@@ -75,8 +75,7 @@ class Server:
 
 
 def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
-    """The run, made now or by the same submission before; PlatformError if the server refuses it or
-    does not answer, SpecError if `place` does not say which."""
+    """The run, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as server:
         experiment = experiment_of(server, definition)

@@ -109,8 +109,7 @@ def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """Steps that no TrainJob or pod can run as they are, and variables that a step takes from one
-    secret and the config from another."""
+    """Steps that no TrainJob or pod can run, and variables with two secrets."""
     for step in graph.steps():
         if step.distribution is not None:
             yield from trainjob.problems(step, place)

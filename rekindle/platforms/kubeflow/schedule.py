@@ -51,9 +51,8 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
 def set_(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The recurring run of the config `name`: the newest if it is this, else a new one.
-
-    The new one replaces all before it. If another process sets one a moment later, that is it."""
+    """The recurring run of the config `name`, the newest if it is this, else a new one in place of
+    all before it; if another process sets one a moment later, that is it."""
     there = lowered(schedule, place)
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
@@ -89,8 +88,7 @@ def set_(
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
-    """Recurring runs that were set here, those that pause too, by name; an older one of the same
-    name, which a `set` that was cut off has left, is taken away."""
+    """Recurring runs that were set here, by name; older ones of a name are taken away."""
     with client.connected(place) as server:
         names = {one.display_name for one in server.call(_recurring, server)}
         found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]

@@ -205,8 +205,7 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
 
 
 def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
-    """Volumes of what an entry `names`: claims, or secrets and config maps, which may be missing,
-    as files."""
+    """Volumes of what an entry `names`: a claim, or files of a secret or config map."""
 
     def source(entry: Mapping[str, Any]) -> Piece | None:
         name = given(entry, *names)
@@ -241,8 +240,7 @@ def _folder(entry: Mapping[str, Any]) -> Piece:
 
 
 def settings_of(step: Step) -> list[Setting]:
-    """All settings of a step's pod, secrets in the environment among them, each a list of its own
-    with its place in the IR."""
+    """All settings of a step's pod, each a list with its place in the IR; secrets, too."""
     return [*map(_of_secret, step.secrets), *map(_of_today, step.settings)]
 
 

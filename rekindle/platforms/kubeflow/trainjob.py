@@ -149,8 +149,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
-    """The TrainJob with this in the pods of its nodes, besides what it says of them already;
-    Clash where the two differ."""
+    """The TrainJob with this in its pods as well; Clash where the two differ."""
     made = copy.deepcopy(dict(job))
     spec = made["spec"]
     whole = joined({"env": spec["trainer"].get("env", []), **_template_of(spec)}, pod)
@@ -196,8 +195,7 @@ def manifest(
 
 
 def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
-    """The Secret that the nodes of a job in the cluster wait for, which goes with the job; None for
-    a single node."""
+    """The Secret that a job's nodes wait for, which goes with it; None for a single node."""
     name = job["metadata"]["name"]
     env = job["spec"]["trainer"].get("env", [])
     named = [one["valueFrom"]["secretKeyRef"]["name"] for one in env if one["name"] == SECRET]

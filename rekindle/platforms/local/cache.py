@@ -124,8 +124,7 @@ def identify(
 
 
 def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
-    """The outputs for `identity` if its files are still there, else None; and why, in words ("" =
-    never stored)."""
+    """The outputs for `identity` if their files are there, else None; and why ("": unknown)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
         if raw.pop("sha256") != _hash(raw):

@@ -102,8 +102,7 @@ NO_CONTAINERS = Containers()
 def prepare(
     graph: Graph, when: When, env: Mapping[str, str], secrets: tuple[str, ...] = ()
 ) -> Containers:
-    """Find docker, and pull the images that are not here, if the pipeline needs any; RequestError
-    where every step has to run in a container and one cannot."""
+    """Find docker, and pull missing images; RequestError where a step has to have one."""
     every_step = when == "always"
     steps = [step for step in graph.steps() if every_step or not step.container.source]
     if when == "never" or not steps:

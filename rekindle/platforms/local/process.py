@@ -10,8 +10,6 @@ live and die together: when one fails the others are told to end, and the step e
 that failed. Only node rank 0 has the step's outputs; what the others write goes into their own
 scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -88,7 +86,7 @@ class Control:
     nodes of a step share one of their own, which stops when that of the `run` does, or when
     `failed` says that a peer failed."""
 
-    def __init__(self, run: Control | None = None) -> None:
+    def __init__(self, run: "Control | None" = None) -> None:
         self.level, self.run = 0, run
         self.failed: int | None = None
 
@@ -124,8 +122,7 @@ def run_shim(
     on_event: Callable[[dict[str, Any]], None], timeout_seconds: float | None,
     grace_seconds: float, fork_server: ForkServer | None = None,
 ) -> Ended:  # fmt: skip
-    """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
-    is printed."""
+    """Run one task to its end and say how it ended; `log` has each line at once."""
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task = {**task, "result": str(result_file)}

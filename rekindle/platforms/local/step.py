@@ -177,8 +177,7 @@ def _identity(job: Job, step: Step, inputs: Values) -> Identity:
 
 
 def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
-    """Whether the user's code and imported files are still those that the step was known by: what
-    changed while it ran may have been read before or after."""
+    """Whether the user's code and imported files are those that the step was known by."""
 
     def again(artifact: Stored) -> Stored:
         path = local_path(artifact.uri)

@@ -148,8 +148,7 @@ def clear_killed_attempts(parent: Path) -> None:
 
 
 def is_alive(home: Path, run_id: str) -> bool:
-    """Does a process still work on this run? A record that says `running` and is not alive was
-    killed."""
+    """Does a process still work on this run? A record that says so may be of a killed one."""
     path = Store(home).run(run_id) / "lock"
     try:
         with locked(path, create=False, how=fcntl.LOCK_SH) as held:

@@ -203,8 +203,7 @@ class Walk:
         frame.ended[name] = end
 
     def advance(self) -> Iterator[News]:
-        """Everything that became decidable since the last call; StepError where a condition or a
-        loop cannot be decided."""
+        """Everything newly decidable; StepError where a condition or a loop cannot be decided."""
         moved = True
         while moved:
             moved = False
@@ -348,8 +347,7 @@ class Walk:
 def rendered(
     node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
-    """A text of `node` with its placeholders filled in from its own inputs; StepError where one has
-    no value."""
+    """A text of `node` with its placeholders filled in; StepError where one has no value."""
     inputs = {"parameterValues": dict(parameters), "artifacts": {}}
     context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
     try:
@@ -359,8 +357,7 @@ def rendered(
 
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
-    """Paths of the steps that cannot have run before the node at `path` had, those inside it not
-    counted."""
+    """Paths of the steps that need the node at `path`, those inside it not counted."""
     nodes = list(graph.nodes())
     reached = {path, *_ancestors(path)}
     inside: set[str] = set()

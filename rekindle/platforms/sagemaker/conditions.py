@@ -48,8 +48,7 @@ def divided(
 
 def loops(graph: Graph, changeable: Set[str]) -> frozenset[str]:
     """The paths of the loops that a ForEach can run: over an argument that a run may change, of
-    steps that neither wait for each other nor give anything that is read, outside of conditions
-    and other loops."""
+    independent steps that give nothing that is read, outside of conditions and other loops."""
     over = loop_origins(graph)
     plain: set[str] = {""}
     found: set[str] = set()
@@ -73,8 +72,7 @@ def lowered(guard: Guard, operand: Operand) -> list[dict[str, Any]]:
 
 
 def is_plain(guard: Guard, values: Mapping[str, Any]) -> bool:
-    """Whether a Condition step can compare all that `guard` reads: outputs, constants, and
-    parameters of the pipeline, `values`, that have a value."""
+    """Whether a Condition step can compare what `guard` reads; `values` are of parameters."""
     return all(_is_plain(guard.values.get(name), values) for name in _names(guard.expression))
 
 

@@ -125,8 +125,7 @@ def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
 
 
 class Account:
-    """The account that `place` names; each client is made once and shared by all questions, since
-    making them takes longer than asking."""
+    """The account that `place` names, with each client made once, since that is what takes time."""
 
     def __init__(self, place: SageMakerSpec, more: Mapping[str, Any] = _BRIEF) -> None:
         self.place, self._more = place, more

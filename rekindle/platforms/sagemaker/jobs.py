@@ -153,8 +153,7 @@ class Jobs:
         return kind, self._finished(kind, request, flat.path)
 
     def repeated(self, flat: Flat, name: str) -> dict[str, Any]:
-        """A Processing job, the step `name`, whose property file says what the Training job of a
-        step returned."""
+        """A Processing job, the step `name`, that repeats what a step's Training job returned."""
         assert isinstance(flat.step, Step)
         inputs = {
             "bundle": self._keep({"copies": "result-0"}),

@@ -49,8 +49,7 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
 def set_(
     definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError for what AWS has
-    no words for."""
+    """The schedule of the config `name`, made or changed to this."""
     there, pipeline = lowered(schedule, place), pipeline_of(name)
     with connected(place) as session:
         sagemaker, scheduler = session("sagemaker"), session("scheduler")
@@ -102,8 +101,7 @@ def pause(place: SageMakerSpec, name: str) -> Schedule:
 
 
 def delete(place: SageMakerSpec, name: str) -> bool:
-    """Whether there was one to take away. Its pipeline goes too, unless it has runs, whose history
-    it is; by itself it starts nothing."""
+    """Whether there was one to take away. Its pipeline goes too, unless it has runs."""
     with connected(place) as session:
         scheduler, sagemaker, there = session("scheduler"), session("sagemaker"), True
         try:

@@ -40,8 +40,7 @@ _DEFAULT = "the service's default machine"
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """One project and region, how each call is repeated, and the generated clients, which are
-    imported when they are used: that takes a second."""
+    """One project and region, how calls are repeated, and clients, imported when they are used."""
 
     parent: str
     host: str
@@ -84,8 +83,7 @@ class Project:
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before; PlatformError if the project refuses it
-    or does not answer, SpecError if `place` does not say which."""
+    """The job, made now or by the same submission before."""
     id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict

@@ -98,8 +98,8 @@ def _secrets(
 
 
 def _asked(step: Step, place: VertexSpec) -> list[Secret]:
-    """The secrets that a step asks for and that the config names; none where nothing can stand in
-    front of its command."""
+    """The secrets that a step asks for and the config names, where its command can wait for
+    them."""
     started = step.container.source or step.container.command
     return [s for s in step.secrets if s.env in place.secrets] if started else []
 
@@ -161,9 +161,8 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """KFP's container of the step that starts the job and follows it.
-
-    What it is told is for all nodes; the run adds ExecutorInputs."""
+    """KFP's container of the step that starts the job and follows it; the run adds
+    ExecutorInputs."""
     wanted, task, container = _distribution(step), lowered_container(step), step.container
     job = custom_job(step, pipeline, place)
     if wanted.nodes > 1:
@@ -198,10 +197,7 @@ class Machine:
 
 
 def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """The body of `customJobs.create`, for a step in which `problems` found none.
-
-    The containers have their image only, and `rekindle: true` and the config's labels are all the
-    labels."""
+    """The body of `customJobs.create`: image, machines and labels, for a step without problems."""
     wanted = _distribution(step)
     machine = _machine(wanted, step)
     assert machine is not None, step.path

@@ -83,8 +83,7 @@ def _seconds(text: str) -> float:
 
 
 class VertexLauncher(Launcher):
-    """A launcher whose jobs are CustomJobs: `payload` and `executor_input` as in the arguments,
-    `facts` of the run."""
+    """A launcher of CustomJobs: `payload` and `executor_input` as in the arguments."""
 
     def __init__(
         self, payload: dict[str, Any], executor_input: dict[str, Any], facts: Mapping[str, str],
@@ -114,8 +113,7 @@ class VertexLauncher(Launcher):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
-        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
-        while it goes on."""
+        """Why the run, or this task of it, is at its end; "" while it goes on."""
         try:
             told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
         except HttpError as error:
@@ -207,8 +205,7 @@ class VertexLauncher(Launcher):
             log.info("node 0: %s", line)
 
     def news(self, job: Job) -> list[str]:
-        """Lines of node rank 0 that were not told yet. Never fails: a job goes on without being
-        watched."""
+        """Lines of node rank 0 that were not told yet. Never fails: the job goes on."""
         if not self.readable:
             return []
         try:
@@ -262,8 +259,7 @@ class VertexLauncher(Launcher):
         return found
 
     def deliver(self, job: Job) -> int:
-        """Write what node rank 0 left as the output of this task: parameters, and artifacts where
-        that attempt put them."""
+        """Write what node rank 0 left as this task's output, artifacts where they are."""
         folder = node.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
@@ -306,8 +302,7 @@ def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, Any]:
-    """The same with artifacts in a folder of this attempt, `.../TOKEN/model` in place of
-    `.../model`: what failed attempts left, or a surplus job writes, is never mixed with it."""
+    """The same with artifacts in `.../TOKEN/model`: no other job ever writes there."""
     outputs = executor_input["outputs"]
     artifacts = {}
     for name, group in outputs["artifacts"].items():

@@ -160,8 +160,7 @@ def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str,
 
 
 def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
-    """A lowered argument in which paths of artifacts are those on the mount, as KFP's own executor
-    has them; all else is for the shim."""
+    """A lowered argument with paths of artifacts on the mount; all else is for the shim."""
     if isinstance(argument, str):
         return argument
     match argument.get("ref"):

@@ -106,8 +106,7 @@ def cancel(place: VertexSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """A new job of the same definition, made once for one mark; PlatformError if the one before did
-    not fail or was not stopped."""
+    """A new job of the same definition, made once for one mark."""
     with connected(place) as project:
         state = _state(_job(project, id))
     check_resumable(_RUNS.get(state), f"the job is {state.lower()}", client.where(place))
@@ -198,8 +197,7 @@ def on_pages(
 
 
 def _with_jobs(step: StepRecord, told: Message | None, tried: Mapping[str, int]) -> StepRecord:
-    """A distributed step with the attempts that its launcher made: the launcher itself is one
-    machine that waits."""
+    """A distributed step with the attempts that its launcher made."""
     if told is None or not (count := tried.get(told["job"]["displayName"])):
         return step
     lost = "lost its spot machines or failed" if told["spot"] else "failed"

@@ -92,8 +92,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
 
 
 def list_(place: VertexSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name; an older one of the same name,
-    which a `set` that was cut off has left, is taken away."""
+    """Schedules that were set here, by name; older ones of a name are taken away."""
     with connected(place) as project:
         names = {one.display_name for one in _ours(project)}
         found = [kept for name in sorted(names) if (kept := _settled(project, name)) is not None]
