@@ -12,11 +12,8 @@ far as compile time knows it. A platform's entry.py says where everything lies (
     outputs[NAME]/data, .rekindle        its artifacts
 
 Where the platform knows no conditions, those around the step are in its task: a step whose
-condition does not hold leaves a result that says so and nothing else. The process is its
-container's first: shim.py hands SIGTERM on to the step, and the exit code is the step's.
-
-Standard library only, and nothing of rekindle but what the bundle brings: it runs in any
-image that has Python."""
+condition does not hold leaves a result that says so and nothing else. shim.py hands SIGTERM on to
+the step, and the exit code is the step's. Standard library only, and what the bundle brings."""
 
 from __future__ import annotations
 

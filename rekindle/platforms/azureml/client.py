@@ -1,11 +1,8 @@
-"""A workspace of Azure ML: jobs are submitted, looked at and cancelled; azure-ai-ml is imported
-when that is done.
+"""A workspace of Azure ML: jobs are submitted, looked at and cancelled.
 
 A job's name follows from its definition and the submission's token. Whether it is there is asked
-before it is made, and again where making it failed in a way that leaves that open: the same
-submission is one job. The SDK repeats calls after 429, 5xx and broken connections, a few times.
-
-Authority: azure-ai-ml 1.35, as tests/servers/azure/rest.py has seen it ask. No workspace has."""
+before it is made, and again after an error that leaves that open. Authority: azure-ai-ml 1.35, as
+tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
 from __future__ import annotations
 

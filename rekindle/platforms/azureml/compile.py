@@ -2,13 +2,12 @@
 its steps run.
 
 Pure and byte-stable. The Graph is flattened, because a pipeline job knows neither nested pipelines
-nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass no values to each
-other there, only files: what a step returned is a file in its output `rekindle_result`. Conditions
-become guards: the step runs, looks at the condition, and leaves word that it was skipped. To wait
-for a step is to mount its result.
+nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass only files to each
+other there: what a step returned is a file in its output `rekindle_result`. Conditions become
+guards, which the step itself looks at. To wait for a step is to mount its result.
 
-Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here; its own
-check lets references to nothing pass, so they are looked at here. No workspace has run it yet."""
+Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here. No
+workspace has run it yet."""
 
 import copy
 import hashlib

@@ -1,13 +1,11 @@
-"""Schedules of a workspace of Azure ML: how one is written there, and how it is set, listed, paused
-and taken away.
+"""Schedules of a workspace of Azure ML.
 
 Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
 refused. It submits a job when one is due, whatever runs; of starts that it missed it says nothing.
-A schedule holds its job whole: changed, it starts the new one; the code and environments that jobs
-have used stay registered in the workspace, where nothing starts by itself.
+A schedule holds its job whole: changed, it starts the new one.
 
-Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
-how-to-schedule-pipeline-job."""
+Authority: azure-ai-ml 1.35 (schemas),
+learn.microsoft.com/azure/machine-learning/how-to-schedule-pipeline-job."""
 
 from collections.abc import Iterator
 from typing import Any

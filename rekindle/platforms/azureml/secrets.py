@@ -1,11 +1,10 @@
 """Secrets of Key Vault, read in the container when a step begins: a token of the identity that the
 step has, then one GET a secret.
 
-The identity is the compute's, or the submitting user's where Azure ML hands it on. Calls are
-repeated after 429, 5xx and broken connections, a few times. A value is never part of an error or a
-log, and no token follows a redirection. The image needs azure-identity (azure-ai-ml for the
-submitting user's identity); the rest is standard library, for the bundle brings this module.
-Authority: azure-identity 1.x (AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
+A value is never part of an error or a log, and no token follows a redirection. The image needs
+azure-identity (azure-ai-ml for the submitting user's identity); the rest is standard library, for
+the bundle brings this module. Authority: azure-identity 1.x (AzureMLCredential),
+learn.microsoft.com/rest/api/keyvault/secrets."""
 
 import logging
 from collections.abc import Iterable, Mapping

@@ -1,11 +1,9 @@
 """Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated, through
-KFP's own client; it is imported when that is done.
+KFP's own client.
 
 The service gives ids. A run is called by its definition and the submission's token, and looked for
 by that name before it is created and after a call that failed; of two that were created at once the
-older one stays.
-
-Authority: kfp 2.17's client. Untested against a real cluster."""
+older one stays. Authority: kfp 2.17's client. Untested against a real cluster."""
 
 import contextlib
 import dataclasses

@@ -2,10 +2,9 @@
 it, and a launcher in place of each step on several nodes.
 
 Pure: the same IR and arguments give the same bytes. KFP is its own platform, so the IR is not
-rebuilt from the Graph; what the Graph is for here is that everything in it was understood before it
-is sent. A launcher is a small step without GPUs. Its first argument says what is to run, its second
-is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/edit/uris.py), so
-that their files go to the nodes and not to the launcher."""
+rebuilt from the Graph; the Graph shows that everything in it was understood. A launcher's first
+argument says what is to run, its second is KFP's ExecutorInput; the artifacts that the step reads
+are strings there (ir/edit/uris.py), so that their files go to the nodes and not to the launcher."""
 
 import dataclasses
 import json

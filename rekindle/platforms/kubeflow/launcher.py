@@ -3,12 +3,11 @@ brings back what it gave.
 
     python3 -m rekindle.platforms.kubeflow.launcher DEFINITION EXECUTOR_INPUT
 
-What launchers of all platforms do is in rekindle/platforms/launcher.py. Here the name of a job
-follows from the run, the step and the number of the attempt. After a failed one comes the next, as
-often and after as long a pause as the step's retry policy says, and once for a person who retries
-the run. Argo restarts a launcher that failed for whatever reason, so one that finds the last
-attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo, KFP
-and Trainer have not run this yet."""
+The name of a job follows from the run, the step and the number of the attempt. After a failed one
+comes the next, as often and after as long a pause as the step's retry policy says, and once for a
+person who retries the run. Argo restarts a launcher that failed for whatever reason, so one that
+finds the last attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo,
+KFP and Trainer have not run this yet."""
 
 import argparse
 import contextlib

@@ -1,15 +1,14 @@
-"""Schedules of Kubeflow Pipelines, which are recurring runs: how one is written there, and how it
-is set, listed, paused and taken away.
+"""Schedules of Kubeflow Pipelines, which are recurring runs.
 
 A recurring run cannot be changed: another takes its place, and the older goes away when that is
 there; of several of one name, left by whatever was cut off, the newest stays. Its cron begins with
 seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
 starts what fell due as soon as it may: after the run before it, after it was down, and after a
-pause. So one that paused is created again, unless missed starts are to be made up for. Runs go on
-when what started them is taken away (API servers up to 2.15 stop them).
+pause. So one that paused is created again, unless missed starts are to be made up for.
 
-Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
-{scheduled_workflow,cron_schedule}.go. No cluster has run it."""
+Authority: kfp 2.17's client; kubeflow/pipelines,
+backend/src/crd/controller/scheduledworkflow/util/{scheduled_workflow,cron_schedule}.go. No cluster
+has run it."""
 
 import functools
 import time

@@ -8,14 +8,11 @@ A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJ
 takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
 input that is empty at run time leaves its entry out, as KFP does.
 
-Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
-the runtime by chance: there Trainer merges by name, and mounts by their path.
-
 A piece of a pod is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`,
 where `env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
-patch) and the rest is a patch of the pod's template. Nothing that one piece says is dropped for
-what another says: lists that Kubernetes merges by a key are merged by that key here; others have
-every item of both once."""
+patch) and the rest is a patch of the pod's template. Lists that Kubernetes merges by a key are
+merged by that key here; others have every item of both once. Volumes are named after their kind and
+place in the list (`claim-0`), so that none meets a volume of the runtime by chance."""
 
 import functools
 import posixpath

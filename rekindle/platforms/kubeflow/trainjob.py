@@ -2,16 +2,14 @@
 config's section to the manifest.
 
 `template` holds what the pipeline alone decides and is part of its definition; `manifest` adds what
-only the run knows: the name, the owner, and what the nodes are to do. Quantities are strings. Every
-node starts one process, rekindle's, whatever `numProcPerNode` says: Trainer only passes that number
+only the run knows. Every node starts one process, rekindle's: Trainer only passes `numProcPerNode`
 on, as PET_NPROC_PER_NODE, from which node.py takes the ranks of a node. Authority: the API of
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet.
 
 Its pods are what the step's own settings ask for, and the config's section, together. What only the
 run knows (a secret named by a parameter, tolerations from JSON) waits until the launcher has the
-values. Two who ask for different things are an error, at compile time as far as both are written
-down, in the launcher otherwise."""
+values. Two who ask for different things are an error, at compile time as far as both are known."""
 
 import base64
 import copy

@@ -1,11 +1,9 @@
 """SageMaker Pipelines in an account: a definition is published as a version of its pipeline, and
-run, schedules are set and taken away; boto3 is imported when that is done.
+run.
 
 Bundles go to S3 first, under names that are their content. An execution runs the very version that
-holds its definition, whatever another user publishes meanwhile. It is started with a token that
-follows from definition and submission, which the service heeds for a while, and is called by it,
-which is looked for before: the same submission is one execution. boto3 repeats calls after
-throttling, 5xx and broken connections, a few times.
+holds its definition. It is started with a token that follows from definition and submission, which
+the service heeds for a while, and is called by it, which is looked for before.
 
 Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 

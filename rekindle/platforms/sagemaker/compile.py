@@ -2,14 +2,12 @@
 bundles that its steps run.
 
 Pure and byte-stable. The Graph is flattened, because SageMaker knows neither nested pipelines nor
-loops over lists. Each step is a job that runs `entry.py` of its bundle: a Training job if it wants
-several machines or GPUs, a Processing job if not. Outputs go under
+loops over lists. Each step is a job that runs `entry.py` of its bundle. Outputs go under
 `<artifact_root>/runs/<execution>`; inputs name the steps they come from, so that the service's own
-cache key (image, environment, inputs) survives a recompile. Every request is checked against the
-service's shapes and limits, since no SDK does.
+cache key (image, environment, inputs) survives a recompile.
 
-Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
-against a real account."""
+Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested against a real
+account."""
 
 import json
 import re

@@ -4,10 +4,9 @@ job on several machines or on GPUs.
 
 A Training job has no property files, so a condition on what it returned reads those of a small
 Processing job that repeats its result. Every request is held against the service's own shapes and
-limits. A Training job leaves everything under /opt/ml/model, uncompressed. Checkpoints are the
-step's own matter: they go to the artifact root and outlive the job, whatever the service does with
-it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
-is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
+limits, since no SDK does. Debugger has been closed to new customers since 2026-07-30 and Profiler
+ends in 2027, so neither is asked for. Authority: botocore's model of CreateProcessingJob and
+CreateTrainingJob."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,10 +1,9 @@
-"""Schedules of an account, by which EventBridge Scheduler starts SageMaker's pipelines: how one is
-written there, and how it is set, listed, paused and taken away.
+"""Schedules of an account, by which EventBridge Scheduler starts SageMaker's pipelines.
 
 Its cron has a year, counts days of the week from 1, and takes either a day of the month or one of
 the week; so days are named, and a line that names both is refused. It starts a pipeline when it is
-due, whatever runs, at least once, and makes up for nothing that it did not try; what AWS refuses it
-tries again for a day. Each config has a pipeline of its own there, which no submission changes.
+due, whatever runs, at least once; what AWS refuses it tries again for a day. Each config has a
+pipeline of its own there, which no submission changes.
 
 Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, botocore's model."""
 

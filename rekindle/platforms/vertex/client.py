@@ -1,11 +1,10 @@
 """Vertex AI Pipelines in a project: PipelineJobs are submitted, looked at and cancelled, through
-the generated client of google-cloud-aiplatform, over REST; it is imported when that is done.
+the generated client of google-cloud-aiplatform, over REST.
 
 A job's id is ours and follows from its definition and the submission's token: creating it twice is
 refused by the service, and that is how it is found. Reads, and what may be said twice, are repeated
-after 429, 5xx and broken connections for two minutes.
-
-Authority: aiplatform_v1 of google-cloud-aiplatform 2.7. Untested against a real project."""
+after 429, 5xx and broken connections for two minutes. Authority: aiplatform_v1 of
+google-cloud-aiplatform 2.7. Untested against a real project."""
 
 from __future__ import annotations
 

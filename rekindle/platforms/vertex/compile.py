@@ -1,23 +1,20 @@
 """A pipeline for Vertex AI Pipelines: the JSON of a PipelineJob, as its API takes it.
 
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
-what the second one holds is refused by the feature table, but for distributed steps. Limits are
-those of catalog/vertex.yaml. Authority: the protos of aiplatform_v1.PipelineJob and CustomJob.
-Untested against a real project.
+what the second one holds is refused by the feature table, but for distributed steps. Authority: the
+protos of aiplatform_v1.PipelineJob and CustomJob. Untested against a real project.
 
 A distributed step becomes the container of its launcher: our image, and everything that launcher.py
 has to know in one JSON argument. The user's own image, command and arguments are inside, lowered as
-for the shim, which fills in the placeholders on the node from the ExecutorInput. What the service
-fills in stands in arguments of its own, whole: `{{$}}`, and after it the facts of the run as pairs
-of name and value. So no text is escaped into another, and nothing that the user wrote is taken for
-a placeholder.
+for the shim. What the service fills in stands in arguments of its own, whole: `{{$}}`, and after it
+the facts of the run as pairs of name and value. So no text is escaped into another, and nothing
+that the user wrote is taken for a placeholder.
 
 Its CustomJob is made as far as it is known when the pipeline is compiled: the machine (the step's
 own, or the first of catalog/vertex.yaml with its GPUs), the worker pools (the primary alone in pool
 0, all other nodes in pool 1), how machines are provisioned, and how long the job may take. The
-service never restarts anything (`disableRetries`): one counter of attempts, the launcher's, is what
-bounds the bill. What only the run knows (command, attempt, the label by which a launcher finds its
-job) is added by launcher.py."""
+service never restarts anything (`disableRetries`): the launcher's count of attempts alone bounds
+the bill."""
 
 import dataclasses
 import difflib

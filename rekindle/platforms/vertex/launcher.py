@@ -6,10 +6,8 @@ the pipeline.
 PAYLOAD is what compile.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
 jobs of a step bear a label, a hash of the run, the task, its inputs and the payload: turns of a
 loop with equal inputs share a job. The exit code is 143 after SIGTERM and when the run ends, 75
-when the step gave up because its machines were taken away, 1 when it failed. What launchers of all
-platforms do is in rekindle/platforms/launcher.py.
-
-What no account has run yet: all of it; see docs/vertex.md."""
+when the step gave up because its machines were taken away, 1 when it failed. No account has run any
+of it yet; see docs/vertex.md."""
 
 import contextlib
 import datetime

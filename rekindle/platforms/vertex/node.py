@@ -3,20 +3,16 @@
     python3 FOLDER/node.pyz
 
 FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before it creates
-the job. It holds this file and what it imports as a zip, each module under its own name (nothing of
-it is outside of the standard library, so any image with Python 3.10 will do), and `task.json`. What
-is started from it finds no other rekindle, and what the step itself imports is that of its image.
-The node finds its place in CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It
-leaves in FOLDER
+the job. It holds this file and what it imports as a zip (standard library only, so any image with
+Python 3.10 will do), and `task.json`. The node finds its place in CLUSTER_SPEC, fetches secrets,
+runs the step under the shim, and leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
     result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
 
 Only node rank 0 has the step's places for artifacts, on the mount; what the others write goes into
-scratch. No node writes what KFP reads: the launcher does, from result.json, once the job as a whole
-succeeded.
-Node rank 0 also looks after the run: when that is over, the launcher that should have cancelled
-this job is gone, and it ends the job itself."""
+scratch. What KFP reads the launcher writes, from result.json, once the job as a whole succeeded.
+Node rank 0 also ends the job when the run is over: the launcher that should have is gone."""
 
 import contextlib
 import dataclasses

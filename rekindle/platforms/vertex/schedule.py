@@ -1,10 +1,9 @@
-"""Schedules of a project on Vertex AI: how one is written there, and how it is set, listed, paused
-and taken away.
+"""Schedules of a project on Vertex AI.
 
 A schedule's id is the service's; ours is its display name, looked for before. Of several of one
 name, left by whatever was cut off, the newest stays. `max_concurrent_run_count` bounds the calls
-that start runs, and not the runs: those `max_concurrent_active_run_count` bounds. What a field of a
-schedule holds can be changed and not taken out, so one that queues no longer is created again.
+that start runs; the runs `max_concurrent_active_run_count` bounds. What a field of a schedule holds
+cannot be taken out, so one that queues no longer is created again.
 
 Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
 UpdateScheduleRequest). No project has run it."""
