@@ -47,11 +47,8 @@ def limits(platform: str) -> Mapping[str, Any]:
 def known_configs() -> Mapping[str, Mapping[str, Any]]:
     """Hugging Face configs of models that many start from, what shapes a model and no more, by
     every name that is known. `known_configs()["gpt2"]` is `{"model_type": "gpt2"}`."""
-    return {
-        name: row["config"]
-        for first, row in _table("models")["models"].items()
-        for name in (first, *row.get("also", ()))
-    }
+    rows = _table("models")["models"].items()
+    return {name: row["config"] for first, row in rows for name in (first, *row.get("also", ()))}
 
 
 def lacks_python(image: str) -> bool:
@@ -86,10 +83,8 @@ def network(machine: str) -> Mapping[str, str]:
     """The variables of NCCL and libfabric that several machines of this name need to talk to each
     other; nothing for one that is not known. What a row `needs`, a step does not bring.
     `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
-    return next(
-        (row["environment"] for row in _table("network") if re.fullmatch(row["machines"], machine)),
-        {},
-    )
+    rows = (row for row in _table("network") if re.fullmatch(row["machines"], machine))
+    return next((row["environment"] for row in rows), {})
 
 
 def azure_zone(zone: str) -> str | None:

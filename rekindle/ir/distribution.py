@@ -89,11 +89,9 @@ def distribute(
     inputs = frozenset(task.component_spec.inputs or {})
     if problems := wanted.problems(inputs, where):
         raise RequestError(problems)
-    task.platform_config[PLATFORM] = {
-        field.name: value
-        for field in dataclasses.fields(wanted)
-        if (value := getattr(wanted, field.name)) != field.default
-    }
+    fields = ((field, getattr(wanted, field.name)) for field in dataclasses.fields(wanted))
+    changed = {field.name: value for field, value in fields if value != field.default}
+    task.platform_config[PLATFORM] = changed
     return task
 
 

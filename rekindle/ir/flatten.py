@@ -180,10 +180,8 @@ class _Flattening:
     ) -> _Scope:  # fmt: skip
         if not isinstance(node, ir.SubDag):
             self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
-            return _Scope(
-                {name: Output(path, name) for name in node.outputs.parameters},
-                {name: Output(path, name) for name in node.outputs.artifacts},
-            )
+            kinds = (node.outputs.parameters, node.outputs.artifacts)
+            return _Scope(*({name: Output(path, name) for name in names} for names in kinds))
         first = len(self.found)
         result = self.sub_dag(node, path, given, guards)
         self.wait(range(first, len(self.found)), after)

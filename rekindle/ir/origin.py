@@ -32,10 +32,8 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
     for node in dag.ordered():
         if not isinstance(node, SubDag):
             continue
-        inputs = {
-            name: _CONSTANT if not has_templates(parameter.default) else None
-            for name, parameter in node.inputs.parameters.items()
-        }
+        defaults = {name: parameter.default for name, parameter in node.inputs.parameters.items()}
+        inputs = {name: None if has_templates(d) else _CONSTANT for name, d in defaults.items()}
         for name, bound in node.parameters.items():
             outer = scope.get(bound.name, _CONSTANT) if isinstance(bound, FromInput) else None
             inputs[name] = _CONSTANT if isinstance(bound, Constant) else outer

@@ -143,10 +143,8 @@ def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
     parts = {"its code": _digest(code), "image": container.image}
     parts |= {"environment": repr(container.env)}
     parts |= {f"input `{n}`": inputs[n].text for n in step.parameters if inputs[n].text}
-    files, values = (
-        _joined([inputs[name] for name in names]).steps
-        for names in (step.artifacts, step.parameters)
-    )
+    files = _joined([inputs[name] for name in step.artifacts]).steps
+    values = _joined([inputs[name] for name in step.parameters]).steps
     return CacheKey(step.path, step.cache, parts, files, values)
 
 

@@ -33,10 +33,8 @@ def admit(
             ignored.setdefault(carried.how, []).append(use.path)
     if refused:
         raise UnsupportedError(refused)
-    return tuple(
-        Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
-        for how, paths in ignored.items()
-    )
+    asked = {how: tuple(dict.fromkeys(filter(None, paths))) for how, paths in ignored.items()}
+    return tuple(Ignored(what=how, asked_by=paths) for how, paths in asked.items())
 
 
 def lacks(

@@ -198,12 +198,9 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
         if not _BARE.match(own):
             log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
             continue
-        yield Problem(
-            f"`{step.path}` imports {module}, which its image {own} does not have",
-            step.where,
-            "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
-            f"{fix}",
-        )
+        what = f"`{step.path}` imports {module}, which its image {own} does not have"
+        how = "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
+        yield Problem(what, step.where, how + fix)
     if not code.files:
         return
     where = f"platforms.{platform}.image"

@@ -80,11 +80,8 @@ def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
     """What is not the same everywhere, in the order of first sight; null where a side lacks it."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows = {name: tuple(side.get(name) for side in sides) for name in names}
-    return tuple(
-        ComparedFact(name=name, values=values)
-        for name, values in rows.items()
-        if any(value != values[0] for value in values)
-    )
+    unlike = (row for row in rows.items() if any(value != row[1][0] for value in row[1]))
+    return tuple(ComparedFact(name=name, values=values) for name, values in unlike)
 
 
 def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ...]:

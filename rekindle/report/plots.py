@@ -76,16 +76,9 @@ def line(
         place = share(100 - y.at(guide[1]))
         named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
         level = [_across(place, "guide"), named]
-    return plot(
-        "line",
-        label,
-        _grid(y),
-        _ruler(x, x_name),
-        *level,
-        stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
-        *dots,
-        _bands([s for s in drawn if not s.quiet], x, x_name),
-    )
+    lines = stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn))
+    bands = _bands([s for s in drawn if not s.quiet], x, x_name)
+    return plot("line", label, _grid(y), _ruler(x, x_name), *level, lines, *dots, bands)
 
 
 def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:

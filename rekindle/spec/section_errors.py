@@ -99,11 +99,8 @@ class Told:
         places: dict[KeyPath, list[Error]] = {}
         for each in error.errors(include_url=False):
             places.setdefault(key_path(each["loc"]), []).append(each)
-        return [
-            self._problem(path, members)
-            for path, members in places.items()
-            if not any(len(path) < len(other) and other[: len(path)] == path for other in places)
-        ]
+        outer = [p for p in places if not any(p != o and p == o[: len(p)] for o in places)]
+        return [self._problem(path, places[path]) for path in outer]
 
     def _problem(self, path: KeyPath, members: list[Error]) -> Problem:
         error = members[0]

@@ -188,10 +188,8 @@ class _Reader:
         if isinstance(content, dict):
             node = ir.Importer(**content, **shared)
         else:
-            own = (
-                *_setting(component, "taskConfigPassthroughs"),
-                *_setting(self.executors[label].fields("container"), "lifecycle"),
-            )
+            within = _setting(self.executors[label].fields("container"), "lifecycle")
+            own = (*_setting(component, "taskConfigPassthroughs"), *within)
             wished = wishes | {"settings": (*wishes.get("settings", ()), *own)}
             cached = enabled and cache
             node = ir.Step(

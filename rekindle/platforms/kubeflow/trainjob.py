@@ -106,10 +106,8 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
         labels = dict(place.accelerator_nodes[wanted.accelerator])
         yield f"{here}.accelerator_nodes", lambda: {"spec": {"nodeSelector": labels}}
     if wanted.spot:
-        taints = [
-            {"key": key, "operator": "Equal", "value": value}
-            for key, value in sorted(place.spot_nodes.items())
-        ]
+        wished = sorted(place.spot_nodes.items())
+        taints = [{"key": key, "operator": "Equal", "value": value} for key, value in wished]
         spot = {"nodeSelector": dict(place.spot_nodes), "tolerations": taints}
         yield f"{here}.spot_nodes", lambda: {"spec": spot}
 

@@ -99,10 +99,8 @@ class Here:
             "command": " ".join(map(_quoted, job.command)),
             "calendar": "\n".join(f"OnCalendar={each}" for each in on_calendar(schedule)),
         }  # fmt: skip
-        return {
-            str(_unit(job.name, end)): text.format(**values)
-            for end, text in (("service", _SERVICE), ("timer", _TIMER))
-        }
+        texts = {"service": _SERVICE, "timer": _TIMER}
+        return {str(_unit(job.name, end)): text.format(**values) for end, text in texts.items()}
 
     def remarks(self) -> Iterator[str]:
         """What people miss who expect the shell that they are in."""

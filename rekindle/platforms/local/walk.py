@@ -262,10 +262,8 @@ class Walk:
         if node.loop is None:
             self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))
             return
-        turns = [
-            Frame(node.dag, f"{path}/{i}", given, free)
-            for i, given in enumerate(self._turns(node, inputs))
-        ]
+        given = enumerate(self._turns(node, inputs))
+        turns = [Frame(node.dag, f"{path}/{i}", turn, free) for i, turn in given]
         self.open.append(Opened(node, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
@@ -279,10 +277,8 @@ class Walk:
         assert loop is not None
         if loop.artifacts:
             given = inputs.artifacts.get(str(loop.items), ())
-            return [
-                Values(inputs.parameters, {**inputs.artifacts, loop.item: one})
-                for one in each(given)
-            ]
+            around = inputs.artifacts
+            return [Values(inputs.parameters, {**around, loop.item: one}) for one in each(given)]
         items: Any = loop.items
         if isinstance(items, str):
             items = inputs.parameters.get(items)

@@ -77,22 +77,18 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     python = [s for s in graph.steps() if s.container.source]
     ours = [s for s in python if not ECR.fullmatch(s.container.image)]
     if ours and not ECR.fullmatch(place.image or ""):
-        yield Problem(
-            f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR",
-            f"{_SECTION}.image",
-            "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
-            "images build and push CONFIG",
-        )
+        what = f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR"
+        fix = "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
+        fix += "images build and push CONFIG"
+        yield Problem(what, f"{_SECTION}.image", fix)
     step, output = _TRAINED  # as the shipped pipeline names them
     made = {node.path: node.outputs.artifacts for node in graph.steps()}
     promotes = output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
     if place.model_package_group and not (promotes and place.image):
-        yield Problem(
-            f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` ran, "
-            "in `image`; not all of that is here",
-            f"{_SECTION}.model_package_group",
-            "leave it out, or call your steps so and name an image",
-        )
+        what = f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` "
+        what += "ran, in `image`; not all of that is here"
+        fix = "leave it out, or call your steps so and name an image"
+        yield Problem(what, f"{_SECTION}.model_package_group", fix)
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` is a mutable tag", f"{_SECTION}.image",

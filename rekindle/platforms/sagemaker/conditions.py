@@ -30,14 +30,10 @@ def divided(
     inside."""
     guards = [guard for flat in flats.values() for guard in flat.guards]
     inside = {guard.path for guard in guards if not is_plain(guard, values)}
-    inside |= {
-        guard.path
-        for flat in flats.values()
-        for source in read_by(flat)
-        if isinstance(source, Output)
-        for guard in flats[source.path].guards
-        if guard.path not in {mine.path for mine in flat.guards}
-    }
+    for flat in flats.values():
+        mine = {guard.path for guard in flat.guards}
+        read = [source for source in read_by(flat) if isinstance(source, Output)]
+        inside |= {guard.path for output in read for guard in flats[output.path].guards} - mine
     steps, guarded = {}, {}
     for path, flat in flats.items():
         kept = list(itertools.takewhile(lambda g: g.path not in inside, flat.guards))

@@ -172,10 +172,8 @@ def region(there: Account) -> str:
     if wanted in regions:
         return wanted
     near = difflib.get_close_matches(wanted, regions, n=2)
-    raise RequestError(
-        f"there is no region `{wanted}` with SageMaker",
-        fix=f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1",
-    )
+    fix = f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1"
+    raise RequestError(f"there is no region `{wanted}` with SageMaker", fix=fix)
 
 
 def bucket(there: Account) -> str:

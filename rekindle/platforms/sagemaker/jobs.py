@@ -154,10 +154,8 @@ class Jobs:
     def repeated(self, flat: Flat, name: str) -> dict[str, Any]:
         """A Processing job, the step `name`, that repeats what a step's Training job returned."""
         assert isinstance(flat.step, Step)
-        inputs = {
-            "bundle": self._keep({"copies": "result-0"}),
-            "result-0": self.uri(Output(flat.path, RESULT)),
-        }
+        inputs = {"bundle": self._keep({"copies": "result-0"})}
+        inputs["result-0"] = self.uri(Output(flat.path, RESULT))
         outputs = {RESULT: self.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
         request = self._processing(image, self.place.machine, inputs, outputs, _DAY_SECONDS)
@@ -299,10 +297,9 @@ class Jobs:
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
-        found: dict[str, Any] = {
-            variable: joined({"Get": value}, on="")
-            for variable, _, value in self.given(flat).values()
-        }
+        found: dict[str, Any] = {}
+        for variable, _, value in self.given(flat).values():
+            found[variable] = joined({"Get": value}, on="")
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
         return found

@@ -113,10 +113,8 @@ def labels_of(mark: RunTag) -> dict[str, str]:
     A label holds up to 63 of a-z, 0-9, - and _; what does not fit stands there as its digest. The
     service hands a run's labels to the jobs of its steps, so catalog/vertex.yaml counts them.
     Authority: cloud.google.com/vertex-ai/docs/general/labels."""
-    return {
-        key: value if _FITS.fullmatch(value) else digest_of({value: b""})
-        for key, value in mark.tags().items()
-    }
+    tags = mark.tags().items()
+    return {key: v if _FITS.fullmatch(v) else digest_of({v: b""}) for key, v in tags}
 
 
 def where(place: VertexSpec) -> str:

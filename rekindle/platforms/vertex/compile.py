@@ -113,13 +113,10 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
         who = "rekindle's steps" if ours else "the launcher of a distributed step"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
-        yield Problem(
-            f"{has}; on Vertex AI {who} need{'' if who.endswith('s') else 's'} an image with a "
-            "digest",
-            f"{_SECTION}.image",
-            "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle images "
-            "build CONFIG and push CONFIG, which writes the digest to rekindle.lock",
-        )
+        what = f"{has}; on Vertex AI {who} {'need' if ours else 'needs'} an image with a digest"
+        fix = "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle "
+        fix += "images build CONFIG and push CONFIG, which writes the digest to rekindle.lock"
+        yield Problem(what, f"{_SECTION}.image", fix)
     if distributed and not place.service_account:
         what = f"the job of `{distributed[0].path}` needs an account to run as"
         fix = "name the one that steps run as: steps@my-project.iam.gserviceaccount.com"
@@ -319,11 +316,8 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
         what = f"`{step.path}` asks for {asked} and no GPUs, which no machine here is"
         return Problem(what, step.where, f"take {', '.join(near)}")
     asked = " ".join(filter(None, [wanted.machine, wanted.accelerator])) or "a GPU of any kind"
-    same = [
-        m
-        for m in _machines()
-        if wanted.accelerator in (m.gpu, m.accelerator) or wanted.machine == m.name
-    ]
+    offered, kind = _machines(), wanted.accelerator
+    same = [m for m in offered if kind in (m.gpu, m.accelerator) or wanted.machine == m.name]
     there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
     what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
     return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")

@@ -89,11 +89,9 @@ class VertexLauncher(Launcher):
     ) -> None:  # fmt: skip
         self.payload, self.facts = payload, dict(facts)
         self.executor_input = _complete(executor_input)
-        super().__init__(
-            Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"]),
-            float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS)),
-            threading.Event(),
-        )
+        allowed = Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"])
+        poll_seconds = float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS))
+        super().__init__(allowed, poll_seconds, threading.Event())
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
         self.google = Google(places(payload["region"], environment), self.stop)
         self.project, self.region = payload["project"], payload["region"]
@@ -291,12 +289,9 @@ def _quota(error: HttpError) -> bool:
 
 def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
     """JSON of a proto leaves out what is empty; here it is not."""
-    inputs, outputs = executor_input.get("inputs", {}), executor_input.get("outputs", {})
-    return {
-        **executor_input,
-        "inputs": {"parameterValues": {}, "artifacts": {}, **inputs},
-        "outputs": {"parameters": {}, "artifacts": {}, **outputs},
-    }
+    inputs = {"parameterValues": {}, "artifacts": {}, **executor_input.get("inputs", {})}
+    outputs = {"parameters": {}, "artifacts": {}, **executor_input.get("outputs", {})}
+    return {**executor_input, "inputs": inputs, "outputs": outputs}
 
 
 def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, Any]:

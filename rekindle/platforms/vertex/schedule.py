@@ -82,10 +82,8 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             schedule=wanted, update_mask=mask, **project.patience
         )
         if made.state == api.Schedule.State.PAUSED:
-            project.schedules.resume_schedule(
-                request=api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up),
-                **project.patience,
-            )
+            again = api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up)
+            project.schedules.resume_schedule(request=again, **project.patience)
             made = project.schedules.get_schedule(name=made.name, **project.patience)
         return _shown(made)
 
