@@ -99,8 +99,7 @@ def request(
 
 
 def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytearray:
-    """The body; HttpError for one that is cut off, which the standard library does not tell from a
-    shorter one, too long, or not there at the deadline."""
+    """The body; HttpError for one that is cut off, too long, or not there at the deadline."""
     length, chunked, text = found.length, found.chunked, bytearray()
     while piece := found.read1(1 << 16):
         text += piece

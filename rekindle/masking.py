@@ -74,8 +74,7 @@ def plain_but_colour(text: str) -> str:
 
 
 class Masked:
-    """The same for bytes that come in pieces: a secret may begin in one and end in the next. Only
-    known values are looked for."""
+    """The same for bytes that come in pieces: a known secret may go across two of them."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._forms = [form.encode() for form in _forms(environment)]

@@ -33,8 +33,7 @@ PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
 def place_of(record: RunRecord) -> tuple[Platform, Submission]:
-    """The record's platform, and the submission there; RequestError for a run that the platform may
-    know nothing of."""
+    """The record's platform, and the submission there; RequestError before that is confirmed."""
     sent = record.submission
     if sent is None or not sent.id:
         what = f"the submission of {record.run_id} was interrupted before"
@@ -64,8 +63,7 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
 
 
 def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]) -> RunRecord:
-    """The record of the run when it is over; UnreachableError when its platform has not answered
-    for hours."""
+    """The record of the run when it is over; UnreachableError after hours without an answer."""
     pause, silent_since = PAUSE_SECONDS, None
     while record.status not in ENDED_RUN:
         try:
@@ -175,8 +173,7 @@ def _without_secrets(record: RunRecord) -> RunRecord:
 
 
 def _brought_home(record: RunRecord, home: Path) -> RunRecord:
-    """With records of steps and the log of the first that failed in files under `home`; what does
-    not answer now is asked for again by the next look."""
+    """With what steps left in files under `home`; what does not answer now is asked for later."""
     folder, settled, steps = home.resolve() / "runs" / record.run_id, True, list[StepRecord]()
     failed = first_failed(record.steps)
     for step in record.steps:

@@ -18,8 +18,7 @@ PIPELINE = "pipelines/continuous_training.py:continuous_training"
 
 
 def shipped(path: str) -> Path:
-    """A file or folder that comes with rekindle: inside the wheel, or beside the package in a
-    checkout."""
+    """A file or folder that comes with rekindle: inside the wheel, or beside the package."""
     package = Path(rekindle.__file__).resolve().parent
     inside = package / "shipped" / path
     return inside if inside.exists() else package.parent / path
@@ -94,8 +93,7 @@ def _open(
 
 
 def code_commit() -> str:
-    """The commit of the working directory, `+changes` when it is not clean, or nothing outside of
-    git."""
+    """The commit of the working directory, `+changes` when it is not clean, "" outside of git."""
     try:
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")

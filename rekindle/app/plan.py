@@ -107,8 +107,7 @@ def settled(spec: Spec, platform: str) -> Spec:
 
 
 def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
-    """The plan's figures; None where there is no plan. RequestError where training could not end in
-    time, or would cost more than it may."""
+    """The plan's figures, or None; RequestError beyond the limits of time and money."""
     prices = book(home)
     plan = _plan(spec, platform, prices, known(home, spec.name))
     if plan is None:
@@ -131,9 +130,8 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
 
 def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = None) -> Plan | None:
-    """None where the planner does not know the model or the GPUs, or training is not ours.
-
-    It asks no service: what is compiled must not depend on a network."""
+    """None where the planner does not know the model or the GPUs, or training is not ours. It asks
+    no service: what is compiled must not depend on a network."""
     region = _region(spec, platform)
     local = platform == "local"
     if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):

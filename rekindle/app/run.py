@@ -126,8 +126,7 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 
 def windows(spec: Spec) -> Sequence[Spec]:
-    """The spec for each window to run: `backfill` earlier ones, oldest first, then the one asked
-    for."""
+    """The spec for each window to run: `backfill` earlier ones, oldest first, then its own."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window, (config, overrides), found = spec.data.window, spec.origin, list[Spec]()

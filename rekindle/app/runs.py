@@ -32,8 +32,7 @@ def all_runs(home: Path, name: str = "") -> list[RunRecord]:
 
 
 def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """The same, the one that began last first, those on `platform` before all others; each record
-    is read when its turn comes."""
+    """The same, the newest first, those on `platform` before all others, read one by one."""
     entries = ledger(home).entries[::-1]
     for entry in sorted(entries, key=lambda entry: entry.platform != platform):
         if name in ("", entry.name):
@@ -44,8 +43,7 @@ def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[Run
 
 
 def numbered(record: RunRecord, home: Path) -> RunRecord:
-    """The record of a run that begins, with a number above all others under `home`: the clock may
-    say anything."""
+    """The record of a run that begins, with a number above all others under `home`."""
     number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
     return record.model_copy(update={"number": number, "home": str(home.absolute())})
 
@@ -76,9 +74,8 @@ def find_run(home: Path, wanted: str) -> RunRecord:
 
 
 def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
-    """The records of the runs that are `wanted` by name (see `find_run`), or as they are.
-
-    Raises RequestError for fewer than two, more than `MOST_COMPARED`, or the same one twice."""
+    """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
+    two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(wanted) <= MOST_COMPARED:
         what = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared"
         fix = f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them"

@@ -88,7 +88,6 @@ def network(machine: str) -> Mapping[str, str]:
 
 
 def azure_zone(zone: str) -> str | None:
-    """Azure's name of IANA's `zone`, None where it has none. `azure_zone("Europe/Berlin")` is `W.
-    Europe Standard Time`."""
+    """Azure's name of IANA's `zone`, or None: `Europe/Berlin` is `W. Europe Standard Time`."""
     zones = _table("azure_zones")["zones"]
     return next((name for name, among in zones.items() if zone in among.split()), None)

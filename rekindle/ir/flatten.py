@@ -90,8 +90,8 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, once for each item of its `loop`, with all it depends
-    on."""
+    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by; it
+    runs once for each item of its `loop`."""
 
     step: ir.Step | ir.Importer
     path: str

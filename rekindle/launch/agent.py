@@ -90,8 +90,8 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
 
 
 def hold_on(lifeline: int) -> None:
-    """End the worker group when its supervisor is gone; a thread, since torchrun may wait in
-    C++."""
+    """End the worker group when its supervisor is gone; in a thread, because torchrun may wait
+    inside C++ for other nodes."""
     os.read(lifeline, 1)
     end_marked(os.environ[MARK])
     os._exit(1)

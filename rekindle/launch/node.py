@@ -16,8 +16,8 @@ _EXECUTED = ("source", "command", "args", "env")
 
 
 def installed(pip: Mapping[str, list[str]]) -> int:
-    """The exit code of KFP's own preamble: installs what the component needs, and KFP if
-    missing."""
+    """The exit code of what KFP's own preamble would do: install what the component needs, and
+    KFP's runtime only where the image lacks it."""
     wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
     if not wanted:
         return 0

@@ -28,8 +28,8 @@ RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # and the platform's own
 
 
 def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:
-    """The files of a bundle, in a folder named after them; `more` are modules that it needs,
-    too."""
+    """The files of a bundle, in a folder that says what is in it. `more` are modules of rekindle
+    that it needs beside those that every step, and one with conditions, does."""
     text = json.dumps(task, sort_keys=True, allow_nan=False)
     files = {"entry.py": entry.read_bytes(), "task.json": text.encode()}
     for name in (*_MODULES, *(_CONDITIONS if task.get("guards") else ()), *more):

@@ -44,8 +44,7 @@ PACKAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """Where: `spec.tracking_uri`, or the embedded database under `artifact_root`; `name` is the
-    registered model."""
+    """Where: `spec.tracking_uri`, or the embedded database below `artifact_root`; and what."""
 
     spec: RegisterSpec
     name: str
@@ -57,8 +56,7 @@ class Registry:
         return without_password(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
     def code(self, task: str) -> str:
-        """What models may bring beside rekindle's own code, in a config with this task: see
-        `open_model`."""
+        """What models may bring beside rekindle's own code: see `open_model`."""
         return ANY_CODE if self.spec.trust_code else task
 
     def open(self, doing: str) -> contextlib.AbstractContextManager[MlflowClient]:
@@ -229,8 +227,7 @@ def _new_version(
 
 
 def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping[str, str]) -> None:
-    """Update what may have changed since, such as the champion it was compared with; the world it
-    came from stays."""
+    """Update what may have changed since, but not the world that it came from."""
     old = dict(version.tags)
     for key, value in tags.items():
         if old.get(key) != value and not key.endswith(("code_commit", "versions")):

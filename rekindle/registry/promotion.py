@@ -128,9 +128,7 @@ def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> b
 
 
 def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
-    """Whether the version is the champion, and the model of the evidence.
-
-    A registry that was set up again gives out its numbers again."""
+    """Whether the version is the champion, and the model of the evidence: numbers come again."""
     if not _is_champion(client, where, version):
         return False
     tags = tags_of(client.get_model_version(where.name, version))
@@ -141,8 +139,7 @@ def _may_replace(
     client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path,
     reason: str,
 ) -> bool:  # fmt: skip
-    """False if it is the champion by now. Raises RegistryError where the evidence, the version or
-    the champion of this moment speaks against it."""
+    """False if it is the champion by now; RegistryError where something speaks against it."""
     champion = by_alias(client, where, CHAMPION)
     now = str(champion.version) if champion is not None else ""
     if _is_promoted(client, where, version, evidence):
@@ -190,8 +187,7 @@ class Claim:
     unsure: bool = False
 
     def others(self) -> dict[str, str]:
-        """Claim, under a new key, since others go by how long they have seen one; and see who else
-        does."""
+        """Claim, under a new key (others time each), and see who else does."""
         name, self.made = self.where.name, _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(name, self.key, self.who)
@@ -211,10 +207,8 @@ class Claim:
         self.client.delete_registered_model_tag(self.where.name, key)
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
-        """Set the alias `champion`, if that `may` still be done.
-
-        Raises RegistryError where that took so long that others may have gone on, or has no
-        answer."""
+        """Set the alias `champion`, if that `may` still be done; RegistryError where others may
+        have gone on meanwhile, or without an answer."""
         from mlflow.exceptions import RestException
 
         self._hold_alone()
@@ -287,9 +281,7 @@ def _look(name: str, key: str) -> str:
 
 @contextlib.contextmanager
 def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Claim]:
-    """A claim: no other process replaces the champion meanwhile.
-
-    Waits for others; raises RegistryError as `Claim.outlive` does."""
+    """A claim, once others have gone: no other process replaces the champion meanwhile."""
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
     if not where.spec.tracking_uri:
         who = f"{EMBEDDED}{who}"

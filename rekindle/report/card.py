@@ -14,8 +14,7 @@ from rekindle.report.collect import Findings, collect
 
 
 def render_card(home: Path, run: RunRecord) -> Path:
-    """Writes `home/runs/<run_id>/card.html` and returns its path. The same records give the same
-    bytes."""
+    """Writes `home/runs/<run_id>/card.html`; the same records give the same bytes."""
     folder = run_folder(home, run.run_id)
     found = collect(run)
     target = folder / "card.html"

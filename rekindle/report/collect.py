@@ -43,10 +43,8 @@ class Findings:
 
 
 def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
-    """Everything the steps of `run` recorded; where two steps wrote the same kind, the later step's
-    record.
-
-    `history=False` leaves out the training history, the one file that can be long."""
+    """Everything the steps of `run` recorded, of two records of a kind the later; without `history`
+    not the one file that can be long."""
     files = {}
     for step in run.steps:  # what the artifacts announce
         for artifact in step.artifacts.values():
@@ -79,8 +77,7 @@ def local_path(uri: str) -> Path:
 
 
 def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow, ...]:
-    """The rows in the folder of the file `training`, one a step: after a resume the later row of a
-    step counts."""
+    """The rows in the folder of the file `training`; of a repeated step the later one."""
     path = training.with_name(HISTORY)
     if not path.is_file():
         return ()

@@ -192,8 +192,7 @@ def _slice_table(
 
 
 def _badness(row: Compared, metric: str) -> float:
-    """Ascending from the worst: by the change against the champion where there is one, else by the
-    value."""
+    """Ascending from the worst, by the change against the champion, or else by the value."""
     sign = -1 if texts.lower_is_better(metric) else 1
     value = row.change if row.change is not None else row.candidate
     return sign * value if value is not None and math.isfinite(value) else -math.inf

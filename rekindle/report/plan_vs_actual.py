@@ -93,8 +93,7 @@ class _Figure:
 
 
 def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
-    """The steps that tell how fast a training is, and how many with a time, the first ones, were
-    left out."""
+    """The steps that tell how fast a training is, and how many of the first were left out."""
     timed = [row for row in history if row.step_seconds and math.isfinite(row.step_seconds)]
     left_out = min(WARM_UP, max(0, len(timed) - FEWEST))
     return tuple(timed[left_out:]), left_out

@@ -44,8 +44,7 @@ class Line:
 
 
 class Reader:
-    """Takes in a node's log piece by piece, and gives the lines that a person reads, each once it
-    is complete."""
+    """Takes in a node's log piece by piece, and gives each readable line once it is complete."""
 
     def __init__(self, node: int = 0) -> None:
         self._node, self._at = node, 0.0
@@ -96,8 +95,7 @@ def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:
 
 
 def merged(logs: Mapping[int, Iterable[str]]) -> Iterator[Line]:
-    """The lines of several nodes' logs in the order of their times; those of one node stay in
-    theirs."""
+    """The lines of several nodes' logs in the order of their times, of each in their own."""
     return heapq.merge(*(lines_of(pieces, node) for node, pieces in logs.items()))
 
 

@@ -36,10 +36,7 @@ def folders_of(file: Path) -> tuple[Path, ...]:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The folders that this process imports from and nothing is installed in.
-
-    Packages may come from elsewhere than this environment: the user's, those of the Python that an
-    environment was made of, a `.pth` file. They are known by the name of their folder."""
+    """The folders that this process imports from and nothing is installed in, by their names."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
@@ -113,8 +110,7 @@ def _under(
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Packages have an `__init__.py`, or are a folder on the way to a module; the last part may be
-    a name inside of a module."""
+    """Packages have an `__init__.py`, or are a folder on the way; the last part may be a name."""
     place = folder
     for part in parts:
         place = place / part

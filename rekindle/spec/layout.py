@@ -156,8 +156,7 @@ def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
 
 
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:
-    """`auto`: the largest divisor of the global batch up to 32 that gives every data rank work, and
-    every stage of a pipeline a micro-batch in each round."""
+    """`auto`: the largest divisor of the global batch up to 32 that gives every rank work."""
     if train.micro_batch_size != "auto":
         return train.micro_batch_size
     size = train.global_batch_size
@@ -183,8 +182,7 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
 
 
 def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) -> list[Layout]:
-    """Up to three legal layouts of `world` ranks, those that change the fewest degrees, by the
-    smallest factors, first."""
+    """Up to three legal layouts of `world` ranks, those that change the least first."""
 
     def distance(layout: Layout) -> tuple[int, float, tuple[int, ...]]:
         pairs = [(getattr(layout, a), getattr(wanted, a)) for a in AXES]

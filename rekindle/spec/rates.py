@@ -63,8 +63,7 @@ def require(task: str, model: ModelSpec, train: TrainSpec) -> None:
 
 
 def _pretrained(task: str, model: ModelSpec) -> str:
-    """Where weights that were trained before come from, in words; "" from scratch. Networks of
-    images have no pretrained ones, and their task refuses the name."""
+    """Where weights that were trained before come from, in words; "" from scratch."""
     if model.init_from == "champion":
         return "`model.init_from: champion` goes on with trained weights"
     if model.init_from != "base":

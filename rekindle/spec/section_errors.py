@@ -59,8 +59,7 @@ _FORMS = {
 
 
 def strict(section: type[S], values: Any) -> S:
-    """Validated as JSON: a list may fill a tuple, but "3" is not turned into a number. Raises
-    pydantic's ValidationError."""
+    """Validated as JSON: a list may fill a tuple, but "3" is no number. Raises ValidationError."""
     return section.model_validate_json(json.dumps(values, default=str), strict=True)
 
 

@@ -66,8 +66,8 @@ def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
 
 
 class _Routes:
-    """Lays parameters along the routes of artifacts; "" is the pipeline, else a component's
-    name."""
+    """Lays parameters along the routes of artifacts. A Dag goes by the name of its component, the
+    pipeline itself by ""."""
 
     def __init__(self, spec: dict[str, Any], labels: Container[str]) -> None:
         self.spec = spec

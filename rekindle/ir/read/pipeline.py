@@ -92,8 +92,8 @@ class _Reader:
         return graph
 
     def ports(self, component: Fields, at_root: bool = False) -> tuple[ir.Ports, ir.Ports]:
-        """Inputs and outputs of a component; the pipeline's own (`at_root`) have a run's
-        defaults."""
+        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
+        arguments of a run."""
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)

@@ -87,8 +87,8 @@ class Fields:
         return Fields({} if value is None else value, self.at(key), self.refusals)
 
     def each(self, key: str) -> Iterator[tuple[str, "Fields"]]:
-        """Name and mapping of everything under `key`. Names become folders: no slashes or dots
-        first."""
+        """Name and mapping of everything under `key`, in the order of the IR. Names become folders:
+        no slashes, no leading dots."""
         group = self.fields(key)
         for name in group.data:
             if not NAME.fullmatch(str(name)):

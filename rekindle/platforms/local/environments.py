@@ -48,8 +48,8 @@ def packages_of(step: Step) -> Packages:
 def prepare(
     steps: Iterable[Step], home: Path, env: Mapping[str, str], on_event: OnEvent | None = None
 ) -> dict[Packages, str]:
-    """The folder with `python3` of each set of packages, made where it is not here, of which
-    `on_event` hears before; RequestError if pip fails."""
+    """The folder with `python3` for each set of packages that is not here; RequestError if pip
+    fails. `on_event` hears of each environment before it is made."""
     folders: dict[Packages, str] = {}
     problems: dict[Packages, Problem] = {}
     for step in steps:

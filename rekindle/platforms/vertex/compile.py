@@ -95,8 +95,8 @@ def _secrets(
 
 
 def _asked(step: Step, place: VertexSpec) -> list[Secret]:
-    """The secrets that a step asks for and the config names, where its command can wait for
-    them."""
+    """The secrets that a step asks for and that the config names; none where nothing can stand in
+    front of its command."""
     started = step.container.source or step.container.command
     return [s for s in step.secrets if s.env in place.secrets] if started else []
 
