@@ -52,7 +52,10 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
     now = record
     if record.status not in ENDED_RUN:
         seen = there.describe(sent.id)
-        now = _without_secrets(merged(record, seen, datetime.datetime.now(datetime.UTC)))
+        now = merged(record, seen, datetime.datetime.now(datetime.UTC))
+        # a platform repeats what a step said last
+        steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in now.steps)
+        now = now.model_copy(update={"steps": steps, "error": masked(now.error)})
     if now.status in ENDED_RUN:
         now = _brought_home(now, home)
     if now != record:
@@ -164,12 +167,6 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     record = record.model_copy(update={**update, "status": "running", "error": ""})
     record.write(home / "runs" / record.run_id / "run.json")
     return record, placed
-
-
-def _without_secrets(record: RunRecord) -> RunRecord:
-    """A platform repeats what a step said last."""
-    steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)
-    return record.model_copy(update={"steps": steps, "error": masked(record.error)})
 
 
 def _brought_home(record: RunRecord, home: Path) -> RunRecord:

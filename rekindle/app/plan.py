@@ -30,7 +30,8 @@ def figures(
     *, with_trace: bool,
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
-    named = platform or _platform(spec)
+    sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
+    named = platform or (sections[0] if len(sections) == 1 else "")
     there = region or _region(spec, named)
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
@@ -44,12 +45,6 @@ def figures(
 def _region(spec: Spec, platform: str) -> str:
     """The one that the config names for a platform; "" for none."""
     return str(getattr(getattr(spec.platforms, platform, None), "region", ""))
-
-
-def _platform(spec: Spec) -> str:
-    """The one that the config has a section of."""
-    named = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
-    return named[0] if len(named) == 1 else ""
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:

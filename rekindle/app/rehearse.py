@@ -130,7 +130,6 @@ class _Stage:
         return record
 
     def clear(self) -> None:
-        """Remove the scratch homes."""
         disk = self.folder / "faulted" / "checkpoints"
         if disk.is_mount():
             subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH

@@ -232,7 +232,6 @@ class _Parser:
         return self.bracketed(self.either) if self.peek() == ("mark", "(") else self.compare()
 
     def bracketed(self, parse: Callable[[], T]) -> T:
-        """What `parse` takes from between brackets."""
         self.take("(")
         self.levels += 1
         if self.levels > _MOST_LEVELS:

@@ -227,7 +227,6 @@ class _Flattening:
         return given.parameters.get(str(loop.items)) if named else None
 
     def items(self, loop: ir.Loop, node: ir.SubDag, path: str, given: _Scope) -> Sequence[Any]:
-        """The list that a loop goes over."""
         items: Any = loop.items
         if isinstance(items, str):
             known = self.over(loop, given)

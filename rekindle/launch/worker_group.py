@@ -272,7 +272,6 @@ class _Attempt:
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
-        """How it ended."""
         code, said = self.agent.returncode, self._said()
         foreign, expired = self.group.foreign, self.group.expired
         asked = self.group.stopped_at is not None

@@ -87,9 +87,8 @@ def answered(
 
 def problems(found: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
     """Those that are wrong, for an error."""
-    return tuple(
-        Problem(check.said, check.where, check.fix) for check in found if check.state == "problem"
-    )
+    wrong = (check for check in found if check.state == "problem")
+    return tuple(Problem(check.said, check.where, check.fix) for check in wrong)
 
 
 def _answer(check: Check) -> tuple[ReadinessCheck, ...]:

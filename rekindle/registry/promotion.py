@@ -146,21 +146,20 @@ def _may_replace(
         return False
     digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
     tags = tags_of(client.get_model_version(where.name, version))
+    other_files = evidence.model_digest != tags.get("model_digest")
+    changed = file_sha256(evidence_file) != tags.get("evidence_sha256")
+    same_version, replaced = now == evidence.champion_version, digest != evidence.champion_digest
+    rolled_back = tags.get("decision") == "rolled_back"
     doubts = {
         "the evidence does not say `promote`": not evidence.promote,
         "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
-        "the evidence belongs to other files than were registered": evidence.model_digest
-        != tags.get("model_digest"),
-        "the evidence was changed after it was registered": file_sha256(evidence_file)
-        != tags.get("evidence_sha256"),
+        "the evidence belongs to other files than were registered": other_files,
+        "the evidence was changed after it was registered": changed,
         f"the champion is now version {now or 'none'}, and the candidate was compared with version "
-        f"{evidence.champion_version or 'none'}": not reason and now != evidence.champion_version,
+        f"{evidence.champion_version or 'none'}": not reason and not same_version,
         f"the champion, version {now}, is another model now than the one that the candidate was "
-        "compared with": not reason
-        and now == evidence.champion_version
-        and digest != evidence.champion_digest,
-        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason
-        and tags.get("decision") == "rolled_back",
+        "compared with": not reason and same_version and replaced,
+        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason and rolled_back,
         "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
     found = [doubt for doubt, true in doubts.items() if true]
@@ -312,10 +311,8 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
 @contextlib.contextmanager
 def _one_answer() -> Iterator[None]:
     """A request is sent once: of two, the second might be carried out long after the first."""
-    wanted = {
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    }
+    wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}"}
+    wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -151,10 +151,8 @@ def slices(run: records.RunRecord, found: Findings) -> tuple[SliceTable, ...]:
 def _classes(evidence: records.Evidence) -> ClassTable | None:
     if not evidence.classes:
         return None
-    rows = [
-        ClassRow(part, _compare(part.label, "f1", part.f1, part.champion_f1))
-        for part in sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
-    ]
+    worst = sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
+    rows = [ClassRow(part, _compare(part.label, "f1", part.f1, part.champion_f1)) for part in worst]
     of = "entity" if "entity_f1" in evidence.metrics else "class"
     return ClassTable(of, tuple(rows[:_SLICES_SHOWN]), tuple(rows[_SLICES_SHOWN:]))
 

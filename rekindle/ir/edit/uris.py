@@ -134,9 +134,8 @@ class _Routes:
         if "parameterIterator" in task or "artifactIterator" in task:
             _refuse("a step on several nodes reads what a loop collects", where)
         component = task["componentRef"]["name"]
-        here = {
-            "taskOutputParameter": {"producerTask": name, "outputParameterKey": PREFIX + artifact}
-        }
+        output = {"producerTask": name, "outputParameterKey": PREFIX + artifact}
+        here: Binding = {"taskOutputParameter": output}
         if "dag" in self.components[component]:
             return self.inside(component, task, artifact, where) or here
         label = self.components[component]["executorLabel"]
@@ -161,12 +160,10 @@ class _Routes:
             return inner
         source = inner["taskOutputParameter"]
         self.define_output(component, artifact)
-        dag["outputs"].setdefault("parameters", {})[PREFIX + artifact] = {
-            "valueFromParameter": {
-                "producerSubtask": source["producerTask"],
-                "outputParameterKey": source["outputParameterKey"],
-            }
-        }
+        place = {"producerSubtask": source["producerTask"]}
+        place["outputParameterKey"] = source["outputParameterKey"]
+        parameters = dag["outputs"].setdefault("parameters", {})
+        parameters[PREFIX + artifact] = {"valueFromParameter": place}
         return None
 
     def from_outside(self, component: str, task: dict[str, Any], parameter: str) -> Binding:

@@ -212,11 +212,8 @@ def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     values and the places of its inputs are the same."""
     job = _job_of(Definition(files))
     found = {name: _unit(name, command, job, files) for name, command in job["jobs"].items()}
-    ordered: dict[str, CacheKey] = {}
-    while len(ordered) < len(found):  # the file's order is that of the names
-        left = [unit for name, unit in found.items() if name not in ordered]
-        ordered |= {unit.name: unit for unit in left if set(unit.places) <= ordered.keys()}
-    return tuple(ordered.values())
+    order = graphlib.TopologicalSorter({name: unit.places for name, unit in found.items()})
+    return tuple(found[name] for name in order.static_order())
 
 
 def _unit(

@@ -63,7 +63,6 @@ def compile(
 
 
 def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
     if ours and not place.image:
         fix = "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG"
@@ -104,7 +103,6 @@ class _Compiler:
         self.open = {name for name, value in values.items() if value != ""}  # no input is empty
 
     def job(self) -> dict[str, Any]:
-        """The document."""
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         shown = [name for name in self.values if name in read & self.open]

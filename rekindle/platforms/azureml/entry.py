@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place, Task  # noqa: E402
+from rekindle.platforms.mounted import Place  # noqa: E402
 
 
 def main(words: list[str]) -> int:
@@ -30,7 +30,10 @@ def main(words: list[str]) -> int:
     task = mounted.load_task(HERE)
     step = os.environ.get("AZUREML_RUN_ID", "")
     facts = mounted.facts(os.environ.get("AZUREML_ROOT_RUN_ID", step), step)
-    place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts)
+    files = asked.values.iterdir() if asked.values else ()
+    # the shell ended the text of each parameter with a line break
+    values = {path.name: path.read_text(encoding="utf-8")[:-1] for path in files}
+    place = Place(_paths(asked.input), _paths(asked.output), values, facts)
     try:
         if task.get("secrets"):
             from rekindle.platforms.azureml import secrets
@@ -40,7 +43,10 @@ def main(words: list[str]) -> int:
             for name in task["secrets"]:
                 del os.environ[secrets.PREFIX + name]
         if "nodes" in task:
-            place = place.of_node(_meet(task))
+            from rekindle.platforms.azureml.rendezvous import rendezvous
+
+            found = rendezvous(os.environ, task["ranks_per_node"])
+            place = place.of_node(mounted.met(found, task["nodes"], "nodes", step))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -48,20 +54,6 @@ def main(words: list[str]) -> int:
 
 def _paths(words: list[str]) -> dict[str, Path]:
     return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
-
-
-def _values(folder: Path | None) -> dict[str, str]:
-    """The text of each parameter; the shell ended it with a line break."""
-    if folder is None:
-        return {}
-    return {path.name: path.read_text(encoding="utf-8")[:-1] for path in folder.iterdir()}
-
-
-def _meet(task: Task) -> int:
-    from rekindle.platforms.azureml.rendezvous import rendezvous
-
-    found = rendezvous(os.environ, task["ranks_per_node"])
-    return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,6 @@ def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _why(record: Record) -> str:
-    """What a run says went wrong."""
     error = (record.get("error") or {}).get("error") or {}
     return str(error.get("message") or "").strip()
 

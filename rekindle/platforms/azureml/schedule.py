@@ -32,9 +32,8 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
         ))  # fmt: skip
     if problems or zone is None:
         raise UnsupportedError(problems)
-    return Lowered(
-        cron.written(schedule.cron), zone, "begins beside the run", "left out after a pause"
-    )
+    line = cron.written(schedule.cron)
+    return Lowered(line, zone, "begins beside the run", "left out after a pause")
 
 
 def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:

@@ -200,7 +200,6 @@ def equals(key: str, value: str) -> str:
 
 
 def _may_succeed(error: Exception) -> bool:
-    """Whether the same call may yet succeed, or did."""
     from kfp_server_api import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -210,7 +209,6 @@ def _may_succeed(error: Exception) -> bool:
 
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
-    """What the server says, and what to do about it."""
     kind, code = PlatformError, int(getattr(error, "status", 0) or 0)
     if code == 401:
         fix = f"name a token that is good: {_SECTION}.token: env:KFP_TOKEN"

@@ -99,7 +99,6 @@ def _task(step: Step) -> dict[str, Any]:
 
 
 def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
         what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"

@@ -336,9 +336,8 @@ def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, 
 
 
 def _fields(entries: Entries) -> Piece:
-    return {
-        "env": [variable(e["name"], "fieldRef", {"fieldPath": e["fieldPath"]}) for e in entries]
-    }
+    paths = [(entry["name"], {"fieldPath": entry["fieldPath"]}) for entry in entries]
+    return {"env": [variable(name, "fieldRef", path) for name, path in paths]}
 
 
 def _metadata(value: Mapping[str, Any]) -> Piece:

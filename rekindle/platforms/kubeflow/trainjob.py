@@ -93,7 +93,6 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
 
 
 def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
-    """What the config says of the nodes of this step."""
     wanted, here = step.distribution, "platforms.kubeflow"
     assert wanted is not None
     pairs = sorted(secrets_of(place).items())

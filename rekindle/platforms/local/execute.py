@@ -278,7 +278,6 @@ class _Run:
         return self.record
 
     def verdict(self) -> RekindleError | None:
-        """The error that the run ends in, if any."""
         if self.walk.finished and not self.failed:
             return None
         command = "the same command resumes: finished steps come from the cache"
@@ -301,7 +300,6 @@ class _Run:
         return None
 
     def update(self, path: str, **fields: Any) -> None:
-        """Change one step's record."""
         steps = self.record.steps
         changed = (s.model_copy(update=fields) if s.name == path else s for s in steps)
         self.change(steps=tuple(changed))

@@ -166,7 +166,6 @@ def code_of(error: Exception) -> str:
 
 
 def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
-    """What AWS says, and what to do about it."""
     from botocore import exceptions as of
 
     kind, code = PlatformError, code_of(error)

@@ -67,7 +67,6 @@ def compile(
 
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
         yield Problem(

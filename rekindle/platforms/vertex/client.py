@@ -165,7 +165,6 @@ def may_succeed(error: Exception) -> bool:
 
 
 def _explained(error: Exception, place: VertexSpec) -> PlatformError:
-    """What Google says, and what to do about it."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError, TransportError
 

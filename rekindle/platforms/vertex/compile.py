@@ -102,7 +102,6 @@ def _asked(step: Step, place: VertexSpec) -> list[Secret]:
 
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
         what = f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in"
@@ -232,7 +231,6 @@ def limit_seconds(step: Step) -> int:
 
 
 def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
-    """Why this step cannot become a CustomJob."""
     wanted = _distribution(step)
     how = provisioning(wanted, place)
     rules = limits("vertex")["custom_job"]

@@ -62,9 +62,8 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else _message(job)
-        return RunSnapshot(
-            status, steps, error, moment(job, "endTime") if status != "running" else None
-        )
+        ended = moment(job, "endTime") if status != "running" else None
+        return RunSnapshot(status, steps, error, ended)
 
 
 def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -216,9 +215,7 @@ def _tasks(job: Message) -> dict[str, Message]:
     found = dict[str, Message]()
     for name, tasks in named.items():
         around, _, last = name.rpartition("/")
-        for turn, task in enumerate(
-            tasks
-        ):  # those that the service does not tell apart are counted
+        for turn, task in enumerate(tasks):  # the service does not tell turns apart
             found[name if len(tasks) == 1 else f"{around}/{turn}/{last}"] = task
     return found
 
