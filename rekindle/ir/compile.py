@@ -1,11 +1,10 @@
 """From `path.py:function` (or an already compiled file) to IR text: the only place that starts
 KFP's compiler.
 
-The file is loaded in a process of its own, so that neither a name in it nor what it imports can
-collide with anything here, an edited file is always seen, and our own process needs no kfp. The
-folder of the file, the folder above it (where `components/` lies beside `pipelines/`) and the
-working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
-IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
+The file is loaded in a process of its own (`python -m rekindle.ir.compile PATH.py:FUNCTION`), so
+that nothing in it can collide with anything here, and our own process needs no kfp. The folder of
+the file, the folder above it (where `components/` lies beside `pipelines/`) and the working folder
+are importable. The same file gives the same bytes: hash seed fixed, no times in the IR."""
 
 import dataclasses
 import json

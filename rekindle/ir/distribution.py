@@ -1,10 +1,9 @@
 """`distribute()`: run a step of any KFP pipeline on several nodes.
 
 It writes `task.platform_config["rekindle"]`, which KFP carries into the second document of the
-compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back. The body of the
-component then runs once on every node, with a `Rendezvous` in its environment;
-`rekindle.launch.torchrun` inside it starts the ranks, but anything else that reads the Rendezvous
-may. Node rank 0 alone writes the outputs. Each platform's compiler lowers this and strips it."""
+compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back, and each platform's
+compiler lowers and strips it. The body of the component then runs once on every node, with a
+`Rendezvous` in its environment. Node rank 0 alone writes the outputs."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """The typed Graph: what a pipeline is, once its IR has been read.
 
 Every platform works from these frozen values; none walks raw IR. A `Graph` holds a `Dag`, a `Dag`
-holds nodes, and a node is a `Step` (one container), an `Importer` (an artifact that exists already)
-or a `SubDag` (a nested pipeline, the body of an If, of a loop, or what an exit handler watches).
-Each node carries two addresses: `path`, by which people and records call it
-(`condition-1/promote`), and `where`, its place in the IR, for errors.
+holds nodes, and a node is a `Step`, an `Importer` or a `SubDag`, with two addresses: `path`, by
+which people and records call it (`condition-1/promote`), and `where`, its place in the IR, for
+errors.
 
 A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a sibling, or
-to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and kubernetes_executor_config.
-proto of kfp-kubernetes."""
+to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and
+kubernetes_executor_config.proto of kfp-kubernetes."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

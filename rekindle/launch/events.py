@@ -1,15 +1,13 @@
-"""Events that a process inside a step reports to its watcher.
+"""Events that a process inside a step reports to its watcher, each one line on stdout: `::rekindle
+{json}`.
 
-An event is one line on stdout: `::rekindle {json}`.
-
-Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
+They are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
 with `at`, when it was, in seconds since 1970. Standard library only: the code that emits runs in
-any container. The lines stay in the step's log like all other output.
+any container.
 
 And the reason of a failure, read back out of a log: the last exception's type and whole message,
-without its traceback. Knows how logs of steps look: chained tracebacks (the last one counts),
-torchrun's prefixes (`[rank0]:`) and the error it raises itself because a worker died, which says
-nothing."""
+without its traceback, torchrun's prefixes (`[rank0]:`) and the error that it raises itself because
+a worker died."""
 
 import json
 import re

@@ -3,15 +3,13 @@
 A message over the link brings three descriptors: for what the fork prints and for its errors, and a
 connection. A request in JSON comes there, and `started PID` and `ended EXIT-STATUS` go back, a line
 each. When the link closes the fork server ends; its forks have to see to it that they end with it.
+Where it cannot fork safely (several threads), or learn how a fork ended (no `pidfd`), no answer
+comes, and the caller starts a process of its own.
 
-A process with several threads cannot be forked safely, and without `pidfd` the server does not
-learn how a fork ended. Then no answer comes, and the caller starts a process of its own.
-
-`python -m rekindle.launch.fork_server LINK MODULE...` is one that has imported what most steps
-import, and forks into the steps of a run: importing KFP's executor and MLflow takes a processor two
-to three seconds, and most steps of a run do it. A request is `{"task": path of TASK.json, "env":
-{...}}`, and what is forked is that task's shim. A step whose environment is not the one of the
-imports executes a Python of its own."""
+`python -m rekindle.launch.fork_server LINK MODULE...` is one that forks into the steps of a run:
+importing KFP's executor and MLflow takes a processor two to three seconds, and most steps do it. A
+request is `{"task": path of TASK.json, "env": {...}}`, and what is forked is that task's shim. A
+step whose environment is not the one of the imports executes a Python of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Processes that end with their parent, folders that one process owns, signals that arrive, and
-what ranks on GPUs are started with; and how much memory of the host a process may still take, by
-its cgroups and by the machine, and how often the kernel killed for the lack of it.
+"""Processes that end with their parent, folders that one process owns, signals that arrive, what
+ranks on GPUs are started with, and how much memory of the host a process may still take.
 
 Memory follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version
 1 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the

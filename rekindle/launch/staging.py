@@ -1,14 +1,13 @@
 """Artifacts between their URIs and the disk of a node, for platforms that mount nothing.
 
-What a step reads is fetched before it starts, and it is given local paths; what it made is uploaded
-when it is done. Files go through fsspec, several at a time. An artifact is a file or a folder, and
-one that does not exist stays so, as KFP has it. KFP's own `minio://` is S3 at the endpoint that
-AWS_ENDPOINT_URL names.
+What a step reads is fetched before it starts, what it made is uploaded when it is done. Files go
+through fsspec, several at a time. An artifact that does not exist stays so, as KFP has it. KFP's
+own `minio://` is S3 at the endpoint that AWS_ENDPOINT_URL names.
 
-And a secret for nodes to which their platform gives none: node rank 0 makes one and leaves it where
-all nodes read and write anyway, below the artifact root. So it is as safe as the checkpoints: who
-reads the root while the job runs can speak as a node of it. Kubernetes and Vertex AI have a better
-place, and platforms.P.secrets may name one of the platform's own store as REKINDLE_JOB_SECRET."""
+And a secret for nodes to which their platform gives none: node rank 0 makes one and leaves it below
+the artifact root. So it is as safe as the checkpoints: who reads the root while the job runs can
+speak as a node of it. Kubernetes and Vertex AI have a better place, and platforms.P.secrets may
+name one of the platform's own store as REKINDLE_JOB_SECRET."""
 
 import contextlib
 import copy

@@ -1,9 +1,8 @@
 """What a job of a step mounts, the task that it runs, and the bundle that carries the task to it;
 mounted.py reads them all.
 
-A bundle is a folder called by its content: code and constants of a KFP executor do not fit into a
-container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it, so that a step
-runs in any image with Python."""
+A bundle is a folder called by its content, since code and constants of a KFP executor do not fit
+into a container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it."""
 
 import dataclasses
 import json

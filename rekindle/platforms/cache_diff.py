@@ -2,8 +2,7 @@
 
 A platform takes a step from its cache if the step itself is the same (its `parts`) and so is what
 it reads. Values are compared by content where the platform does that; files by the place they lie
-at, which is a new one whenever their maker runs again. A step that a platform never caches runs
-every time."""
+at, which is a new one whenever their maker runs again."""
 
 import dataclasses
 import hashlib

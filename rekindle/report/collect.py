@@ -1,10 +1,8 @@
-"""Finds the records that the steps of a run left behind, and sums up what the run came to: what the
-card and lists show, and what `run --json` ends with.
+"""Finds the records that the steps of a run left behind, and sums up what the run came to.
 
 A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
-with the file of that kind in it. A run of a user's own pipeline may have none: every field of
-`Findings` is optional. A record that is missing, unreadable or of another version becomes a
-sentence in `notes`, never an error."""
+with the file of that kind in it. A run of a user's own pipeline may have none. A record that is
+missing, unreadable or of another version becomes a sentence in `notes`, never an error."""
 
 import dataclasses
 from pathlib import Path

@@ -3,8 +3,7 @@ is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
 the same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only. `lines` is all that as text,
-comparison_page.py as a page."""
+models with different tokenizers are compared in bits per byte only."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Logs as a person reads them: what steps printed, without the launcher's own lines.
 
-KFP's executor writes its input as JSON and what it is about to do; that is left out. Events of ours
-(launch/events.py) become sentences with a time; of progress a terminal sees one line that moves, a
-pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of several nodes are
-merged by the time of the last event before them, each with the name of its node. Nothing else of a
-line is changed or cut."""
+Events of ours (launch/events.py) become sentences with a time; of progress a terminal sees one line
+that moves, a pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of several
+nodes are merged by the time of the last event before them, each with the name of its node."""
 
 import dataclasses
 import datetime

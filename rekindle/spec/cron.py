@@ -1,10 +1,9 @@
-"""Lines of cron: five fields, of which only what every platform reads alike is taken.
+"""Lines of cron: five fields, of which only what every platform reads alike is taken: `*`, numbers,
+names of months and days, ranges, steps and lists; Sunday is 0.
 
-That is `*`, numbers, names of months and days, ranges, steps and lists; Sunday is 0. A line that
-names days of the month and of the week starts on either, and a step over all days beside other days
-(`*/2`) is refused, since crons disagree on whether then both have to fit. `five_fields` writes out
-`@daily` and its like, `written` has a line in numbers, ranges and lists only. Authority:
-crontab(5)."""
+A line that names days of the month and of the week starts on either, and a step over all days
+beside other days (`*/2`) is refused, since crons disagree on whether then both have to fit.
+Authority: crontab(5)."""
 
 import datetime
 import itertools

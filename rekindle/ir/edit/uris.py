@@ -5,12 +5,10 @@ KFP copies every input artifact of a task into its pod before the container star
 (downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and has no way
 to pass its URI. So a component that is not to get the files gets a STRING parameter
 `rekindle-place-NAME` in place of each input artifact. The component that makes the artifact gets
-one more output parameter of that name, written after its own command, inside the same container, by
-a few lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as it is. The
-parameter takes the artifact's route through nested pipelines and branches. What has no single place
-(OneOf, what a loop collects, lists) is refused.
-
-KFP's lineage no longer shows what such a step read; its parameters do."""
+one more output parameter of that name, written after its own command by a few lines of `sh` (which
+the image needs, and `sed`); an importer's URI is passed on as it is. The parameter takes the
+artifact's route through nested pipelines and branches. What has no single place (OneOf, what a loop
+collects, lists) is refused."""
 
 import copy
 import json

@@ -1,9 +1,7 @@
 """IR text -> Graph. The IR is walked by its known keys only; anything else is refused by name, all
 refusals at once.
 
-Understood is all that KFP 2 writes: containers, importers, nested pipelines, If/Elif/Else, OneOf,
-loops and what they collect, exit handlers, `ignore_upstream_failure`, retries, caching, and
-kfp-kubernetes' second document. Which platform can do which of it is not decided here. Refused:
+Understood is all that KFP 2 writes; which platform can do which of it is not decided here. Refused:
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 

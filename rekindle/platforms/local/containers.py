@@ -2,14 +2,10 @@
 
 A step in a container is a task of the shim's like any other, with docker's client as its command,
 so that logs, retries, time limits and signals are the same. It sees its inputs, read-only, and the
-folder of its outputs, both under the paths that they have here, and nothing else of this machine,
-nor can it name anything else as an output; it runs as the user who runs rekindle, with no other
-rights. Variables go by name, so that no value of theirs is on a command line: those that the step
-sets itself, secrets, and its place among nodes. An image is run by its id, which is part of the
-step's cache key.
-
-An init passes SIGTERM on to the command itself; what a shell has started and not `exec`ed is killed
-with the container, as on a cluster."""
+folder of its outputs, both under the paths that they have here, and nothing else of this machine;
+it runs as the user who runs rekindle, with no other rights. Variables go by name, so that no value
+of theirs is on a command line. An image is run by its id, which is part of the step's cache key. An
+init passes SIGTERM on to the command itself; the rest is killed with the container."""
 
 import dataclasses
 import os

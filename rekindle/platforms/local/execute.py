@@ -1,9 +1,8 @@
 """Run a Graph on this machine: independent steps side by side, each in child processes, every
 change on record.
 
-The calling thread schedules and alone writes the record and calls the callbacks; a thread a running
-step watches its processes and reports through one queue. When a step fails nothing new begins but
-exit handlers, what runs is let finish, the rest is skipped."""
+The calling thread schedules and alone writes the record; a thread a running step watches its
+processes and reports through one queue. When a step fails nothing new begins but exit handlers."""
 
 import contextlib
 import os

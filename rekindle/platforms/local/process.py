@@ -5,10 +5,9 @@ The shim runs under this interpreter without site-packages, in a session of its 
 Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
 which the shim kills everything it started.
 
-Each node of a distributed step is a shim of its own, with a Rendezvous in its environment. They
-live and die together: when one fails the others are told to end, and the step ends as the first one
-that failed. Only node rank 0 has the step's outputs; what the others write goes into their own
-scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
+Each node of a distributed step is a shim of its own, with a Rendezvous in its environment. When one
+fails the others are told to end, and the step ends as the first one that failed. Only node rank 0
+has the step's outputs; KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
 import contextlib
 import dataclasses

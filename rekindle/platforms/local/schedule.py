@@ -2,9 +2,7 @@
 of the user's crontab.
 
 Both run `rekindle run CONFIG` in the folder where the schedule was set, and leave a start out while
-the run before it goes on. A timer follows any time zone and knows missed starts; a line of crontab
-follows the machine's clock. What is written names what it was written for, and is found by that.
-
+the run before it goes on. What is written names what it was written for, and is found by that.
 Authority: systemd.timer(5), systemd.time(7), systemd.service(5), crontab(5), flock(1)."""
 
 import dataclasses

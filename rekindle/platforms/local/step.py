@@ -1,8 +1,6 @@
 """One step from its inputs to its outputs: take it from the cache, or run it, again if it may be
-retried, and store it. An importer only looks at what it brings in.
-
-Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
-through `say` and `event`."""
+retried, and store it. It runs in a thread of its own and touches no shared state: what is worth
+telling on the way goes through `say` and `event`."""
 
 import contextlib
 import dataclasses
