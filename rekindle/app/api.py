@@ -230,11 +230,9 @@ def planned(
     region: str = "", examples: int | None = None, trace: bool = False,
     prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
 ) -> Forecast:  # fmt: skip
-    """What training the spec needs, how long it takes and what it costs; changes nothing.
-
-    The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
-    than it may, is in `refused`. Raises RekindleError where it cannot be planned, or nothing
-    fits."""
+    """What training the spec needs, how long it takes and what it costs, by the options of
+    `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
+    Raises RekindleError where it cannot be planned, or nothing fits."""
     from rekindle.app.forecast import Forecast
     from rekindle.app.plan import figures
     from rekindle.platforms.platform import PLATFORMS
@@ -252,10 +250,8 @@ def submit(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
     home: str | Path = DEFAULT_HOME, token: str | None = None,
 ) -> Run:  # fmt: skip
-    """Have a platform run the spec's pipeline; `run.wait()`, `run.refreshed()`, `run.logs(STEP)`
-    and `run.cancel()` follow it.
-
-    With the same `token` nothing is sent twice. Raises RekindleError; the same call goes on with
+    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
+    `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
     from rekindle.app.submit import submitted
 

@@ -28,9 +28,7 @@ from rekindle.launch.rendezvous import Rendezvous
 
 
 def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """KFP's ExecutorInput with every place in `folder`, where its inputs now are.
-
-    Outputs get places only: see `delivered`."""
+    """KFP's ExecutorInput with every place in `folder`, where its inputs now are."""
     made = copy.deepcopy(dict(executor_input))
     groups = made.get("inputs", {}).get("artifacts", {}).values()
     for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):

@@ -44,15 +44,12 @@ def torchrun(
     script: Sequence[str], train: TrainSpec, *, status: Path, rendezvous: Rendezvous | None = None,
     environment: Mapping[str, str] | None = None, on_poll: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Run `script` on the ranks of this node until it is done, on all nodes.
-
-    `train` says how patient to be: `max_restarts`, `grace_seconds`, `hang_seconds`, `max_hours`;
-    with an `entrypoint` the script knows nothing of `status` and is done when torchrun exits with
-    0. `status` is a folder of this attempt and node, in which ranks leave heartbeats and last
-    words, and rank 0 `status.json`. `on_poll` is called some times a second.
-
+    """Run `script` on the ranks of this node until it is done, on all nodes. `train` says how
+    patient to be; with an `entrypoint` the script knows nothing of `status` and is done when
+    torchrun exits with 0. `status` is a folder of this attempt and node, in which ranks leave
+    heartbeats and last words, and rank 0 `status.json`. `on_poll` is called some times a second.
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
-    the first rank at fault and its cause, when the worker group cannot go on."""
+    the first rank at fault and its cause."""
     place = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
         raise StepError(

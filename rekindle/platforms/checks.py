@@ -28,10 +28,8 @@ class NotChecked(Exception):
 @dataclasses.dataclass(frozen=True)
 class Check:
     """`ask` returns what was found; RequestError is a problem, any other error leaves it open.
-
-    `where` is what it is about: a field of the config, or a name on the platform. `early` ones are
-    few and quick, and are also asked before a submission. Those behind a `login` in a platform's
-    list are asked only if it is ok."""
+    `where` is a field of the config, or a name on the platform. `early` ones are few and quick, and
+    are also asked before a submission; those behind a `login` only if that is ok."""
 
     name: str
     where: str

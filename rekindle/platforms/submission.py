@@ -140,10 +140,8 @@ def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
 def plain_name(
     name: str, illegal: str, longest: int, *, taken: Collection[str] = (), distinct: bool = False
 ) -> str:
-    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long.
-
-    A hash of the name ends one that had to be cut or is `taken`, and with `distinct` each that was
-    changed, so that names that differ stay so."""
+    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long. A hash
+    of the name ends one that was cut or is `taken`, and with `distinct` each that was changed."""
     plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain

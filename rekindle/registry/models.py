@@ -73,9 +73,8 @@ class Registry:
 
 
 def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
-    """What a new run has to know about the champion; None while there is none. Raises RegistryError
-    where its version does not say which files it has, or brings other code than `code` (as for
-    `open_model`): `score` would refuse it hours later."""
+    """What a new run has to know about the champion, or None. RegistryError where its version lacks
+    a digest, or brings other code than `code`: `score` would refuse it hours later."""
     with where.open("ask for the champion") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
@@ -131,9 +130,8 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
 
 
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
-    """The model folder that `init_from` (as the fingerprint resolved it) stands for; "" for the
-    base model. Raises DataError or RegistryError where its files are no longer those with the
-    `digest` that the fingerprint saw."""
+    """The model folder that `init_from`, resolved, stands for; "" for the base model. DataError or
+    RegistryError where its files are not those with the `digest`."""
     if init_from == "base":
         return ""
     if init_from.isdigit():

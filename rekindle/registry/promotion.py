@@ -172,10 +172,9 @@ def _may_replace(
 
 @dataclasses.dataclass
 class Claim:
-    """That of one attempt to promote `version`, in the name of `who`.
-
-    `made` by a clock that also runs while this machine is suspended; `unsure` while its last
-    request may still be carried out."""
+    """That of one attempt to promote `version`, in the name of `who`; `made` by a clock that also
+    runs while this machine is suspended; `unsure` while its last request may still be carried
+    out."""
 
     client: MlflowClient
     where: Registry

@@ -49,12 +49,9 @@ def closure(
     files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path], *,
     everywhere: bool = False,
 ) -> dict[Path, Path]:  # fmt: skip
-    """The `files` and all modules that they and the `sources` (code by what it is called) import;
-    each with the folder that it is imported from. RequestError for what is not Python.
-
-    A module of several folders is that of the first one, or with `everywhere` that of each, also
-    under the name of one of the standard library: which of them a process finds first depends on
-    its own path."""
+    """The `files` and all modules that they and the `sources` (code by what it is called) import,
+    with the folder each is imported from: the first of several, or `everywhere` each, since a
+    process's own path decides. RequestError for what is not Python."""
     found = {file.absolute(): file.absolute().parent for file in files}
     waiting = list[tuple[Path | None, ast.AST]]()
     waiting += [(file, _read(file)) for file in found if file.suffix == ".py"]

@@ -95,11 +95,8 @@ def with_launchers(
     lowered: Callable[[Step], dict[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
-    distribution.
-
-    `lowered` gives the container of the launcher (KFP's: image, command, args, env). Results of its
-    tasks are never taken from the cache, and nothing is left of what `distribute()` wrote. Steps
-    that share an executor share a launcher, so `lowered` is asked once for each executor."""
+    distribution. `lowered` gives its container, once for each executor. Results of its tasks are
+    never taken from the cache, and nothing is left of what `distribute()` wrote."""
     made = copy.deepcopy(dict(spec))
     steps = distributed(made, graph)
     for label, step in steps.items():
@@ -201,12 +198,8 @@ def with_inputs(
     spec: Mapping[str, Any], wanted: Mapping[str, Mapping[str, Binding]]
 ) -> dict[str, Any]:
     """The pipeline with these inputs, by the label of the executor and their name; they are
-    optional, and of the type of what they are bound to.
-
-    Platform settings may name a parameter of the Dag around a task, or an output of a sibling
-    (`secretNameParameter`). KFP's driver reads these for the pod of the task itself; a launcher
-    that starts other pods for it needs the value, and gets it as an input of its own.
-    UnsupportedError, with its place in the IR, if that is not there."""
+    optional, and of the type of what they are bound to: a launcher needs values that KFP's driver
+    reads for the pod of the task itself. UnsupportedError for a binding to nothing."""
     made = copy.deepcopy(dict(spec))
     for where, dag, task in _tasks(made):
         component = made["components"][task["componentRef"]["name"]]

@@ -45,10 +45,8 @@ def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, An
 
 
 def read_place(text: str) -> tuple[str, dict[str, Any]]:
-    """URI and metadata of an artifact from the parameter that says where it is: a URI, or the JSON
-    that its producer wrote.
-
-    A component may have put the artifact elsewhere, and says so in its report."""
+    """URI and metadata of an artifact from its place: a URI, or the JSON that its producer
+    wrote."""
     if not text.startswith("{"):
         return text, {}
     said = json.loads(text)

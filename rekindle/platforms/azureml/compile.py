@@ -48,10 +48,7 @@ def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: AzureMLSpec
 ) -> Definition:
     """`<pipeline>.azureml.yaml`, which `az ml job create --file` and the SDK take, and beside it
-    `bundles/<hash>/...`, the code of its steps.
-
-    SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
+    `bundles/<hash>/...`, the code of its steps. RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
     wrong = lacks(graph, "azureml", _of_place(graph, place), known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)

@@ -42,9 +42,8 @@ _OVER = ("Succeeded", "Failed", "Error")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where this pod stands: the Workflow that owns it, and `identity`, the step of the run that it
-    is for, which is the same in every pod that is started for that step. `retry` counts these pods
-    from 0."""
+    """Where this pod stands: the Workflow that owns it, `identity`, the step of the run that it is
+    for, the same in every pod for that step, and `retry`, which counts these pods from 0."""
 
     namespace: str
     workflow: Mapping[str, Any]

@@ -45,9 +45,8 @@ _MARK = events.MARK.encode()
 
 
 class Log:
-    """Appends what a step prints to a file that may have no room, and keeps the end of it: a step
-    that fails for that reason has to say so. Secrets of the environment are masked in both. `end`
-    is the end of what was written since `begin`."""
+    """Appends what a step prints to a file that may have no room, without secrets; `end` is the end
+    of what was written since `begin`: a step that fails for want of room has to say so."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -81,9 +80,8 @@ class Log:
 
 
 class Control:
-    """What the scheduler tells threads that watch processes: 0 go on, 1 stop in order, 2 kill. The
-    nodes of a step share one of their own, which stops when that of the `run` does, or when
-    `failed` says that a peer failed."""
+    """What threads that watch processes are told: 0 go on, 1 stop in order, 2 kill. The nodes of a
+    step share one, which stops with that of the `run`, or when `failed` names a peer."""
 
     def __init__(self, run: "Control | None" = None) -> None:
         self.level, self.run = 0, run
@@ -106,9 +104,8 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How an attempt ended: `result` is the shim's RESULT.json, empty if it wrote none; `stopped`
-    says that we told it to end before it did, `timed_out` that this was because its time was
-    over."""
+    """How an attempt ended: `result` is the shim's RESULT.json, or empty; `stopped` says that we
+    told it to end before it did, `timed_out` that this was for its time."""
 
     exit_code: int
     result: Mapping[str, Any]

@@ -43,10 +43,8 @@ _REGISTERED = "register-model/"  # no step's path ends so
 def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: SageMakerSpec
 ) -> Definition:
-    """`<pipeline>.sagemaker.json`, and `bundles/<hash>/...` that belong under `artifact_root`.
-
-    SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
+    """`<pipeline>.sagemaker.json`, and `bundles/<hash>/...` that belong under `artifact_root`;
+    RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: jobs.gets_secrets(step, place))
     here = _of_place(graph, place)
     problems = lacks(graph, "sagemaker", here, known, place.unproven, arguments)

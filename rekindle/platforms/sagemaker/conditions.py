@@ -25,9 +25,8 @@ def divided(
     flats: Mapping[str, Flat], values: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
     """The steps with the conditions that become Condition steps, and by path those that a step
-    looks at itself: those that compare what no Condition step can, and where what a branch made is
-    read outside of it, since its steps have to run either way, and so do those of the branches
-    inside."""
+    looks at itself: those that no Condition step can compare, those around what is read outside of
+    the branch, since its steps have to run either way, and those inside of these."""
     guards = [guard for flat in flats.values() for guard in flat.guards]
     inside = {guard.path for guard in guards if not is_plain(guard, values)}
     for flat in flats.values():

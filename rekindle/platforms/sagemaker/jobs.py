@@ -76,10 +76,8 @@ def condition_name(path: str) -> str:
 
 class Jobs:
     """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them.
-
-    They share the flat steps by path, the conditions that a step looks at itself (`guarded`), the
-    names of jobs, the values of the pipeline's parameters with their types, and those that a run
-    cannot change (`fixed`)."""
+    `guarded` are conditions that a step looks at itself, `fixed` parameters that a run cannot
+    change."""
 
     def __init__(
         self, place: SageMakerSpec, flats: Mapping[str, Flat],

@@ -108,11 +108,9 @@ def run_name(definition: Definition, token: str) -> str:
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:
-    """The labels of a job with this mark, by which it is found again.
-
-    A label holds up to 63 of a-z, 0-9, - and _; what does not fit stands there as its digest. The
-    service hands a run's labels to the jobs of its steps, so catalog/vertex.yaml counts them.
-    Authority: cloud.google.com/vertex-ai/docs/general/labels."""
+    """The labels of a job with this mark, by which it is found again: up to 63 of a-z, 0-9, - and _
+    (else a digest). The service hands them to the jobs of its steps, so catalog/vertex.yaml counts
+    them. Authority: cloud.google.com/vertex-ai/docs/general/labels."""
     tags = mark.tags().items()
     return {key: v if _FITS.fullmatch(v) else digest_of({v: b""}) for key, v in tags}
 

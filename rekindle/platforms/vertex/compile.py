@@ -51,10 +51,7 @@ def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: VertexSpec
 ) -> Definition:
     """One JSON file, named after the pipeline: the body of `projects.locations.pipelineJobs.create`
-    for `place.project` and `place.region`.
-
-    SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
-    not run there, RequestError if the arguments do not fit it."""
+    for `place.project` and `place.region`. RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
     wrong = lacks(graph, "vertex", _of_place(graph, place), known, arguments=arguments)
     if found := [*wrong, *_of_graph(graph, place)]:

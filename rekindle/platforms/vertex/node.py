@@ -55,12 +55,10 @@ sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
-    """The node's place; a job of one replica may lack CLUSTER_SPEC.
-
-    It is JSON: `cluster` has the addresses of each worker pool, pool 0 with one replica, and `task`
-    says which one this is. Nodes are counted through the pools in their order; the primary replica
-    is node rank 0. RANK and its like, which some versions set, are left alone: their meaning
-    changed over time."""
+    """The node's place; a job of one replica may lack CLUSTER_SPEC. Its `cluster` has the addresses
+    of each worker pool, pool 0 with one replica, node rank 0, and `task` says which one this is;
+    nodes are counted through the pools. RANK and its like are left alone: their meaning changed
+    over time."""
     text = environment.get("CLUSTER_SPEC", "")
     if not text:
         return Rendezvous(ranks_per_node=max(1, gpus))
