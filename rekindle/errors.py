@@ -30,8 +30,7 @@ from rekindle.masking import masked, plain
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and the
-    `fix`."""
+    """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and a `fix`."""
 
     what: str
     where: str = ""

@@ -114,8 +114,7 @@ def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytea
 
 
 def growing(first: float, longest: float, seconds: float) -> Iterator[float]:
-    """Pauses in seconds, each twice the last and at most `longest`, that end within `seconds` from
-    now."""
+    """Pauses in seconds, each twice the last and at most `longest`, within `seconds` from now."""
     end = time.monotonic() + seconds
 
     def pauses() -> Iterator[float]:

@@ -93,8 +93,7 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """One flat row, for a table of runs: `pandas.DataFrame([run.row for run in
-        rekindle.runs()])`."""
+        """One flat row: `pandas.DataFrame([run.row for run in rekindle.runs()])`."""
         evidence = self.findings.evidence
         return {
             "run": self.id, "status": self.status, "seconds": self.seconds,

@@ -39,8 +39,7 @@ def champion(target: Spec | str | None = None, home: str | Path = DEFAULT_HOME) 
 def rollback(
     target: Spec | str | None, reason: str, to: str = "", home: str | Path = DEFAULT_HOME
 ) -> ChampionRecord:
-    """Make the champion before, or version `to`, the champion again, and let deployments of this
-    home follow."""
+    """Make the champion before, or `to`, the champion again; deployments of this home follow."""
     spec = _spec(target, home)
     deployments.roll_back(spec, Path(home), reason, to)
     return champion(spec, home)

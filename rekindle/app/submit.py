@@ -54,8 +54,7 @@ def submitted(
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: by its token, or else the newest that may not have
-    arrived."""
+    """The submission to go on with: by its token, or the newest that may not have arrived."""
     for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):

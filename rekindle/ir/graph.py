@@ -69,8 +69,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Formatted:
-    """A constant with placeholders in it (an f-string, or one inside a list or dict): text is a
-    `Template` here."""
+    """A constant with placeholders in it, at any depth: text is a `Template` here."""
 
     value: Any
 
@@ -350,8 +349,7 @@ class Graph:
         return dataclasses.replace(self, dag=dag)
 
     def spread(self, name: str, over: Distribution) -> Self:
-        """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if
-        there is none."""
+        """This, with the step `name` of the pipeline on the machines of `over`; KeyError."""
         step = self.dag.nodes[name]
         assert isinstance(step, Step), name
         nodes = {**self.dag.nodes, name: dataclasses.replace(step, distribution=over)}

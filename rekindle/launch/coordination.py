@@ -119,8 +119,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
 
 
 class Coordinator(threading.Thread):
-    """The listening side, in a thread of node rank 0's supervisor; of restarts there are
-    `most_restarts`."""
+    """The listening side, in a thread of node rank 0's supervisor."""
 
     def __init__(self, place: Rendezvous, most_restarts: int) -> None:
         super().__init__(name="coordinator", daemon=True)

@@ -11,8 +11,6 @@ importing KFP's executor and MLflow takes a processor two to three seconds, and 
 request is `{"task": path of TASK.json, "env": {...}}`, and what is forked is that task's shim. A
 step whose environment is not the one of the imports executes a Python of its own."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses
@@ -46,7 +44,7 @@ class ForkServer:
 
     def adopt(
         self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
-    ) -> Forked | None:
+    ) -> "Forked | None":
         """A fork at work on `request`, printing to these descriptors; None without a server."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
@@ -137,8 +135,7 @@ def can_fork() -> bool:
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork until the link closes. Returns in each fork, with the request it is to work on, and at
-    the end with None."""
+    """Fork until the link closes. Returns in each fork, with its request; at the end None."""
     gc.collect()
     gc.freeze()  # a collection would copy the pages that all share
     working: dict[int, socket.socket] = {}

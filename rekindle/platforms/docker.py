@@ -86,8 +86,7 @@ class Docker:
 
 
 def find(env: Mapping[str, str]) -> Docker:
-    """The daemon that the docker command in `env` talks to; RequestError if there is none, or none
-    on this machine."""
+    """The daemon of the docker command in `env`; RequestError if there is none on this machine."""
     client = shutil.which("docker", path=env.get("PATH"))
     if client is None:
         raise RequestError("there is no docker command here", where=WHERE, fix=_FIX)

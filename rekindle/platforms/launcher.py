@@ -33,8 +33,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive: nothing
-    is started beside it."""
+    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive."""
 
     name: str
     state: str

@@ -95,8 +95,7 @@ def sizes(names: Iterable[str]) -> Iterator[tuple[str, tuple[float, float]]]:
 
 
 def with_gpus(names: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
-    """What machines have, by the catalog: the GPU by the name that people ask for it by, how many,
-    CPUs and GiB."""
+    """What machines have: the GPU by the name that people use, how many, CPUs and GiB."""
     found = ((name, machine(name), size) for name, size in sizes(names))
     return {name: (gpu(has.gpu).asked_as, has.gpus, *size) for name, has, size in found if has.gpu}
 

@@ -15,8 +15,6 @@ Where the platform knows no conditions, those around the step are in its task: a
 condition does not hold leaves a result that says so and nothing else. shim.py hands SIGTERM on to
 the step, and the exit code is the step's. Standard library only, and what the bundle brings."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -53,7 +51,7 @@ class Place:
     message: Path | None = None
     node: int = 0
 
-    def of_node(self, node: int) -> Place:
+    def of_node(self, node: int) -> "Place":
         """This for another node rank, whose outputs no step sees."""
         if node == 0:
             return self
@@ -112,7 +110,7 @@ def facts(job: str, task: str) -> dict[str, str]:
     return {**dict.fromkeys(names, job), "pipeline_task_uuid": task}
 
 
-def met(found: Rendezvous, nodes: int, kind: str, job: str) -> int:
+def met(found: "Rendezvous", nodes: int, kind: str, job: str) -> int:
     """The rank of this node; what it needs to find the others is then in the environment."""
     if found.nodes != nodes:
         raise ValueError(f"the job has {found.nodes} {kind}, the step wants {nodes}")
@@ -228,7 +226,7 @@ def _typed(text: str, kind: str) -> Any:
 class _Log(threading.Thread):
     """What this process and its children print, on its way to the container's log."""
 
-    def __enter__(self) -> _Log:
+    def __enter__(self) -> "_Log":
         self.source, sink = os.pipe()
         self.log, self.end = os.dup(1), b""
         self.redirect(sink)

@@ -59,8 +59,7 @@ class ClassRow:
 
 @dataclasses.dataclass(frozen=True)
 class ClassTable:
-    """All of them, the worst F1 first; `of` is what they are, `more` are those beyond the first
-    ones."""
+    """All of them, the worst F1 first; `of` is what they are, `more` those beyond the first."""
 
     of: str
     shown: tuple[ClassRow, ...]

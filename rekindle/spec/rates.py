@@ -39,8 +39,7 @@ Finding = tuple[str, str, str]
 
 
 def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]:
-    """What is wrong with `train.lr`, as (field of `train`, what, fix). A script of the user
-    reads its settings itself."""
+    """What is wrong with `train.lr`: (field of `train`, what, fix). Not for scripts."""
     if train.entrypoint:
         return
     lora, start = model.lora is not None, _pretrained(task, model)

@@ -45,8 +45,7 @@ def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, An
 
 
 def read_place(text: str) -> tuple[str, dict[str, Any]]:
-    """URI and metadata of an artifact from its place: a URI, or the JSON that its producer
-    wrote."""
+    """URI and metadata of an artifact from its place: a URI, or JSON that its producer wrote."""
     if not text.startswith("{"):
         return text, {}
     said = json.loads(text)

@@ -89,8 +89,7 @@ class Store:
     def claim(
         self, key: str, waiting: Callable[[], None], stopped: Callable[[], bool]
     ) -> Iterator[bool]:
-        """Hold the lock on a cache key. `waiting` is called once if another holds it; False if
-        `stopped` came first."""
+        """Hold a cache key's lock; False if `stopped` came first. `waiting` is called once."""
         path = self.home / "cache" / "locks" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         said = False

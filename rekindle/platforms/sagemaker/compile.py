@@ -231,8 +231,7 @@ class _Compiler:
         return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:
-        """What to wait for until the step at `path` ended or will not run: it, or the condition or
-        loop around it."""
+        """What to wait for until the step at `path` ended: it, or what is around it."""
         if loop := self.flat[path].loop:
             return self.jobs.names[loop.path]
         mine = {guard.path for guard in flat.guards}

@@ -151,8 +151,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """KFP's container of the step that starts the job and follows it; the run adds
-    ExecutorInputs."""
+    """KFP's container of the step that starts the job and follows it."""
     wanted, task, container = _distribution(step), lowered_container(step), step.container
     job = custom_job(step, pipeline, place)
     if wanted.nodes > 1:

@@ -231,8 +231,7 @@ class VertexLauncher(Launcher):
         )
 
     def cause(self, job: Job) -> Cause:
-        """Why an ended job did not succeed. Where spot machines are used, a node that left no word
-        was taken away."""
+        """Why an ended job failed. On spot, a node that left no word was taken away."""
         if job.state in ("CANCELLED", "EXPIRED"):
             return "cancelled" if job.state == "CANCELLED" else "expired"
         words = self.last_words(job)
