@@ -44,8 +44,7 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
 
 
 def asked(record: RunRecord, home: Path) -> RunRecord:
-    """The record as the platform knows the run now, kept under `home`; one that is over and all
-    brought home is not asked for again."""
+    """The record as the platform knows the run now, kept under `home`, if it may have changed."""
     if record.submission is None or not record.submission.id or record.submission.settled:
         return record
     there, sent = place_of(record)
@@ -86,8 +85,7 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
 
 
 def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False) -> Iterator[str]:
-    """What the step printed, in pieces; with `follow` until it ends. What is secret here is masked:
-    platforms keep what steps print."""
+    """What the step printed, in pieces, without secrets; with `follow` until it ends."""
     there, sent = place_of(record)
     cursor, over, shown = "", not follow, Masked()
     while True:

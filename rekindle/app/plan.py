@@ -113,8 +113,7 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
 
 
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
-    """`spec` as this machine runs it, and its figures. What seems not to fit is tried all the same:
-    here that costs nothing."""
+    """`spec` as this machine runs it, and its figures; what seems not to fit is tried."""
     try:
         spec = settled(spec, "local")
         plan = _plan(spec, "local", PriceBook(()), known(home, spec.name))

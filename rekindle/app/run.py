@@ -31,8 +31,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what; `until` leaves out what that step does not need; `settings`
-    are the values that a training of a grid has for itself."""
+    """How to run; `until` leaves out later steps; `settings` are those of a training of a grid."""
 
     home: Path
     fresh: bool = False

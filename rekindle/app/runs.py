@@ -26,8 +26,7 @@ MOST_COMPARED = 20
 
 
 def all_runs(home: Path, name: str = "") -> list[RunRecord]:
-    """All runs under `home`, or those of a name, in the order in which they began; a record that
-    cannot be read is left out, with a warning."""
+    """All runs under `home`, or those of a name, the oldest first, without unreadable ones."""
     return list(newest_first(home, name))[::-1]
 
 

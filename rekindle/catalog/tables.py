@@ -63,8 +63,7 @@ def lacks_python(image: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """How often spot machines are taken away: a named hazard, interruptions per node-hour of
-    running, and the figures it rests on."""
+    """A named hazard, interruptions per node-hour of running on spot, and what it rests on."""
 
     name: str
     per_node_hour: float

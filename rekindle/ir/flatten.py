@@ -70,8 +70,7 @@ Source = ir.Constant | Given | Output | Listed | FirstOf | Text
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """A condition around a step, as the IR has it and read, and what its references stand for;
-    `path` is the node that has it."""
+    """A condition around a step, as text and read, and what its references stand for."""
 
     path: str
     text: str

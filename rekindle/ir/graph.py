@@ -262,8 +262,7 @@ class Importer(Node):
 
 @dataclasses.dataclass(frozen=True)
 class Dag:
-    """Nodes by name, and where the Dag's outputs come from: the first source that ran gives the
-    value (more than one is KFP's OneOf)."""
+    """Nodes by name, and where its outputs come from: the first source that ran (KFP's OneOf)."""
 
     nodes: "Mapping[str, AnyNode]"
     parameters: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)

@@ -48,8 +48,7 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
 
 
 def known_inputs(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The inputs of every Dag that `arguments` decide, by the path of its node ("" = the pipeline)
-    and name; None is an input without a value."""
+    """The inputs of every Dag, by its node's path and name, that `arguments` decide."""
     given = {n: p.default for n, p in graph.inputs.parameters.items()}
     given |= {name: value for name, value in arguments.items() if value is not None}
     found = {"": given}

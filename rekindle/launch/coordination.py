@@ -305,8 +305,7 @@ class Member:
             self.entrance = None
 
     def meet(self, restart: int) -> Start:
-        """The restart that all nodes begin now. Raises PreemptedError when they do not come
-        together in time, or when we are to stop."""
+        """The restart that all nodes begin now; PreemptedError where they do not, or a stop."""
         deadline = time.monotonic() + self.place.patience_seconds
         missing: list[int] = [0]
         joined: Line | None = None

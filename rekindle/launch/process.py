@@ -229,8 +229,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def compute_threads() -> dict[str, str]:
-    """The environment in which torch computes with the cores that this process may use: more
-    threads than cores wait for each other."""
+    """The environment in which torch computes with no more threads than there are cores."""
     cores = float(len(os.sched_getaffinity(0)))
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.is_file():

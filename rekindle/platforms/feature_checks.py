@@ -42,8 +42,7 @@ def lacks(
     honoured: Collection[tuple[str, str]] = (), unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> list[Problem]:  # fmt: skip
-    """`of_place`, what the config's section lacks; raised at once with all that `admit` refuses, if
-    there is any, since no job could be made of that."""
+    """`of_place`, what the config's section lacks; raised with all that `admit` refuses, if any."""
     refused: list[Problem] = []
     with collected(refused):
         admit(graph, platform, honoured, unproven, arguments)
@@ -72,8 +71,7 @@ def known_secrets(
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
-    """A refusal of more than the platform takes, in the words of the table's row `limits`; `path`
-    is a step's, or "" for the pipeline."""
+    """A refusal of more than the platform takes; `path` is a step's, or "" for the pipeline."""
     who = f"`{path}`" if path else "the pipeline"
     what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
     return Problem(what, where, fix, UnsupportedError.code)

@@ -253,8 +253,7 @@ class _Log(threading.Thread):
 
     @property
     def last_line(self) -> str:
-        """What was printed last, but for what belongs to it: Python ends with the error, ours is
-        followed by indented advice."""
+        """What was printed last, without the indented advice that follows an error of ours."""
         lines = self.end.decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line and line[0] != " "), "no word")
 

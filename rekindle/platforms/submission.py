@@ -79,8 +79,7 @@ class RunTag:
 
 @dataclasses.dataclass(frozen=True)
 class SubmittedRun:
-    """A run on a platform: its `id` there, and the page to look at (`url`). `anew` is False where
-    the same submission was there already."""
+    """A run on a platform and its page (`url`); not `anew` if it was there already."""
 
     id: str
     url: str

@@ -101,8 +101,7 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
-    """The model folder of a version, downloaded where it is not local. Raises RegistryError where
-    its files are not those with this `digest`."""
+    """The model folder of a version; RegistryError where its files have another `digest`."""
     import mlflow
 
     with where.open(f"fetch version {version} of {where.name}") as client:

@@ -192,8 +192,7 @@ class Claim:
         return {k: said for k, said in claims(self.client, name).items() if k != self.key}
 
     def outlive(self, key: str, said: str) -> None:
-        """Take away another's claim, which did not change for `LEASE`. Raises RegistryError where
-        its last request may still be carried out."""
+        """Take away another's claim after `LEASE`; RegistryError while it may take effect."""
         champion = by_alias(self.client, self.where, CHAMPION)
         done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
         if said.startswith(UNSURE) and not done:
@@ -239,8 +238,7 @@ class Claim:
         self.unsure = False
 
     def _hold_alone(self) -> None:
-        """Wait until those who only looked have stepped back. Raises RegistryError unless this
-        claim is still there then, and the only one."""
+        """Wait until others have stepped back; RegistryError unless this claim is left."""
         give_up = time.monotonic() + STEP_BACK
         while (there := list(claims(self.client, self.where.name))) != [self.key]:
             if self.key not in there or time.monotonic() > give_up:

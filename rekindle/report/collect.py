@@ -41,8 +41,7 @@ class Findings:
 
 
 def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
-    """Everything the steps of `run` recorded, of two records of a kind the later; without `history`
-    not the one file that can be long."""
+    """Everything the steps of `run` recorded, without the long `history` if so asked."""
     files = {}
     for step in run.steps:  # what the artifacts announce
         for artifact in step.artifacts.values():

@@ -126,8 +126,7 @@ def shown(
 
 
 def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
-    """The lines from the time `since` on: a text is as new as the next line of its node that has a
-    time, and the last ones are always shown."""
+    """The lines from the time `since` on, each as new as the next that has a time."""
     held: dict[int, list[Line]] = {}
     for line in lines:
         if line.kind == "text" and line.at < since:

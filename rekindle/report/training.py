@@ -40,8 +40,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Facts as (name, value), the figures, where they come from if not from this run, how to read
-    them, and what a profile said."""
+    """Facts as (name, value), the figures, their origin, how to read them, and a profile's."""
 
     facts: tuple[tuple[str, str], ...]
     curves: tuple[Curve, ...]

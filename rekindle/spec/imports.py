@@ -67,8 +67,7 @@ def closure(
 
 
 def contents(files: Mapping[Path, Path]) -> list[list[str]]:
-    """What stands for the files that `closure` found, wherever they lie: the name under which each
-    is imported, and a hash of its bytes."""
+    """What stands for the files that `closure` found: their names when imported, and hashes."""
     named = {file: file.relative_to(top).as_posix() for file, top in files.items()}
     return sorted([name, large_file_sha256(file)] for file, name in named.items())
 

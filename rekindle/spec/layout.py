@@ -143,8 +143,7 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
 
 
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
-    """Each data rank feeds its pipeline with at least as many micro-batches as it has ranks, in
-    full rounds for the schedules that go around."""
+    """A data rank's micro-batches fill the ranks of its pipeline, for some in full rounds."""
     size, unit = _micro_batch(train, layout), layout.pp
     each = -(-(train.global_batch_size // size) // layout.data)
     if each < unit or (layout.schedule != "1f1b" and each % unit):

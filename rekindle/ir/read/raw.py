@@ -125,8 +125,7 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
 
 
 def documents(text: str) -> list[Any]:
-    """The documents that are not empty; yaml.YAMLError if there are none to be read, or more than
-    the limits of this module allow."""
+    """The documents that are not empty; yaml.YAMLError if there are none, or beyond limits."""
     if len(text) > MAX_BYTES:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_BYTES:,} are read")
     if text.lstrip().startswith("{"):

@@ -150,8 +150,7 @@ class _Compiler:
         return {n: (self.names[n], self.types[n]) for n in names if n in self.open}
 
     def _mounted(self, flat: Flat) -> dict[str, tuple[str, Output]]:
-        """Channels by the name of the input, each with what lies there; results of steps that are
-        only waited for come last."""
+        """Channels by input, with what lies there; those only waited for come last."""
         channels = bundle.channels_of(flat, flat.guards)
         read = {output.path for output in channels.values()}
         waits = [p for p in flat.after if p not in read and isinstance(self.flats[p].step, Step)]
@@ -232,8 +231,7 @@ def _shell(
 
 
 def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
-    """References to inputs or outputs that do not exist, and steps that wait for each other:
-    Azure's own check lets them pass."""
+    """References to nothing and steps that wait for each other, which Azure's check lets pass."""
     waits: dict[str, set[str]] = {}
     for name, command in job["jobs"].items():
         waits[name] = set()

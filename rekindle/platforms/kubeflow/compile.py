@@ -43,8 +43,7 @@ LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
 ) -> Definition:
-    """One YAML file, named after the pipeline, that `kfp.Client` and the KFP UI take; RequestError
-    with everything that is wrong."""
+    """One YAML file that `kfp.Client` and the KFP UI take; RequestError with all that is wrong."""
     wrong = lacks(graph, "kubeflow", _of_place(graph, place), arguments=arguments)
     if problems := [*wrong, *_of_steps(graph, place)]:
         raise refusal(problems)

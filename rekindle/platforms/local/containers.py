@@ -137,8 +137,7 @@ def _image(docker: Docker, name: str) -> tuple[str, str]:
 
 
 def _limits(asked: Resources) -> Iterator[str]:
-    """Shared memory as on a machine without containers, a half of it all, and what the step asks
-    for; docker refuses more CPUs than there are."""
+    """A half of the memory as shared memory, and what the step asks for, with no more CPUs."""
     yield f"--shm-size={os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2}"
     if asked.at_run_time:
         return

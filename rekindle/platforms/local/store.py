@@ -126,8 +126,7 @@ class Store:
 
 
 def put(path: Path, text: str) -> None:
-    """Write beside `path` and rename. Not flushed to disk: what a power cut tears is noticed when
-    it is read, and made again."""
+    """Write beside `path` and rename; not flushed: what a power cut tears is made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -181,8 +180,7 @@ def slug(*names: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError where there
-    is no such file and none is to be made."""
+    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError."""
     while True:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         try:

@@ -142,8 +142,7 @@ class _Compiler:
                 yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Steps under the same guards become the branch of one Condition step, those of a loop that
-        is kept the body of a ForEach."""
+        """Steps, those with the same guards in a Condition step, a kept loop as ForEach."""
         found, done = list[dict[str, Any]](), set[str]()
         for flat in steps:
             inner = next((guard for guard in flat.guards if guard.path not in guards), None)

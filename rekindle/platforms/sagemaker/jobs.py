@@ -111,8 +111,7 @@ class Jobs:
         return found
 
     def uri(self, source: Output) -> Any:
-        """Where an output of a step lies, as a property of its job. A Training job's lies where the
-        service puts the uncompressed model."""
+        """Where an output lies, as a property of its job; a Training job's is within its model."""
         producer, name = self.flats[source.path].step, self.names[source.path]
         if isinstance(producer, Importer):
             return producer.uri.literal or ""

@@ -166,8 +166,7 @@ def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
 
 
 def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[str, Any]:
-    """The ExecutorInput of the step as this node may use it: parameters are written into scratch,
-    and artifacts, too, but on node rank 0."""
+    """The ExecutorInput for this node, its outputs in scratch but for node rank 0's artifacts."""
     given = executor_input["outputs"]
     artifacts = given["artifacts"]
     if rank:
