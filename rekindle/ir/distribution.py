@@ -5,6 +5,8 @@ compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back, a
 compiler lowers and strips it. The body of the component then runs once on every node, with a
 `Rendezvous` in its environment. Node rank 0 alone writes the outputs."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -62,9 +64,9 @@ class Distribution:
 
 
 def distribute(
-    task: "PipelineTask", *, nodes: int, gpus_per_node: int = 0, accelerator: str = "",
+    task: PipelineTask, *, nodes: int, gpus_per_node: int = 0, accelerator: str = "",
     machine: str = "", spot: bool = False, checkpoint: str = "", max_run_hours: float | None = None,
-) -> "PipelineTask":  # fmt: skip
+) -> PipelineTask:  # fmt: skip
     """Run `task` on `nodes` machines at once; see `Distribution` for the other arguments.
 
     Returns the task, so that calls chain as KFP's do. Raises RequestError for a task that has no
