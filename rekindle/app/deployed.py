@@ -17,9 +17,7 @@ def deploy(
     port: int | None = None, wait: bool = False, home: str | Path = DEFAULT_HOME,
 ) -> Deployment:  # fmt: skip
     """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
-
-    Raises RekindleError where the version was rolled back. Nothing is asked: call `rekindle deploy`
-    for what it would cost."""
+    Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     options = deployments.Options(platform, port=port, wait=wait)
     found = deployments.deploy(resolved, Path(home), options)

@@ -48,11 +48,10 @@ def graph_of(spec: Spec) -> tuple[str, Graph]:
 
 
 def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
-    """Values for the pipeline's parameters: what the config says for those that it `receives`, and
-    the user's own `arguments`. The shipped pipeline receives everything.
-
-    Raises RequestError where a parameter has no value, and where a section that the config sets has
-    the name of a parameter without anything that says that they belong together."""
+    """Values for the pipeline's parameters: what the config says for those that it `receives` (the
+    shipped pipeline: everything), and the user's own `arguments`. RequestError for one without a
+    value, and for one called like a section that the config sets, without a word that they belong
+    together."""
     filled: dict[str, Any] = {
         "name": spec.model_name, "task": spec.task,
         "data": spec.data.model_dump_json() if spec.data else "",

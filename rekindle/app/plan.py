@@ -48,8 +48,7 @@ def _region(spec: Spec, platform: str) -> str:
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
-    """`spec` with the machines that its plan takes for `machine: auto`, at prices known in `home`.
-
+    """`spec` with the machines of its plan for `machine: auto`, at prices known in `home`.
     RequestError where nothing keeps the limits, or where that cannot be known."""
     asked = spec.resources
     if asked.machine != AUTO:

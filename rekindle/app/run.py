@@ -44,10 +44,9 @@ def execute(
     spec: Spec, options: Options, on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:  # fmt: skip
-    """Run the spec's pipeline on this machine; the record says what happened.
-
-    Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
-    after the record and the card are."""
+    """Run the spec's pipeline on this machine; the record says what happened. RequestError before
+    anything is written; StepError, PreemptedError or InterruptedRunError after record and card
+    are."""
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec)

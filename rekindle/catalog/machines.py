@@ -91,8 +91,7 @@ class Gpu:
     asked_as: str
 
     def product_tflops(self, precision: str, tf32: bool = True) -> float | None:
-        """Of products in that precision: those in fp32 use TF32, where the GPU has it, if `tf32`.
-
+        """Of products in that precision; fp32 as TF32, where the GPU has it, if `tf32`:
         `gpu("H100").product_tflops("fp32")` is 494, and 67 without."""
         known = self.tflops.get(precision)
         return self.tflops.get("tf32", known) if precision == "fp32" and tf32 else known

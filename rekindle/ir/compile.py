@@ -90,10 +90,8 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def compile_function(pipeline: Any) -> str:
-    """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook).
-
-    Written here and not by KFP's compiler: the comments it puts on top break the YAML where a
-    default has a line break in it."""
+    """IR text of a `@dsl.pipeline` or component that is loaded, as in a notebook. Not written by
+    KFP's compiler: its comments on top break the YAML where a default has a line break."""
     from google.protobuf.json_format import MessageToDict
 
     documents = [MessageToDict(pipeline.pipeline_spec)]

@@ -73,9 +73,7 @@ _SEEN = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode")
 
 def error_in_log(text: str) -> tuple[str, str]:
     """Type name (without its module) and message of the last exception in `text`; message lines
-    stay lines.
-
-    A log without a traceback gives `("", its last lines that are not empty)`."""
+    stay lines. A log without a traceback gives `("", its last lines that are not empty)`."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if _bare(line) == _TRACEBACK]
     found = [failure for start in starts if (failure := _read_traceback(lines, start))]

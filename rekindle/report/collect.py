@@ -23,10 +23,8 @@ _SHOWN["profile"] = records.Profile
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The records of one run, as far as they exist; `history` by ascending step; `plan` from before
-    it; `notes` says what could not be read.
-
-    `files` holds the file behind each record, by kind."""
+    """The records of one run, as far as they exist, and the file behind each kind; `history` by
+    ascending step; `plan` from before it; `notes` says what could not be read."""
 
     fingerprint: records.Fingerprint | None = None
     shards: records.ShardManifest | None = None

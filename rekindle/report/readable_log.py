@@ -31,9 +31,7 @@ Kind = Literal["text", "event", "progress", "pause"]
 @dataclasses.dataclass(frozen=True, order=True)
 class Line:
     """A line of a log: seconds since 1970 of the last event up to it (0 for none), and the node.
-
-    `text` has no time of its own, of `progress` lines may be left out, and a `pause` is none: all
-    that was printed until then was read."""
+    `text` has no time of its own, and a `pause` says that all printed until then was read."""
 
     at: float
     node: int

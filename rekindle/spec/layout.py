@@ -83,10 +83,8 @@ class Shape:
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
-    """The layout of `world` ranks that the spec asks for; raises RequestError that names the
-    nearest legal ones.
-
-    `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
+    """The layout of `world` ranks that the spec asks for; RequestError names the nearest legal
+    ones. `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
     spec = LayoutSpec() if train.layout == "auto" else train.layout
     others = spec.shard * spec.tp * spec.pp * spec.cp
     dp = spec.dp or max(1, world // others)
