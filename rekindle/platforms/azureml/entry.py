@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place  # noqa: E402
+from rekindle.platforms.mounted import Place, Task  # noqa: E402
 
 
 def main(words: list[str]) -> int:
@@ -43,10 +43,7 @@ def main(words: list[str]) -> int:
             for name in task["secrets"]:
                 del os.environ[secrets.PREFIX + name]
         if "nodes" in task:
-            from rekindle.platforms.azureml.rendezvous import rendezvous
-
-            found = rendezvous(os.environ, task["ranks_per_node"])
-            place = place.of_node(mounted.met(found, task["nodes"], "nodes", step))
+            place = place.of_node(_meet(task))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -54,6 +51,13 @@ def main(words: list[str]) -> int:
 
 def _paths(words: list[str]) -> dict[str, Path]:
     return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
+
+
+def _meet(task: Task) -> int:
+    from rekindle.platforms.azureml.rendezvous import rendezvous
+
+    found = rendezvous(os.environ, task["ranks_per_node"])
+    return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
 
 
 if __name__ == "__main__":
