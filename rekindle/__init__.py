@@ -13,8 +13,6 @@
 Importing this imports neither torch nor kfp; the names below load what they need when first used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"

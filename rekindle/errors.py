@@ -18,8 +18,6 @@
 `str(error)` is the text a person reads in a terminal or at the end of a log; `failure_from_log`
 reads it back. Whatever a service sends back of a secret ends here: texts are masked."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -32,8 +30,7 @@ from rekindle.masking import masked, plain
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and the
-    `fix`."""
+    """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and a `fix`."""
 
     what: str
     where: str = ""
@@ -98,7 +95,7 @@ class RekindleError(Exception):
         )
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
-    def __reduce__(self) -> tuple[type[RekindleError], tuple[tuple[Problem, ...]]]:
+    def __reduce__(self) -> tuple[type["RekindleError"], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)  # whole, when it travels from rank to rank
 
 

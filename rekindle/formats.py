@@ -1,7 +1,5 @@
 """How numbers, times and sizes are written for people, on terminals, in errors and on the card."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from collections.abc import Collection, Sequence

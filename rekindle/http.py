@@ -99,8 +99,7 @@ def request(
 
 
 def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytearray:
-    """The body; HttpError for one that is cut off, which the standard library does not tell from a
-    shorter one, too long, or not there at the deadline."""
+    """The body; HttpError for one that is cut off, too long, or not there at the deadline."""
     length, chunked, text = found.length, found.chunked, bytearray()
     while piece := found.read1(1 << 16):
         text += piece
@@ -115,8 +114,7 @@ def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytea
 
 
 def growing(first: float, longest: float, seconds: float) -> Iterator[float]:
-    """Pauses in seconds, each twice the last and at most `longest`, that end within `seconds` from
-    now."""
+    """Pauses in seconds, each twice the last and at most `longest`, within `seconds` from now."""
     end = time.monotonic() + seconds
 
     def pauses() -> Iterator[float]:

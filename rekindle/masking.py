@@ -7,8 +7,6 @@ it comes from: a service may send back what it was sent. A value is also known a
 part of a URL. What is shorter than eight characters and not named by a config is none: it would
 mask words. Others of the environment are not known before they are named."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -76,8 +74,7 @@ def plain_but_colour(text: str) -> str:
 
 
 class Masked:
-    """The same for bytes that come in pieces: a secret may begin in one and end in the next. Only
-    known values are looked for."""
+    """The same for bytes that come in pieces: a known secret may go across two of them."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._forms = [form.encode() for form in _forms(environment)]

@@ -3,8 +3,6 @@
 `configs/schemas/` has their schemas (`python -m tools.generate`). Verbs that end with a run
 say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they show."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -10,8 +10,6 @@ and that is how readers find them: see `RECORD_KINDS`.
 Records hold no secrets. Those that a cacheable step writes hold no timestamps, so that the same
 work gives the same bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -72,9 +72,8 @@ class Run:
             return Run(waited_for(self.record, self.home, progress.changed), self.home)
 
     def logs(self, step: str | None = None, *, raw: bool = False) -> str:
-        """What a step printed, without a name the first that failed or the last that began; `raw`:
-        with all that launchers print. Raises RequestError for one that is not there or has printed
-        nothing."""
+        """What a step printed, by default the first that failed or the last that began; `raw`: with
+        all that launchers print. RequestError where there is no such step, or no log."""
         from rekindle.app.follow import chosen, log_of
 
         now = self.refreshed().record
@@ -94,8 +93,7 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """One flat row, for a table of runs: `pandas.DataFrame([run.row for run in
-        rekindle.runs()])`."""
+        """One flat row: `pandas.DataFrame([run.row for run in rekindle.runs()])`."""
         evidence = self.findings.evidence
         return {
             "run": self.id, "status": self.status, "seconds": self.seconds,
@@ -125,21 +123,18 @@ class Run:
 
     @property
     def evidence(self) -> Evidence:
-        """Why the candidate was promoted or not; raises LookupError for a run that did not
-        evaluate."""
+        """Why the candidate was promoted or not; LookupError for a run that evaluated nothing."""
         if self.findings.evidence is None:
             raise LookupError(f"the run {self.id} evaluated nothing")
         return self.findings.evidence
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict an optimizer step: step, epoch, loss, lr, ...; `pandas.DataFrame(run.history)`
-        is a table."""
+        """One dict an optimizer step, for a `pandas.DataFrame`: step, epoch, loss, lr, ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the losses of training and validation by epoch, with matplotlib, into `axes` or new
-        ones, which it returns."""
+        """Draw the losses by epoch with matplotlib, into `axes` or new ones, which it returns."""
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -206,8 +201,7 @@ def _why(step: StepRecord) -> str:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The frozen spec of a config with `overrides` such as `train.lr=1e-4`; raises SpecError with
-    all problems."""
+    """The frozen spec of a config with `overrides`; raises SpecError with all problems."""
     return load_target(path, overrides)
 
 
@@ -215,10 +209,9 @@ def run(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path = DEFAULT_HOME,
     fresh: bool = False, from_step: str | None = None, quiet: bool = False,
 ) -> Run:  # fmt: skip
-    """Run the spec's pipeline here and now; unchanged steps come from the cache.
-
-    `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
-    with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
+    """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec` is a spec,
+    the path of a config, or a pipeline (`path.py:function`), which are loaded with `overrides`.
+    Raises RekindleError; the same call goes on where it stopped."""
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 
@@ -236,11 +229,9 @@ def planned(
     region: str = "", examples: int | None = None, trace: bool = False,
     prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
 ) -> Forecast:  # fmt: skip
-    """What training the spec needs, how long it takes and what it costs; changes nothing.
-
-    The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
-    than it may, is in `refused`. Raises RekindleError where it cannot be planned, or nothing
-    fits."""
+    """What training the spec needs, how long it takes and what it costs, by the options of
+    `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
+    Raises RekindleError where it cannot be planned, or nothing fits."""
     from rekindle.app.forecast import Forecast
     from rekindle.app.plan import figures
     from rekindle.platforms.platform import PLATFORMS
@@ -258,10 +249,8 @@ def submit(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
     home: str | Path = DEFAULT_HOME, token: str | None = None,
 ) -> Run:  # fmt: skip
-    """Have a platform run the spec's pipeline; `run.wait()`, `run.refreshed()`, `run.logs(STEP)`
-    and `run.cancel()` follow it.
-
-    With the same `token` nothing is sent twice. Raises RekindleError; the same call goes on with
+    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
+    `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
     from rekindle.app.submit import submitted
 
@@ -310,10 +299,8 @@ class Comparison:
 
 
 def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
-    """Runs, or their ids, side by side: config, data, metrics with intervals, gate, time.
-
-    `rekindle.compare(*rekindle.runs()[-2:])`. Raises RekindleError for an id that is not there,
-    fewer than two runs or more than twenty."""
+    """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`. Raises
+    RekindleError for an id that is not there, fewer than two runs or more than twenty."""
     root = Path(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
     asked = [one.record if isinstance(one, Run) else one for one in wanted]

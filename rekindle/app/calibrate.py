@@ -28,8 +28,7 @@ from rekindle.spec.model import Spec
 
 
 def calibrate(home: Path, wanted: str) -> Calibration:
-    """Measure a training that is over, or under way, and keep what it says under `home`; the same
-    run again replaces what it said. RequestError where it says nothing."""
+    """Measure a training that is over, or under way, and keep that; RequestError without steps."""
     run = find_run(home, wanted)
     found = collect(run)
     rows, left_out = measured(found.history or _growing(found, home))

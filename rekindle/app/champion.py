@@ -49,8 +49,7 @@ def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, s
 
 
 def _show(home: Path, where: Registry, versions: Collection[str]) -> None:
-    """Let the records of the runs that registered these versions, or say to be the champion's, say
-    what the registry says."""
+    """Let records of the runs of these versions, or of a champion, say what the registry says."""
     entries = [e for e in ledger(home).entries if e.is_champion or e.version in versions]
     for record in (read_run(home, entry.run_id) for entry in entries):
         found = collect(record, history=False)

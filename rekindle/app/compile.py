@@ -23,8 +23,7 @@ _CHECKPOINT = "artifact_root"
 
 
 def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
-    """The definition for one platform, with the steps that train and score on the machines that the
-    config asks for; RequestError with everything that is wrong."""
+    """The definition for one platform; RequestError with everything that is wrong."""
     problems = list(_lacks(platform, spec))
     there = Platform.of(platform, spec.platforms)
     with collected(problems):

@@ -17,9 +17,7 @@ def deploy(
     port: int | None = None, wait: bool = False, home: str | Path = DEFAULT_HOME,
 ) -> Deployment:  # fmt: skip
     """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
-
-    Raises RekindleError where the version was rolled back. Nothing is asked: call `rekindle deploy`
-    for what it would cost."""
+    Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     options = deployments.Options(platform, port=port, wait=wait)
     found = deployments.deploy(resolved, Path(home), options)
@@ -39,8 +37,7 @@ def champion(target: Spec | str | None = None, home: str | Path = DEFAULT_HOME) 
 def rollback(
     target: Spec | str | None, reason: str, to: str = "", home: str | Path = DEFAULT_HOME
 ) -> ChampionRecord:
-    """Make the champion before, or version `to`, the champion again, and let deployments of this
-    home follow."""
+    """Make the champion before, or `to`, the champion again; deployments of this home follow."""
     spec = _spec(target, home)
     deployments.roll_back(spec, Path(home), reason, to)
     return champion(spec, home)

@@ -33,8 +33,7 @@ PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
 def place_of(record: RunRecord) -> tuple[Platform, Submission]:
-    """The record's platform, and the submission there; RequestError for a run that the platform may
-    know nothing of."""
+    """The record's platform, and the submission there; RequestError before that is confirmed."""
     sent = record.submission
     if sent is None or not sent.id:
         what = f"the submission of {record.run_id} was interrupted before"
@@ -45,15 +44,17 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
 
 
 def asked(record: RunRecord, home: Path) -> RunRecord:
-    """The record as the platform knows the run now, kept under `home`; one that is over and all
-    brought home is not asked for again."""
+    """The record as the platform knows the run now, kept under `home`, if it may have changed."""
     if record.submission is None or not record.submission.id or record.submission.settled:
         return record
     there, sent = place_of(record)
     now = record
     if record.status not in ENDED_RUN:
         seen = there.describe(sent.id)
-        now = _without_secrets(merged(record, seen, datetime.datetime.now(datetime.UTC)))
+        now = merged(record, seen, datetime.datetime.now(datetime.UTC))
+        # a platform repeats what a step said last
+        steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in now.steps)
+        now = now.model_copy(update={"steps": steps, "error": masked(now.error)})
     if now.status in ENDED_RUN:
         now = _brought_home(now, home)
     if now != record:
@@ -64,8 +65,7 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
 
 
 def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]) -> RunRecord:
-    """The record of the run when it is over; UnreachableError when its platform has not answered
-    for hours."""
+    """The record of the run when it is over; UnreachableError after hours without an answer."""
     pause, silent_since = PAUSE_SECONDS, None
     while record.status not in ENDED_RUN:
         try:
@@ -85,8 +85,7 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
 
 
 def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False) -> Iterator[str]:
-    """What the step printed, in pieces; with `follow` until it ends. What is secret here is masked:
-    platforms keep what steps print."""
+    """What the step printed, in pieces, without secrets; with `follow` until it ends."""
     there, sent = place_of(record)
     cursor, over, shown = "", not follow, Masked()
     while True:
@@ -168,15 +167,8 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     return record, placed
 
 
-def _without_secrets(record: RunRecord) -> RunRecord:
-    """A platform repeats what a step said last."""
-    steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)
-    return record.model_copy(update={"steps": steps, "error": masked(record.error)})
-
-
 def _brought_home(record: RunRecord, home: Path) -> RunRecord:
-    """With records of steps and the log of the first that failed in files under `home`; what does
-    not answer now is asked for again by the next look."""
+    """With what steps left in files under `home`; what does not answer now is asked for later."""
     folder, settled, steps = home.resolve() / "runs" / record.run_id, True, list[StepRecord]()
     failed = first_failed(record.steps)
     for step in record.steps:

@@ -56,9 +56,7 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most.
-
-        None where the number of steps depends on data that has not been counted."""
+        """Of training without interruptions: least, expected, most; None for uncounted data."""
         return self.record.hours
 
     @property
@@ -88,8 +86,7 @@ class Forecast:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The layout that was chosen, then the next best, a flat row each:
-        `pandas.DataFrame(plan.rows)`."""
+        """The chosen layout, then the next best: `pandas.DataFrame(plan.rows)`."""
         layouts = (self.record.chosen, *self.record.others)
         return [_row(one, one is self.record.chosen) for one in layouts]
 

@@ -81,10 +81,8 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
         what = f"that is a grid of {count:,} trainings"
         raise RequestError(what, where="--set", fix=f"at most {_MOST} are run")
     several = [len(each) > 1 for each in choices]
-    return [
-        Point(tuple(itertools.compress(chosen, several)), load_target(config, chosen))
-        for chosen in itertools.product(*choices)
-    ]
+    loaded = ((chosen, load_target(config, chosen)) for chosen in itertools.product(*choices))
+    return [Point(tuple(itertools.compress(chosen, several)), spec) for chosen, spec in loaded]
 
 
 def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent) -> Trained:

@@ -20,8 +20,7 @@ SPEEDS = "speeds"  # folder of a home
 
 
 def known(home: Path, name: str) -> Known:
-    """What `rekindle plan --calibrate` has measured, and the examples of an epoch (packed,
-    sequences) in the last run called `name`."""
+    """What `rekindle plan --calibrate` measured, and the examples of an epoch of `name`."""
     for run in newest_first(home, name):
         training = collect(run, history=False).training
         if training is not None and training.epochs:

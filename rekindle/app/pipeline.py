@@ -18,8 +18,7 @@ PIPELINE = "pipelines/continuous_training.py:continuous_training"
 
 
 def shipped(path: str) -> Path:
-    """A file or folder that comes with rekindle: inside the wheel, or beside the package in a
-    checkout."""
+    """A file or folder that comes with rekindle: inside the wheel, or beside the package."""
     package = Path(rekindle.__file__).resolve().parent
     inside = package / "shipped" / path
     return inside if inside.exists() else package.parent / path
@@ -49,11 +48,10 @@ def graph_of(spec: Spec) -> tuple[str, Graph]:
 
 
 def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
-    """Values for the pipeline's parameters: what the config says for those that it `receives`, and
-    the user's own `arguments`. The shipped pipeline receives everything.
-
-    Raises RequestError where a parameter has no value, and where a section that the config sets has
-    the name of a parameter without anything that says that they belong together."""
+    """Values for the pipeline's parameters: what the config says for those that it `receives` (the
+    shipped pipeline: everything), and the user's own `arguments`. RequestError for one without a
+    value, and for one called like a section that the config sets, without a word that they belong
+    together."""
     filled: dict[str, Any] = {
         "name": spec.model_name, "task": spec.task,
         "data": spec.data.model_dump_json() if spec.data else "",
@@ -94,8 +92,7 @@ def _open(
 
 
 def code_commit() -> str:
-    """The commit of the working directory, `+changes` when it is not clean, or nothing outside of
-    git."""
+    """The commit of the working directory, `+changes` when it is not clean, "" outside of git."""
     try:
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")

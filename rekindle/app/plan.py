@@ -30,7 +30,8 @@ def figures(
     *, with_trace: bool,
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
-    named = platform or _platform(spec)
+    sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
+    named = platform or (sections[0] if len(sections) == 1 else "")
     there = region or _region(spec, named)
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
@@ -46,15 +47,8 @@ def _region(spec: Spec, platform: str) -> str:
     return str(getattr(getattr(spec.platforms, platform, None), "region", ""))
 
 
-def _platform(spec: Spec) -> str:
-    """The one that the config has a section of."""
-    named = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
-    return named[0] if len(named) == 1 else ""
-
-
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
-    """`spec` with the machines that its plan takes for `machine: auto`, at prices known in `home`.
-
+    """`spec` with the machines of its plan for `machine: auto`, at prices known in `home`.
     RequestError where nothing keeps the limits, or where that cannot be known."""
     asked = spec.resources
     if asked.machine != AUTO:
@@ -107,8 +101,7 @@ def settled(spec: Spec, platform: str) -> Spec:
 
 
 def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
-    """The plan's figures; None where there is no plan. RequestError where training could not end in
-    time, or would cost more than it may."""
+    """The plan's figures, or None; RequestError beyond the limits of time and money."""
     prices = book(home)
     plan = _plan(spec, platform, prices, known(home, spec.name))
     if plan is None:
@@ -119,8 +112,7 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
 
 
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
-    """`spec` as this machine runs it, and its figures. What seems not to fit is tried all the same:
-    here that costs nothing."""
+    """`spec` as this machine runs it, and its figures; what seems not to fit is tried."""
     try:
         spec = settled(spec, "local")
         plan = _plan(spec, "local", PriceBook(()), known(home, spec.name))
@@ -131,9 +123,8 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
 
 def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = None) -> Plan | None:
-    """None where the planner does not know the model or the GPUs, or training is not ours.
-
-    It asks no service: what is compiled must not depend on a network."""
+    """None where the planner does not know the model or the GPUs, or training is not ours. It asks
+    no service: what is compiled must not depend on a network."""
     region = _region(spec, platform)
     local = platform == "local"
     if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):

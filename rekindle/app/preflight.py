@@ -60,8 +60,7 @@ def _packages(spec: Spec) -> Iterator[Problem]:
 
 
 def _engine(spec: Spec) -> Iterator[Problem]:
-    """Whether another engine than rekindle's own, and another launcher, is installed, and what
-    quantises a base."""
+    """Whether what another engine, launcher, precision or base needs is installed."""
     lora = spec.model.lora
     if lora is not None and lora.base == "4bit" and not importlib.util.find_spec("bitsandbytes"):
         what = "a base in 4 bits needs the package bitsandbytes"
@@ -184,8 +183,7 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
 
 @functools.cache
 def model_types() -> frozenset[str]:
-    """The architectures that the installed transformers names, read from its tables as text, since
-    importing them takes seconds; empty where they cannot be found."""
+    """The architectures that transformers' tables name as text: importing them takes seconds."""
     found = importlib.util.find_spec("transformers")
     folders = found.submodule_search_locations if found is not None else None
     texts = [

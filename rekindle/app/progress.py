@@ -56,16 +56,12 @@ class Progress:
         if self.live:
             self.live.__exit__(*error)
 
-    def _started(self, record: RunRecord) -> None:
-        """Say which run this is and what this machine ignores."""
-        self.console.print(f"run [bold]{record.run_id}[/]", highlight=False)
-        if record.ignored:
-            self.console.print(ignored_table(record.ignored))
-
     def changed(self, record: RunRecord) -> None:
         """The run began, or a step changed state."""
         if self.record is None:
-            self._started(record)
+            self.console.print(f"run [bold]{record.run_id}[/]", highlight=False)
+            if record.ignored:
+                self.console.print(ignored_table(record.ignored))
         self.record = record
         if self.live:
             return

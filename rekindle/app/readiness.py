@@ -30,8 +30,7 @@ def ready(platform: str, spec: Spec) -> Definition:
 
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
-    """RequestError with what would make a submission fail later: who is logged in, the bucket, the
-    image. What cannot be asked is left to the platform."""
+    """RequestError with what would make a submission fail later, as far as it can be asked."""
     if found := wrong_ones(run_checks(platform.checks(definition), early=True)):
         raise RequestError(dict.fromkeys(found))
 

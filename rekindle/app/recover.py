@@ -17,8 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def recovered(spec: Spec, platform: str, home: Path) -> list[str]:
-    """Ids of the runs of `spec` on the platform that have a record under `home` only now. They are
-    known by their marks; their settings are taken to be those of `spec` as it is."""
+    """Ids of the runs of `spec` on the platform that have a record under `home` only now."""
     spec = on_machines(spec, platform, home)
     there, definition = Platform.of(platform, spec.platforms), ready(platform, spec)
     anew = list[str]()

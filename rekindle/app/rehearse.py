@@ -54,8 +54,7 @@ class Trained:
 
 
 def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
-    """Train twice and compare. Raises RequestError for a fault that cannot be caused here,
-    StepError when a training fails."""
+    """Train twice and compare; RequestError where the fault cannot be caused, or StepError."""
     preflight(spec, home)
     if spec.train.entrypoint:
         what = "a rehearsal needs rekindle's own training loop, which causes the fault"
@@ -131,7 +130,6 @@ class _Stage:
         return record
 
     def clear(self) -> None:
-        """Remove the scratch homes."""
         disk = self.folder / "faulted" / "checkpoints"
         if disk.is_mount():
             subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH

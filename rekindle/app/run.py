@@ -31,8 +31,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what; `until` leaves out what that step does not need; `settings`
-    are the values that a training of a grid has for itself."""
+    """How to run; `until` leaves out later steps; `settings` are those of a training of a grid."""
 
     home: Path
     fresh: bool = False
@@ -45,10 +44,9 @@ def execute(
     spec: Spec, options: Options, on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:  # fmt: skip
-    """Run the spec's pipeline on this machine; the record says what happened.
-
-    Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
-    after the record and the card are."""
+    """Run the spec's pipeline on this machine; the record says what happened. RequestError before
+    anything is written; StepError, PreemptedError or InterruptedRunError after record and card
+    are."""
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec)
@@ -126,8 +124,7 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 
 def windows(spec: Spec) -> Sequence[Spec]:
-    """The spec for each window to run: `backfill` earlier ones, oldest first, then the one asked
-    for."""
+    """The spec for each window to run: `backfill` earlier ones, oldest first, then its own."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window, (config, overrides), found = spec.data.window, spec.origin, list[Spec]()

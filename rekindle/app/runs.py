@@ -1,27 +1,22 @@
 """The records of runs under a home: read, found by name, numbered, begun; their cards, and what was
 submitted for them."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rekindle
 from rekindle.errors import RequestError
+from rekindle.outputs import Planned
 from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
-
-if TYPE_CHECKING:
-    from rekindle.outputs import Planned
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +26,12 @@ MOST_COMPARED = 20
 
 
 def all_runs(home: Path, name: str = "") -> list[RunRecord]:
-    """All runs under `home`, or those of a name, in the order in which they began; a record that
-    cannot be read is left out, with a warning."""
+    """All runs under `home`, or those of a name, the oldest first, without unreadable ones."""
     return list(newest_first(home, name))[::-1]
 
 
 def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """The same, the one that began last first, those on `platform` before all others; each record
-    is read when its turn comes."""
+    """The same, the newest first, those on `platform` before all others, read one by one."""
     entries = ledger(home).entries[::-1]
     for entry in sorted(entries, key=lambda entry: entry.platform != platform):
         if name in ("", entry.name):
@@ -49,8 +42,7 @@ def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[Run
 
 
 def numbered(record: RunRecord, home: Path) -> RunRecord:
-    """The record of a run that begins, with a number above all others under `home`: the clock may
-    say anything."""
+    """The record of a run that begins, with a number above all others under `home`."""
     number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
     return record.model_copy(update={"number": number, "home": str(home.absolute())})
 
@@ -81,9 +73,8 @@ def find_run(home: Path, wanted: str) -> RunRecord:
 
 
 def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
-    """The records of the runs that are `wanted` by name (see `find_run`), or as they are.
-
-    Raises RequestError for fewer than two, more than `MOST_COMPARED`, or the same one twice."""
+    """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
+    two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(wanted) <= MOST_COMPARED:
         what = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared"
         fix = f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them"

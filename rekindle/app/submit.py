@@ -54,9 +54,7 @@ def submitted(
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: the one with the same token.
-
-    Without a token: the newest of the same definition that is not known to have arrived."""
+    """The submission to go on with: by its token, or the newest that may not have arrived."""
     for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):
@@ -69,8 +67,7 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
 def _sent(
     record: RunRecord, there: Platform, definition: Definition, home: Path
 ) -> tuple[RunRecord, SubmittedRun]:
-    """The record of the submission, which is on the platform now, and where. What is cut off on
-    the way there is gone on with by the same call."""
+    """The record of the submission, which is on the platform now, and where."""
     submission = record.submission
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"

@@ -91,8 +91,7 @@ class Gpu:
     asked_as: str
 
     def product_tflops(self, precision: str, tf32: bool = True) -> float | None:
-        """Of products in that precision: those in fp32 use TF32, where the GPU has it, if `tf32`.
-
+        """Of products in that precision; fp32 as TF32, where the GPU has it, if `tf32`:
         `gpu("H100").product_tflops("fp32")` is 494, and 67 without."""
         known = self.tflops.get(precision)
         return self.tflops.get("tf32", known) if precision == "fp32" and tf32 else known
@@ -119,18 +118,14 @@ def gpu(name: str) -> Gpu:
 
 
 def recognised(device_name: str) -> Gpu | None:
-    """The GPU that torch calls so; None where no row knows it.
-
-    `recognised("NVIDIA A100-SXM4-80GB").name` is `A100-80GB`."""
+    """The GPU that torch calls so, or None: `NVIDIA A100-SXM4-80GB` is `A100-80GB`."""
     words = ((row, rf"\b(?:{row.match})\b") for row in gpus().values())
     return next((row for row, pattern in words if re.search(pattern, device_name)), None)
 
 
 def peak_flops(device_name: str, precision: str, tf32: bool = False) -> float | None:
-    """Dense floating-point operations a second, those in fp32 by way of TF32 if `tf32`; None where
-    no row knows the device.
-
-    `peak_flops("NVIDIA H200", "bf16")` is 9.89e14."""
+    """Dense floating-point operations a second (fp32 as TF32 if `tf32`), or None for an unknown
+    device: `peak_flops("NVIDIA H200", "bf16")` is 9.89e14."""
     found = recognised(device_name)
     tflops = found.product_tflops(precision, tf32) if found else None
     return tflops * 1e12 if tflops else None

@@ -32,10 +32,8 @@ Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """A price; None is unknown, or not sold so: spot that is not below on-demand counts as none.
-
-    Where spot was read elsewhere it has a source and a day of its own. `assumed` says what of it is
-    not a list price, "" for nothing."""
+    """A price; None is unknown, or not sold so. Where spot was read elsewhere it has a source and a
+    day of its own. `assumed` says what of it is not a list price."""
 
     machine: str
     region: str
@@ -192,8 +190,7 @@ def shipped() -> PriceBook:
 
 
 def read_book(paths: Iterable[Path]) -> PriceBook:
-    """The rows of these files, a later one's in place of an earlier one's. RequestError with all
-    that is wrong in the first wrong one."""
+    """The rows of these files, later ones in place of earlier; RequestError for a wrong file."""
     found = PriceBook(())
     for path in paths:
         found = _book(read_document(path), str(path)).over(found)

@@ -47,11 +47,8 @@ def limits(platform: str) -> Mapping[str, Any]:
 def known_configs() -> Mapping[str, Mapping[str, Any]]:
     """Hugging Face configs of models that many start from, what shapes a model and no more, by
     every name that is known. `known_configs()["gpt2"]` is `{"model_type": "gpt2"}`."""
-    return {
-        name: row["config"]
-        for first, row in _table("models")["models"].items()
-        for name in (first, *row.get("also", ()))
-    }
+    rows = _table("models")["models"].items()
+    return {name: row["config"] for first, row in rows for name in (first, *row.get("also", ()))}
 
 
 def lacks_python(image: str) -> bool:
@@ -66,8 +63,7 @@ def lacks_python(image: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """How often spot machines are taken away: a named hazard, interruptions per node-hour of
-    running, and the figures it rests on."""
+    """A named hazard, interruptions per node-hour of running on spot, and what it rests on."""
 
     name: str
     per_node_hour: float
@@ -86,14 +82,11 @@ def network(machine: str) -> Mapping[str, str]:
     """The variables of NCCL and libfabric that several machines of this name need to talk to each
     other; nothing for one that is not known. What a row `needs`, a step does not bring.
     `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
-    return next(
-        (row["environment"] for row in _table("network") if re.fullmatch(row["machines"], machine)),
-        {},
-    )
+    rows = (row for row in _table("network") if re.fullmatch(row["machines"], machine))
+    return next((row["environment"] for row in rows), {})
 
 
 def azure_zone(zone: str) -> str | None:
-    """Azure's name of IANA's `zone`, None where it has none. `azure_zone("Europe/Berlin")` is `W.
-    Europe Standard Time`."""
+    """Azure's name of IANA's `zone`, or None: `Europe/Berlin` is `W. Europe Standard Time`."""
     zones = _table("azure_zones")["zones"]
     return next((name for name, among in zones.items() if zone in among.split()), None)

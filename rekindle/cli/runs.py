@@ -75,7 +75,6 @@ def command(
 
 
 def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
-    """The fields of a RunRow."""
     known = {"status": _status(home, entry), "card": f"{runs}/{entry.run_id}/card.html"}
     return {**entry.summary, **known, "name": entry.name, "started_at": entry.started_at}
 

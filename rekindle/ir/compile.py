@@ -1,11 +1,10 @@
 """From `path.py:function` (or an already compiled file) to IR text: the only place that starts
 KFP's compiler.
 
-The file is loaded in a process of its own, so that neither a name in it nor what it imports can
-collide with anything here, an edited file is always seen, and our own process needs no kfp. The
-folder of the file, the folder above it (where `components/` lies beside `pipelines/`) and the
-working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
-IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
+The file is loaded in a process of its own (`python -m rekindle.ir.compile PATH.py:FUNCTION`), so
+that nothing in it can collide with anything here, and our own process needs no kfp. The folder of
+the file, the folder above it (where `components/` lies beside `pipelines/`) and the working folder
+are importable. The same file gives the same bytes: hash seed fixed, no times in the IR."""
 
 import dataclasses
 import json
@@ -30,11 +29,8 @@ _TIMEOUT_SECONDS = 300
 
 
 def compile_pipeline(target: str, cwd: Path | None = None) -> str:
-    """IR text of the pipeline at `target`; RequestError or UnsupportedError with file:line where it
-    does not compile.
-
-    `target` is `path.py:function`, or the path of a compiled `.yaml` or `.json`, which is returned
-    as it is."""
+    """IR text of the pipeline at `target`: `path.py:function`, or a compiled `.yaml` or `.json`,
+    returned as it is. RequestError or UnsupportedError with file:line where it does not compile."""
     folder = (cwd or Path.cwd()).absolute()
     if target.endswith(_COMPILED):
         try:
@@ -94,10 +90,8 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def compile_function(pipeline: Any) -> str:
-    """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook).
-
-    Written here and not by KFP's compiler: the comments it puts on top break the YAML where a
-    default has a line break in it."""
+    """IR text of a `@dsl.pipeline` or component that is loaded, as in a notebook. Not written by
+    KFP's compiler: its comments on top break the YAML where a default has a line break."""
     from google.protobuf.json_format import MessageToDict
 
     documents = [MessageToDict(pipeline.pipeline_spec)]

@@ -124,8 +124,7 @@ Expression = Compare | Not | Both | Either
 
 
 def parse(text: str, where: str = "") -> Expression:
-    """The expression that `text` spells; UnsupportedError, naming `where`, for anything outside the
-    grammar."""
+    """The expression that `text` spells; UnsupportedError at `where` outside the grammar."""
     parser = _Parser(text, where)
     expression = parser.either()
     if parser.at < len(parser.tokens):
@@ -134,8 +133,7 @@ def parse(text: str, where: str = "") -> Expression:
 
 
 def check(expression: Expression, types: Mapping[str, str], where: str = "") -> None:
-    """Raise UnsupportedError unless both sides of every comparison are of one kind, given the
-    parameters' IR types."""
+    """Raise UnsupportedError unless both sides of each comparison have one kind of IR type."""
     match expression:
         case Not(inner):
             check(inner, types, where)
@@ -153,8 +151,7 @@ def check(expression: Expression, types: Mapping[str, str], where: str = "") -> 
 
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
-    """Does the expression hold over `values`? StepError where it cannot be decided: no value, or
-    kinds that differ."""
+    """Does the expression hold over `values`? StepError for no value, or kinds that differ."""
     match expression:
         case Not(inner):
             return not evaluate(inner, values)
@@ -235,7 +232,6 @@ class _Parser:
         return self.bracketed(self.either) if self.peek() == ("mark", "(") else self.compare()
 
     def bracketed(self, parse: Callable[[], T]) -> T:
-        """What `parse` takes from between brackets."""
         self.take("(")
         self.levels += 1
         if self.levels > _MOST_LEVELS:

@@ -1,21 +1,19 @@
 """`distribute()`: run a step of any KFP pipeline on several nodes.
 
 It writes `task.platform_config["rekindle"]`, which KFP carries into the second document of the
-compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back. The body of the
-component then runs once on every node, with a `Rendezvous` in its environment;
-`rekindle.launch.torchrun` inside it starts the ranks, but anything else that reads the Rendezvous
-may. Node rank 0 alone writes the outputs. Each platform's compiler lowers this and strips it."""
+compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back, and each platform's
+compiler lowers and strips it. The body of the component then runs once on every node, with a
+`Rendezvous` in its environment. Node rank 0 alone writes the outputs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import Problem, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kfp.dsl import PipelineTask
 
 PLATFORM = "rekindle"
@@ -89,11 +87,9 @@ def distribute(
     inputs = frozenset(task.component_spec.inputs or {})
     if problems := wanted.problems(inputs, where):
         raise RequestError(problems)
-    task.platform_config[PLATFORM] = {
-        field.name: value
-        for field in dataclasses.fields(wanted)
-        if (value := getattr(wanted, field.name)) != field.default
-    }
+    fields = ((field, getattr(wanted, field.name)) for field in dataclasses.fields(wanted))
+    changed = {field.name: value for field, value in fields if value != field.default}
+    task.platform_config[PLATFORM] = changed
     return task
 
 

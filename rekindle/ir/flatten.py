@@ -70,8 +70,7 @@ Source = ir.Constant | Given | Output | Listed | FirstOf | Text
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """A condition around a step, as the IR has it and read, and what its references stand for;
-    `path` is the node that has it."""
+    """A condition around a step, as text and read, and what its references stand for."""
 
     path: str
     text: str
@@ -81,8 +80,7 @@ class Guard:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A loop that the platform runs itself: its path, the argument that it goes over, and how many
-    turns may run side by side (0: any)."""
+    """A loop that the platform runs itself, over an argument, `at_once` turns together (0: any)."""
 
     path: str
     over: str
@@ -181,10 +179,8 @@ class _Flattening:
     ) -> _Scope:  # fmt: skip
         if not isinstance(node, ir.SubDag):
             self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
-            return _Scope(
-                {name: Output(path, name) for name in node.outputs.parameters},
-                {name: Output(path, name) for name in node.outputs.artifacts},
-            )
+            kinds = (node.outputs.parameters, node.outputs.artifacts)
+            return _Scope(*({name: Output(path, name) for name in names} for names in kinds))
         first = len(self.found)
         result = self.sub_dag(node, path, given, guards)
         self.wait(range(first, len(self.found)), after)
@@ -230,7 +226,6 @@ class _Flattening:
         return given.parameters.get(str(loop.items)) if named else None
 
     def items(self, loop: ir.Loop, node: ir.SubDag, path: str, given: _Scope) -> Sequence[Any]:
-        """The list that a loop goes over."""
         items: Any = loop.items
         if isinstance(items, str):
             known = self.over(loop, given)
@@ -245,8 +240,7 @@ class _Flattening:
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
-        """At most `at_once` turns side by side: each waits for the one so many before it, its
-        first steps for the last ones there."""
+        """At most `at_once` turns side by side: each waits for the one so many before it."""
         if not at_once:
             return
         for before, turn in zip(turns, turns[at_once:], strict=False):

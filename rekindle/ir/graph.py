@@ -1,14 +1,13 @@
 """The typed Graph: what a pipeline is, once its IR has been read.
 
 Every platform works from these frozen values; none walks raw IR. A `Graph` holds a `Dag`, a `Dag`
-holds nodes, and a node is a `Step` (one container), an `Importer` (an artifact that exists already)
-or a `SubDag` (a nested pipeline, the body of an If, of a loop, or what an exit handler watches).
-Each node carries two addresses: `path`, by which people and records call it
-(`condition-1/promote`), and `where`, its place in the IR, for errors.
+holds nodes, and a node is a `Step`, an `Importer` or a `SubDag`, with two addresses: `path`, by
+which people and records call it (`condition-1/promote`), and `where`, its place in the IR, for
+errors.
 
 A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a sibling, or
-to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and kubernetes_executor_config.
-proto of kfp-kubernetes."""
+to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and
+kubernetes_executor_config.proto of kfp-kubernetes."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,7 @@ ParameterType = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A value passed by content. A default of None is no default: the IR cannot say otherwise. In
-    the default of a component, text with placeholders is a `Template`."""
+    """A value passed by content; a default of None is none, text with placeholders a `Template`."""
 
     name: str
     type: ParameterType
@@ -71,8 +69,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Formatted:
-    """A constant with placeholders in it (an f-string, or one inside a list or dict): text is a
-    `Template` here."""
+    """A constant with placeholders in it, at any depth: text is a `Template` here."""
 
     value: Any
 
@@ -171,8 +168,7 @@ class Secret:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A wish that only some platforms know: `name` as the IR calls it (`tolerations`), its value as
-    it is written there."""
+    """A wish that only some platforms know, by the IR's name (`tolerations`), with its value."""
 
     name: str
     value: Any
@@ -266,8 +262,7 @@ class Importer(Node):
 
 @dataclasses.dataclass(frozen=True)
 class Dag:
-    """Nodes by name, and where the Dag's outputs come from: the first source that ran gives the
-    value (more than one is KFP's OneOf)."""
+    """Nodes by name, and where its outputs come from: the first source that ran (KFP's OneOf)."""
 
     nodes: "Mapping[str, AnyNode]"
     parameters: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)
@@ -322,8 +317,7 @@ class Graph:
                 pending = [*node.dag.ordered(), *pending]
 
     def steps(self) -> tuple[Step, ...]:
-        """Every step at every depth in topological order; `step.path` names it
-        (`condition-1/promote`)."""
+        """Every step at every depth in topological order; `step.path` names it."""
         return tuple(node for node in self.nodes() if isinstance(node, Step))
 
     def leaves(self) -> tuple[Step | Importer, ...]:
@@ -331,8 +325,7 @@ class Graph:
         return tuple(node for node in self.nodes() if not isinstance(node, SubDag))
 
     def find(self, name: str) -> AnyNode:
-        """The node whose path, or else its last segment, is `name`; raises KeyError whose text
-        names the nearest."""
+        """The node of that path, or else last segment; KeyError's text names the nearest."""
         by_path = {node.path: node for node in self.nodes()}
         matches = [node for path, node in by_path.items() if path.rsplit("/", 1)[-1] == name]
         if name in by_path:
@@ -355,8 +348,7 @@ class Graph:
         return dataclasses.replace(self, dag=dag)
 
     def spread(self, name: str, over: Distribution) -> Self:
-        """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if
-        there is none."""
+        """This, with the step `name` of the pipeline on the machines of `over`; KeyError."""
         step = self.dag.nodes[name]
         assert isinstance(step, Step), name
         nodes = {**self.dag.nodes, name: dataclasses.replace(step, distribution=over)}

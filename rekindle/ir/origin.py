@@ -23,8 +23,7 @@ def loop_origins(graph: Graph) -> dict[str, Origin]:
 
 
 def looped_over(graph: Graph, kept: Collection[str] = ()) -> frozenset[str]:
-    """The arguments whose values decide which steps there are once all loops are unrolled but
-    those at the paths `kept`."""
+    """The arguments that decide which steps there are once all loops but `kept` are unrolled."""
     unrolled = (over for path, over in loop_origins(graph).items() if path not in kept)
     return frozenset().union(*filter(None, unrolled))
 
@@ -33,10 +32,8 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
     for node in dag.ordered():
         if not isinstance(node, SubDag):
             continue
-        inputs = {
-            name: _CONSTANT if not has_templates(parameter.default) else None
-            for name, parameter in node.inputs.parameters.items()
-        }
+        defaults = {name: parameter.default for name, parameter in node.inputs.parameters.items()}
+        inputs = {name: None if has_templates(d) else _CONSTANT for name, d in defaults.items()}
         for name, bound in node.parameters.items():
             outer = scope.get(bound.name, _CONSTANT) if isinstance(bound, FromInput) else None
             inputs[name] = _CONSTANT if isinstance(bound, Constant) else outer
@@ -51,8 +48,7 @@ def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> No
 
 
 def known_inputs(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The inputs of every Dag that `arguments` decide, by the path of its node ("" = the pipeline)
-    and name; None is an input without a value."""
+    """The inputs of every Dag, by its node's path and name, that `arguments` decide."""
     given = {n: p.default for n, p in graph.inputs.parameters.items()}
     given |= {name: value for name, value in arguments.items() if value is not None}
     found = {"": given}

@@ -82,8 +82,7 @@ Argument = Template | Concat | IfPresent
 
 
 def parse(text: str, where: str) -> Template:
-    """`text` as a Template; UnsupportedError at `where` for a placeholder that rekindle does not
-    know."""
+    """`text` as a Template; UnsupportedError at `where` for an unknown placeholder."""
     parts: list[str | Reference] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
@@ -108,9 +107,8 @@ def parse_argument(text: str, where: str) -> Argument:
 
 
 def parse_value(value: Any, where: str) -> Any:
-    """A constant with every text in it that holds a placeholder turned into a Template.
-
-    Such a text may only refer to parameters of its own step and to facts of the run."""
+    """A constant whose texts with placeholders, of its own step's parameters and facts of the run
+    only, are Templates."""
 
     def parsed(leaf: Any) -> Any:
         if not isinstance(leaf, str):
@@ -156,8 +154,7 @@ def templates(value: Any) -> Iterator[Template]:
 
 
 def references(argument: Argument) -> Iterator[tuple[str, ...]]:
-    """Every reference in an argument, as paths; the name an IfPresent asks for counts as an input
-    of either kind."""
+    """Every reference in an argument, as paths; IfPresent's name is an input of either kind."""
     match argument:
         case Template(parts):
             yield from (part.path for part in parts if isinstance(part, Reference))

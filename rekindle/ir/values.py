@@ -31,8 +31,7 @@ def integral(value: Any) -> Any:
 
 
 def from_ir(value: Any, kind: ParameterType) -> Any:
-    """A constant of the IR as a value of `kind`; None stays None. ValueError if it cannot be
-    one."""
+    """A constant of the IR as a value of `kind`, or ValueError; None stays None."""
     if value is None:
         return None
     if kind in ("LIST", "STRUCT"):
@@ -45,9 +44,7 @@ def from_ir(value: Any, kind: ParameterType) -> Any:
 
 
 def mismatch(value: Any, kind: ParameterType) -> str | None:
-    """Why `value` is not of `kind`, in words; None if it is.
-
-    A bool is not a number, an int is a valid double."""
+    """Why `value` is not of `kind`, or None. A bool is no number, an int is a valid double."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "STRING": isinstance(value, str), "BOOLEAN": isinstance(value, bool),
@@ -65,11 +62,8 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
 
 
 def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline's parameters with `arguments` and defaults filled in; RequestError with every
-    problem at once.
-
-    Tuples count as lists, whole numbers as doubles; an optional parameter without a value is left
-    out."""
+    """The parameters with `arguments` and defaults; RequestError with every problem at once. Tuples
+    count as lists, whole numbers as doubles; optional parameters without a value are left out."""
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():

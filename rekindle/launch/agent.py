@@ -9,8 +9,6 @@ Where there is no GPU, and MODULE is not empty, the ranks are forks that call `m
 importing torch takes a processor three seconds, and they share its pages. With a GPU each rank is
 a Python of its own, because a driver that was touched does not live through a fork."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

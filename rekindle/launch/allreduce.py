@@ -3,8 +3,6 @@
 
 They use gloo, and NCCL too where there are two GPUs."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -17,8 +17,6 @@ was killed, rank 0's included, may be started again and joins the next restart.
 A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait, and changes
 nothing. What authentic nodes may ask has bounds too: a place of the job's own, the next restart."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -52,8 +50,7 @@ class Disconnected(Exception):
 
 
 class Line:
-    """Messages over one connection, which was accepted or, if not `accepts`, made here. Raises
-    Disconnected where the other end does not answer within some seconds."""
+    """Messages over one connection, made here or accepted; Disconnected where no answer comes."""
 
     def __init__(self, connection: socket.socket, secret: str, accepts: bool) -> None:
         self.socket, self._ended = connection, False
@@ -83,8 +80,7 @@ class Line:
             raise Disconnected from error
 
     def receive(self) -> list[Message]:
-        """What has arrived; raises Disconnected once all that came before it was handed out, and
-        NotAuthenticError, also for what is not a message."""
+        """What has arrived. Raises Disconnected after the last of it, NotAuthenticError."""
         if self._ended:
             raise Disconnected
         contents: list[bytes] = []
@@ -123,8 +119,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
 
 
 class Coordinator(threading.Thread):
-    """The listening side, in a thread of node rank 0's supervisor; of restarts there are
-    `most_restarts`."""
+    """The listening side, in a thread of node rank 0's supervisor."""
 
     def __init__(self, place: Rendezvous, most_restarts: int) -> None:
         super().__init__(name="coordinator", daemon=True)
@@ -292,8 +287,7 @@ def _store(restart: int) -> str:
 
 
 class Member:
-    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again. Node rank
-    0's has the `coordinator`."""
+    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again."""
 
     def __init__(
         self, place: Rendezvous, stopped: Callable[[], bool], coordinator: Coordinator | None = None
@@ -311,8 +305,7 @@ class Member:
             self.entrance = None
 
     def meet(self, restart: int) -> Start:
-        """The restart that all nodes begin now. Raises PreemptedError when they do not come
-        together in time, or when we are to stop."""
+        """The restart that all nodes begin now; PreemptedError where they do not, or a stop."""
         deadline = time.monotonic() + self.place.patience_seconds
         missing: list[int] = [0]
         joined: Line | None = None

@@ -1,17 +1,13 @@
-"""Events that a process inside a step reports to its watcher.
+"""Events that a process inside a step reports to its watcher, each one line on stdout: `::rekindle
+{json}`.
 
-An event is one line on stdout: `::rekindle {json}`.
-
-Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
+They are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
 with `at`, when it was, in seconds since 1970. Standard library only: the code that emits runs in
-any container. The lines stay in the step's log like all other output.
+any container.
 
 And the reason of a failure, read back out of a log: the last exception's type and whole message,
-without its traceback. Knows how logs of steps look: chained tracebacks (the last one counts),
-torchrun's prefixes (`[rank0]:`) and the error it raises itself because a worker died, which says
-nothing."""
-
-from __future__ import annotations
+without its traceback, torchrun's prefixes (`[rank0]:`) and the error that it raises itself because
+a worker died."""
 
 import json
 import re
@@ -33,8 +29,7 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """The event in a line of a log, wherever in the line a launcher's prefix left it; None if there
-    is none that is well-formed: a step may print what it likes."""
+    """The well-formed event in a line of a log, whatever prefix a launcher put there, or None."""
     start = line.find(MARK)
     if start < 0 or len(line) > _LONGEST:
         return None
@@ -78,9 +73,7 @@ _SEEN = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode")
 
 def error_in_log(text: str) -> tuple[str, str]:
     """Type name (without its module) and message of the last exception in `text`; message lines
-    stay lines.
-
-    A log without a traceback gives `("", its last lines that are not empty)`."""
+    stay lines. A log without a traceback gives `("", its last lines that are not empty)`."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if _bare(line) == _TRACEBACK]
     found = [failure for start in starts if (failure := _read_traceback(lines, start))]
@@ -119,8 +112,7 @@ def _bare(line: str) -> str:
 
 
 def _read_traceback(lines: list[str], start: int) -> tuple[str, str] | None:
-    """The exception that the traceback at `start` ends in; lines of other ranks in between are
-    passed over."""
+    """The exception that ends the traceback at `start`; lines of other ranks are skipped."""
     prefix = lines[start].removesuffix(_TRACEBACK)
     own = [line[len(prefix) :] for line in lines[start + 1 :] if line.startswith(prefix)]
     end = next((i for i, line in enumerate(own) if line and not line[0].isspace()), len(own))

@@ -3,17 +3,13 @@
 A message over the link brings three descriptors: for what the fork prints and for its errors, and a
 connection. A request in JSON comes there, and `started PID` and `ended EXIT-STATUS` go back, a line
 each. When the link closes the fork server ends; its forks have to see to it that they end with it.
+Where it cannot fork safely (several threads), or learn how a fork ended (no `pidfd`), no answer
+comes, and the caller starts a process of its own.
 
-A process with several threads cannot be forked safely, and without `pidfd` the server does not
-learn how a fork ended. Then no answer comes, and the caller starts a process of its own.
-
-`python -m rekindle.launch.fork_server LINK MODULE...` is one that has imported what most steps
-import, and forks into the steps of a run: importing KFP's executor and MLflow takes a processor two
-to three seconds, and most steps of a run do it. A request is `{"task": path of TASK.json, "env":
-{...}}`, and what is forked is that task's shim. A step whose environment is not the one of the
-imports executes a Python of its own."""
-
-from __future__ import annotations
+`python -m rekindle.launch.fork_server LINK MODULE...` is one that forks into the steps of a run:
+importing KFP's executor and MLflow takes a processor two to three seconds, and most steps do it. A
+request is `{"task": path of TASK.json, "env": {...}}`, and what is forked is that task's shim. A
+step whose environment is not the one of the imports executes a Python of its own."""
 
 import atexit
 import contextlib
@@ -48,10 +44,8 @@ class ForkServer:
 
     def adopt(
         self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
-    ) -> Forked | None:
-        """A fork at work on `request`, in a session of its own; None where no server answers.
-
-        It prints to these two descriptors, or to its `stdout`."""
+    ) -> "Forked | None":
+        """A fork at work on `request`, printing to these descriptors; None without a server."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
@@ -141,8 +135,7 @@ def can_fork() -> bool:
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork until the link closes. Returns in each fork, with the request it is to work on, and at
-    the end with None."""
+    """Fork until the link closes. Returns in each fork, with its request; at the end None."""
     gc.collect()
     gc.freeze()  # a collection would copy the pages that all share
     working: dict[int, socket.socket] = {}
@@ -177,8 +170,7 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
 
 
 def exit_status(call: Callable[[], object]) -> int:
-    """What a Python process exits with whose outermost call this is; it prints what Python
-    would."""
+    """What a Python process exits with for this call; prints what Python would."""
     try:
         call()
     except SystemExit as end:

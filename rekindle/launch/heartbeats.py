@@ -176,10 +176,8 @@ def causes_of(
     heartbeats: Sequence[Heartbeat], exits: Sequence[Mapping[str, Any]], ours: Collection[int],
     oom_kills: int,
 ) -> list[Cause]:  # fmt: skip
-    """Causes from the ranks' last words and from how torchrun saw them end (`exits`).
-
-    `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
-    killed for their memory meanwhile."""
+    """Causes from the ranks' last words and from how torchrun saw them end (`exits`). We had to
+    kill the ranks `ours`, the kernel as many processes as `oom_kills` for their memory."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
     spoken = []
     for rank in heartbeats:
@@ -257,8 +255,7 @@ class Stack:
 def hung_causes(
     heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str
 ) -> list[Cause]:
-    """A cause for each rank without a heartbeat; where all wait for others, that is said of
-    the one furthest behind."""
+    """A cause for each rank without a heartbeat; where all wait, of the one furthest behind."""
     causes = []
     for rank in heartbeats:
         stack = stacks.get(rank.rank, Stack(()))

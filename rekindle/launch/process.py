@@ -1,12 +1,9 @@
-"""Processes that end with their parent, folders that one process owns, signals that arrive, and
-what ranks on GPUs are started with; and how much memory of the host a process may still take, by
-its cgroups and by the machine, and how often the kernel killed for the lack of it.
+"""Processes that end with their parent, folders that one process owns, signals that arrive, what
+ranks on GPUs are started with, and how much memory of the host a process may still take.
 
 Memory follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version
 1 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the
 kernel drops them when memory is needed. Standard library only."""
-
-from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -31,10 +28,7 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLO
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that a killed run leaves no trainer
-    behind.
-
-    Nothing happens on other systems. A process whose parent is already gone exits at once."""
+    """Have Linux kill this process when its parent dies; exits at once if that is gone."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -102,18 +96,14 @@ def allocator(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def can_bind(nodes: Path = Path("/sys/devices/system/node")) -> bool:
-    """Whether this machine has memory of several NUMA nodes, and numactl to choose one, which
-    `torchrun --numa-binding` (2.10 and later) calls."""
+    """Whether there are NUMA nodes, and numactl, for `torchrun --numa-binding` (2.10 and later)."""
     return len(list(nodes.glob("node[0-9]*"))) > 1 and shutil.which("numactl") is not None
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:
-    """Kill every process that was started with `REKINDLE_GANG=mark` in its environment.
-
-    It does so whatever process is their parent by now, until none is left (Linux; nothing happens
-    elsewhere).
-
-    A process that the kernel cannot end, waiting for a device, is given up after 5 s."""
+    """Kill every process with `REKINDLE_GANG=mark` in its environment, whatever its parent, until
+    none is left (Linux only). One that the kernel cannot end, waiting for a device, is given up
+    after 5 s."""
     deadline, entry = time.monotonic() + _SWEEP_SECONDS, f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
         found = []
@@ -141,11 +131,8 @@ def is_running(pid: int) -> bool:
 
 @contextlib.contextmanager
 def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold `folder` for this process alone; calls `on_wait` once if another process holds it, then
-    waits for it.
-
-    The lock is the kernel's (flock), so it is released however the owner ends. `rekindle gc` may
-    remove the folder while a process waits: that one makes it again."""
+    """Hold `folder` for this process alone, by a lock of the kernel's (flock); calls `on_wait` once
+    if another process holds it, then waits. Made again where `rekindle gc` removes it meanwhile."""
     lock = folder / ".lock"
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,8 +152,7 @@ def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def is_at(path: Path, handle: int) -> bool:
-    """Whether the open file is still the one at `path`: a lock on any other keeps no process
-    out."""
+    """Whether the open file is still the one at `path`: another's lock keeps no process out."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
     return False
@@ -220,8 +206,7 @@ def memory_identity(root: Path = Path("/")) -> str:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
-    the machine where there is none to read."""
+    """How many processes the kernel has killed for lack of memory in this cgroup, or machine."""
     files = []
     with contextlib.suppress(OSError):
         for top, own in _cgroups(Path("/")):
@@ -235,8 +220,7 @@ def oom_kills() -> int:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
-    """The root of each hierarchy of cgroups, which in a container is its own, and the folder of
-    this process's."""
+    """The root of each hierarchy of cgroups, and the folder of this process's."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
@@ -245,8 +229,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def compute_threads() -> dict[str, str]:
-    """The environment in which torch computes with the cores that this process may use: more
-    threads than cores wait for each other."""
+    """The environment in which torch computes with no more threads than there are cores."""
     cores = float(len(os.sched_getaffinity(0)))
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.is_file():

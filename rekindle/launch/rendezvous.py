@@ -57,9 +57,7 @@ class Rendezvous:
 
     @classmethod
     def current(cls) -> Self:
-        """The one handed to this process; a single rank where there is none.
-
-        RequestError if it makes no sense."""
+        """The one handed to this process, or a single rank; RequestError if it makes no sense."""
         text = os.environ.get(VARIABLE)
         return cls(**json.loads(text)).checked(VARIABLE) if text else cls()
 

@@ -1,9 +1,7 @@
 """Whether this image can run rekindle's steps: `python -m rekindle.launch.selftest [--json]`.
 
 A line for each thing that steps rely on, `ok` or `not ok` with what to do about it; exit code 1 if
-anything is not. What was built into an image stands in `image.json` beside its Python: its name,
-version and commit, and the network plugins that were asked for. Nothing is written but into the
-temporary folder, and no network is used but the loopback."""
+anything is not. What was built into an image stands in `image.json` beside its Python."""
 
 import argparse
 import ctypes

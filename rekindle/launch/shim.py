@@ -169,8 +169,7 @@ def build_command(task: dict[str, Any]) -> list[str]:
 
 
 def build_environment(task: dict[str, Any]) -> dict[str, str]:
-    """Our environment and the step's own, `python3` being this interpreter or the task's, and its
-    output unbuffered."""
+    """Our environment and the step's, unbuffered; `python3` is ours or the task's."""
     added = {name: "".join(render(value, task)) for name, value in task["env"].items()}
     env = {"PYTHONUNBUFFERED": "1", **os.environ, "_KFP_RUNTIME": "true", **added}
     folder = Path(task.get("python") or Path(sys.executable).parent)
@@ -283,8 +282,7 @@ class Supervisor:
                 return os.waitstatus_to_exitcode(status)
 
     def sweep(self) -> list[int]:
-        """End what is left, at once unless a signal asked it to end by itself; the exit codes of
-        all of it."""
+        """End what is left, at once unless signalled to end by itself; their exit codes."""
         codes: list[int] = []
         told: set[int] = set()
         with contextlib.suppress(ChildProcessError):
@@ -313,8 +311,7 @@ class Supervisor:
 
 
 def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters by their IR types and artifacts, from executor_output.json and the files of single
-    outputs."""
+    """Parameters by their IR types, and artifacts, from the files that the step wrote."""
     outputs, within = task["executor_input"]["outputs"], task.get("within")
     written: Any = {}
     with contextlib.suppress(FileNotFoundError):

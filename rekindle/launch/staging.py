@@ -1,16 +1,13 @@
 """Artifacts between their URIs and the disk of a node, for platforms that mount nothing.
 
-What a step reads is fetched before it starts, and it is given local paths; what it made is uploaded
-when it is done. Files go through fsspec, several at a time. An artifact is a file or a folder, and
-one that does not exist stays so, as KFP has it. KFP's own `minio://` is S3 at the endpoint that
-AWS_ENDPOINT_URL names.
+What a step reads is fetched before it starts, what it made is uploaded when it is done. Files go
+through fsspec, several at a time. An artifact that does not exist stays so, as KFP has it. KFP's
+own `minio://` is S3 at the endpoint that AWS_ENDPOINT_URL names.
 
-And a secret for nodes to which their platform gives none: node rank 0 makes one and leaves it where
-all nodes read and write anyway, below the artifact root. So it is as safe as the checkpoints: who
-reads the root while the job runs can speak as a node of it. Kubernetes and Vertex AI have a better
-place, and platforms.P.secrets may name one of the platform's own store as REKINDLE_JOB_SECRET."""
-
-from __future__ import annotations
+And a secret for nodes to which their platform gives none: node rank 0 makes one and leaves it below
+the artifact root. So it is as safe as the checkpoints: who reads the root while the job runs can
+speak as a node of it. Kubernetes and Vertex AI have a better place, and platforms.P.secrets may
+name one of the platform's own store as REKINDLE_JOB_SECRET."""
 
 import contextlib
 import copy
@@ -31,9 +28,7 @@ from rekindle.launch.rendezvous import Rendezvous
 
 
 def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """KFP's ExecutorInput with every place in `folder`, where its inputs now are.
-
-    Outputs get places only: see `delivered`."""
+    """KFP's ExecutorInput with every place in `folder`, where its inputs now are."""
     made = copy.deepcopy(dict(executor_input))
     groups = made.get("inputs", {}).get("artifacts", {}).values()
     for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):
@@ -56,10 +51,8 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]
 def delivered(
     made: Mapping[str, Mapping[str, Any]], executor_input: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Upload what a step made, and say where it is now: `artifacts` of KFP's executor output.
-
-    `made` is what launch/shim.py reports. An artifact that the step left elsewhere, under a URI of
-    its own, stays there."""
+    """Upload what a step made (`made`, as launch/shim.py reports it): `artifacts` of KFP's executor
+    output. One that the step left under a URI of its own stays there."""
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
@@ -145,8 +138,7 @@ _POLL_SECONDS = 1.0
 
 @contextlib.contextmanager
 def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
-    """The place with a secret, which `root` holds until node rank 0 is done; raises PreemptedError
-    if that node leaves none within the patience of nodes."""
+    """The place with a secret, which `root` holds; PreemptedError if node rank 0 leaves none."""
     if place.nodes == 1 or place.secret or not place.job:
         yield place
         return

@@ -13,8 +13,6 @@ the version installed on the node. REKINDLE_NCCL_PROFILE, which catalog/network.
 machine's name, is that script, and after colons whatever else has to exist for it to be right.
 Nothing of this has run on such a machine yet."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -46,15 +44,12 @@ def torchrun(
     script: Sequence[str], train: TrainSpec, *, status: Path, rendezvous: Rendezvous | None = None,
     environment: Mapping[str, str] | None = None, on_poll: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Run `script` on the ranks of this node until it is done, on all nodes.
-
-    `train` says how patient to be: `max_restarts`, `grace_seconds`, `hang_seconds`, `max_hours`;
-    with an `entrypoint` the script knows nothing of `status` and is done when torchrun exits with
-    0. `status` is a folder of this attempt and node, in which ranks leave heartbeats and last
-    words, and rank 0 `status.json`. `on_poll` is called some times a second.
-
+    """Run `script` on the ranks of this node until it is done, on all nodes. `train` says how
+    patient to be; with an `entrypoint` the script knows nothing of `status` and is done when
+    torchrun exits with 0. `status` is a folder of this attempt and node, in which ranks leave
+    heartbeats and last words, and rank 0 `status.json`. `on_poll` is called some times a second.
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
-    the first rank at fault and its cause, when the worker group cannot go on."""
+    the first rank at fault and its cause."""
     place = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
         raise StepError(
@@ -113,8 +108,7 @@ def _check_loopback() -> None:
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The variables that the script sets, but for those that are set already, and a line about it;
-    nothing and "" if no script is named. StepError if it fails."""
+    """The unset variables that the script sets, and a line about it; StepError if it fails."""
     script, *others = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""

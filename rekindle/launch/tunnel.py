@@ -14,8 +14,6 @@ secret; each frame carries its length and the HMAC of its number and content und
 frame of another connection, direction, purpose or place in the order is not authentic. Content is
 not encrypted. Authority: RFC 2104; only the standard library, because foreign images run it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac
@@ -102,7 +100,7 @@ class Tunnel:
     """One end, at work from its making until `close`; `server` is a socket that listens."""
 
     def __init__(
-        self, server: socket.socket, serve: Callable[[Tunnel, Ends], Awaitable[None]]
+        self, server: socket.socket, serve: Callable[["Tunnel", Ends], Awaitable[None]]
     ) -> None:
         self.port: int = server.getsockname()[1]
         self.unproven: dict[asyncio.StreamWriter, None] = {}

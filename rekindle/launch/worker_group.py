@@ -6,8 +6,6 @@ a heartbeat for `train.hang_seconds` makes all write down their stacks first. Wh
 up with, saves or finishes may take three times as long, and at least two minutes. A start may take
 as long as it likes while one rank of the node sends a heartbeat every `train.start_seconds`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -274,7 +272,6 @@ class _Attempt:
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
-        """How it ended."""
         code, said = self.agent.returncode, self._said()
         foreign, expired = self.group.foreign, self.group.expired
         asked = self.group.stopped_at is not None

@@ -1,9 +1,8 @@
 """What a job of a step mounts, the task that it runs, and the bundle that carries the task to it;
 mounted.py reads them all.
 
-A bundle is a folder called by its content: code and constants of a KFP executor do not fit into a
-container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it, so that a step
-runs in any image with Python."""
+A bundle is a folder called by its content, since code and constants of a KFP executor do not fit
+into a container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it."""
 
 import dataclasses
 import json
@@ -65,8 +64,7 @@ def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
 
 
 def lowered_container(step: Step) -> dict[str, Any]:
-    """What a step executes, as launch/shim.py takes it: its words with what stands for their
-    placeholders, its packages, and what it promises to leave."""
+    """What a step executes, as launch/shim.py takes it."""
     container = step.container
     kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
     pip = {

@@ -2,8 +2,7 @@
 
 A platform takes a step from its cache if the step itself is the same (its `parts`) and so is what
 it reads. Values are compared by content where the platform does that; files by the place they lie
-at, which is a new one whenever their maker runs again. A step that a platform never caches runs
-every time."""
+at, which is a new one whenever their maker runs again."""
 
 import dataclasses
 import hashlib
@@ -74,10 +73,9 @@ def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdi
 
 
 def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
-    """For platforms that run KFP's own encoding: values count by content, artifacts by place.
-
-    `values` are those of the pipeline's parameters. Every input is followed through nested
-    pipelines to where it comes from: a value, a parameter, or an output of a step."""
+    """The steps of KFP's own encoding: values count by content, artifacts by place. Every input is
+    followed through nested pipelines to a value, a parameter (of `values`) or an output of a
+    step."""
     found: list[CacheKey] = []
     _walk(graph.dag, {name: _Traced(repr(value)) for name, value in values.items()}, found)
     return tuple(found)
@@ -144,10 +142,8 @@ def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
     parts = {"its code": _digest(code), "image": container.image}
     parts |= {"environment": repr(container.env)}
     parts |= {f"input `{n}`": inputs[n].text for n in step.parameters if inputs[n].text}
-    files, values = (
-        _joined([inputs[name] for name in names]).steps
-        for names in (step.artifacts, step.parameters)
-    )
+    files = _joined([inputs[name] for name in step.artifacts]).steps
+    values = _joined([inputs[name] for name in step.parameters]).steps
     return CacheKey(step.path, step.cache, parts, files, values)
 
 

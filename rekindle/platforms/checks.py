@@ -28,10 +28,8 @@ class NotChecked(Exception):
 @dataclasses.dataclass(frozen=True)
 class Check:
     """`ask` returns what was found; RequestError is a problem, any other error leaves it open.
-
-    `where` is what it is about: a field of the config, or a name on the platform. `early` ones are
-    few and quick, and are also asked before a submission. Those behind a `login` in a platform's
-    list are asked only if it is ok."""
+    `where` is a field of the config, or a name on the platform. `early` ones are few and quick, and
+    are also asked before a submission; those behind a `login` only if that is ok."""
 
     name: str
     where: str
@@ -87,9 +85,8 @@ def answered(
 
 def problems(found: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
     """Those that are wrong, for an error."""
-    return tuple(
-        Problem(check.said, check.where, check.fix) for check in found if check.state == "problem"
-    )
+    wrong = (check for check in found if check.state == "problem")
+    return tuple(Problem(check.said, check.where, check.fix) for check in wrong)
 
 
 def _answer(check: Check) -> tuple[ReadinessCheck, ...]:

@@ -86,8 +86,7 @@ class Docker:
 
 
 def find(env: Mapping[str, str]) -> Docker:
-    """The daemon that the docker command in `env` talks to; RequestError if there is none, or none
-    on this machine."""
+    """The daemon of the docker command in `env`; RequestError if there is none on this machine."""
     client = shutil.which("docker", path=env.get("PATH"))
     if client is None:
         raise RequestError("there is no docker command here", where=WHERE, fix=_FIX)
@@ -130,8 +129,7 @@ def local_name(name: str) -> str:
 
 
 def build(docker: Docker, code: Code, base: str, name: str) -> str:
-    """The id of the image `name`: `base` with the code in it. RequestError where there is no such
-    base, or docker cannot build."""
+    """The id of the image `name`, `base` with the code in it; RequestError where it cannot be."""
     below = docker.image_id(base)
     if not below and (why := docker.pull(base)):
         fix = "`make images` in a checkout of rekindle builds rekindle-cpu; or name another"
@@ -169,8 +167,7 @@ def code_label(docker: Docker, name: str) -> str | None:
 
 
 def push(docker: Docker, local: str, name: str) -> Pin:
-    """Push the image `local` as `name`; what it is called for good. PlatformError where the
-    registry will not have it."""
+    """Push the image `local` as `name`; PlatformError where the registry refuses it."""
     code = code_label(docker, local)
     for words in (("tag", local, name), ("push", name)):
         done = docker.ask(*words, seconds=_BUILD_SECONDS)

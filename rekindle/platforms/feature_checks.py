@@ -17,11 +17,9 @@ def admit(
     graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (), arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:  # fmt: skip
-    """What `platform` ignores of the pipeline, for these `arguments` where a run has them.
-
-    UnsupportedError with everything that it refuses.
-    Neither counts features of nodes (by name and path) that are `honoured` this time, nor what
-    the user wants to try although it is `unproven`."""
+    """What `platform` ignores of the pipeline, run with these `arguments`; UnsupportedError with
+    all that it refuses. Features of nodes (by name and path) that are `honoured` this time, and
+    what the user tries although it is `unproven`, count in neither."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
@@ -35,10 +33,8 @@ def admit(
             ignored.setdefault(carried.how, []).append(use.path)
     if refused:
         raise UnsupportedError(refused)
-    return tuple(
-        Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
-        for how, paths in ignored.items()
-    )
+    asked = {how: tuple(dict.fromkeys(filter(None, paths))) for how, paths in ignored.items()}
+    return tuple(Ignored(what=how, asked_by=paths) for how, paths in asked.items())
 
 
 def lacks(
@@ -46,8 +42,7 @@ def lacks(
     honoured: Collection[tuple[str, str]] = (), unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> list[Problem]:  # fmt: skip
-    """`of_place`, what the config's section lacks; raised at once with all that `admit` refuses, if
-    there is any, since no job could be made of that."""
+    """`of_place`, what the config's section lacks; raised with all that `admit` refuses, if any."""
     refused: list[Problem] = []
     with collected(refused):
         admit(graph, platform, honoured, unproven, arguments)
@@ -76,8 +71,7 @@ def known_secrets(
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
-    """A refusal of more than the platform takes, in the words of the table's row `limits`; `path`
-    is a step's, or "" for the pipeline."""
+    """A refusal of more than the platform takes; `path` is a step's, or "" for the pipeline."""
     who = f"`{path}`" if path else "the pipeline"
     what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
     return Problem(what, where, fix, UnsupportedError.code)
@@ -92,8 +86,7 @@ def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
 
 
 def refusal(problems: Iterable[Problem]) -> RequestError:
-    """UnsupportedError if all of them are limits of the platform, SpecError if something else is
-    wrong as well."""
+    """UnsupportedError if all are limits of the platform, else SpecError."""
     found = tuple(dict.fromkeys(problems))
     if all(problem.code == UnsupportedError.code for problem in found):
         return UnsupportedError(found)

@@ -33,8 +33,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive: nothing
-    is started beside it."""
+    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive."""
 
     name: str
     state: str
@@ -60,8 +59,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """How many attempts may fail by themselves beside the last one, how many may lose their
-    machines, and how long all may run together."""
+    """How many attempts may fail, how many may lose their machines, and how long all may run."""
 
     failures: int
     preemptions: int
@@ -141,8 +139,7 @@ def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allow
 
 
 class Launcher(abc.ABC):
-    """One launcher at work; platforms say how its questions are asked and its orders given. `stop`
-    is set by SIGTERM, and ends every wait."""
+    """One launcher at work, which platforms complete. `stop` is set by SIGTERM, and ends waits."""
 
     def __init__(self, allowed: Allowed, poll_seconds: float, stop: threading.Event) -> None:
         self.allowed, self.poll_seconds, self.stop = allowed, poll_seconds, stop

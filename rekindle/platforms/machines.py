@@ -35,8 +35,7 @@ def gpu_kind(accelerator: str) -> str:
 
 
 def gpus_of(step: Step) -> tuple[str, int]:
-    """The kind of GPU that each machine of the step shall have ("" = any), and how many;
-    UnsupportedError where that is not a number."""
+    """The kind of GPU of each of the step's machines ("" = any), and how many; UnsupportedError."""
     asked, wanted = step.container.resources, step.distribution
     if wanted is not None and wanted.gpus_per_node:
         return gpu_kind(wanted.accelerator), wanted.gpus_per_node
@@ -96,8 +95,7 @@ def sizes(names: Iterable[str]) -> Iterator[tuple[str, tuple[float, float]]]:
 
 
 def with_gpus(names: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
-    """What machines have, by the catalog: the GPU by the name that people ask for it by, how many,
-    CPUs and GiB."""
+    """What machines have: the GPU by the name that people use, how many, CPUs and GiB."""
     found = ((name, machine(name), size) for name, size in sizes(names))
     return {name: (gpu(has.gpu).asked_as, has.gpus, *size) for name, has, size in found if has.gpu}
 

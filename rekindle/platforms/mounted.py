@@ -12,13 +12,8 @@ far as compile time knows it. A platform's entry.py says where everything lies (
     outputs[NAME]/data, .rekindle        its artifacts
 
 Where the platform knows no conditions, those around the step are in its task: a step whose
-condition does not hold leaves a result that says so and nothing else. The process is its
-container's first: shim.py hands SIGTERM on to the step, and the exit code is the step's.
-
-Standard library only, and nothing of rekindle but what the bundle brings: it runs in any
-image that has Python."""
-
-from __future__ import annotations
+condition does not hold leaves a result that says so and nothing else. shim.py hands SIGTERM on to
+the step, and the exit code is the step's. Standard library only, and what the bundle brings."""
 
 import dataclasses
 import json
@@ -56,7 +51,7 @@ class Place:
     message: Path | None = None
     node: int = 0
 
-    def of_node(self, node: int) -> Place:
+    def of_node(self, node: int) -> "Place":
         """This for another node rank, whose outputs no step sees."""
         if node == 0:
             return self
@@ -115,7 +110,7 @@ def facts(job: str, task: str) -> dict[str, str]:
     return {**dict.fromkeys(names, job), "pipeline_task_uuid": task}
 
 
-def met(found: Rendezvous, nodes: int, kind: str, job: str) -> int:
+def met(found: "Rendezvous", nodes: int, kind: str, job: str) -> int:
     """The rank of this node; what it needs to find the others is then in the environment."""
     if found.nodes != nodes:
         raise ValueError(f"the job has {found.nodes} {kind}, the step wants {nodes}")
@@ -188,8 +183,7 @@ class _Inputs:
         return there[:1] if source["first"] else there
 
     def artifact(self, name: str, source: dict[str, Any]) -> dict[str, Any] | None:
-        """An artifact as KFP's executor wants it, at its place in this container; None where the
-        step that makes it was skipped."""
+        """An artifact as KFP's executor wants it; None where the step that makes it was skipped."""
         place = self.place.inputs[source["channel"]]
         told: dict[str, Any] = {"metadata": source.get("metadata", {})}
         if not source["imported"]:
@@ -230,10 +224,9 @@ def _typed(text: str, kind: str) -> Any:
 
 
 class _Log(threading.Thread):
-    """What this process and its children print, on its way to the container's log; its end is what
-    a failed job says."""
+    """What this process and its children print, on its way to the container's log."""
 
-    def __enter__(self) -> _Log:
+    def __enter__(self) -> "_Log":
         self.source, sink = os.pipe()
         self.log, self.end = os.dup(1), b""
         self.redirect(sink)
@@ -260,8 +253,7 @@ class _Log(threading.Thread):
 
     @property
     def last_line(self) -> str:
-        """What was printed last, but for what belongs to it: Python ends with the error, ours is
-        followed by indented advice."""
+        """What was printed last, without the indented advice that follows an error of ours."""
         lines = self.end.decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line and line[0] != " "), "no word")
 

@@ -82,10 +82,9 @@ def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str =
 def pages(
     url: str, following: Callable[[dict[str, Any]], str], headers: Mapping[str, str], login: str
 ) -> Iterator[dict[str, Any]]:
-    """The page at `url` and those that follow, by the address that `following` finds in each.
-
-    "" ends. After throttling, 5xx and silence a page is asked for again, a few times: then
-    UnreachableError. RequestError, with `login` as the fix, where access is denied."""
+    """The pages from `url` on, each at the address that `following` finds in the one before (""
+    ends). UnreachableError after some tries; RequestError, with `login` as the fix, where access is
+    denied."""
     for _ in range(_MOST_PAGES):
         found = _page(url, headers, login)
         yield found

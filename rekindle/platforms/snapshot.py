@@ -84,7 +84,6 @@ def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
 
 
 def _closed(step: StepRecord, status: RunStatus) -> StepRecord:
-    """A step of a run that is over."""
     if step.status == "pending":
         why = "a condition chose otherwise" if status == "succeeded" else "the run ended before"
         return step.model_copy(update={"status": "skipped", "reason": step.reason or why})

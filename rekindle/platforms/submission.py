@@ -21,8 +21,7 @@ _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What is submitted: file names and their bytes. One file, the definition itself, lies in no
-    folder; the others are what its steps run."""
+    """What is submitted: file names and their bytes, that of the definition itself in no folder."""
 
     files: Mapping[str, bytes]
 
@@ -80,8 +79,7 @@ class RunTag:
 
 @dataclasses.dataclass(frozen=True)
 class SubmittedRun:
-    """A run on a platform: its `id` there, and the page to look at (`url`). `anew` is False where
-    the same submission was there already."""
+    """A run on a platform and its page (`url`); not `anew` if it was there already."""
 
     id: str
     url: str
@@ -132,8 +130,7 @@ class Lowered:
 
 
 def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
-    """The last of the schedules of one name, given from the oldest on, or None. The others, left by
-    whatever was cut off, go: all callers keep the same one."""
+    """The last of the schedules of one name (the oldest first), or None; the others are removed."""
     for older in found[:-1]:
         remove(older)
     return found[-1] if found else None
@@ -142,10 +139,8 @@ def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
 def plain_name(
     name: str, illegal: str, longest: int, *, taken: Collection[str] = (), distinct: bool = False
 ) -> str:
-    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long.
-
-    A hash of the name ends one that had to be cut or is `taken`, and with `distinct` each that was
-    changed, so that names that differ stay so."""
+    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long. A hash
+    of the name ends one that was cut or is `taken`, and with `distinct` each that was changed."""
     plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain

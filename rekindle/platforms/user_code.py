@@ -77,9 +77,7 @@ class Code:
 
 
 def code_of(spec: Spec, graph: Graph) -> Code:
-    """The user's own files that the steps of the spec's pipeline need.
-
-    RequestError for one that cannot be read."""
+    """The user's own files that the pipeline's steps need; RequestError for an unreadable one."""
     files = {field: file for field, file in _named(spec) if file.is_file()}
     named = spec.image.include
     beside = _folder_of(spec)
@@ -104,10 +102,8 @@ def code_of(spec: Spec, graph: Graph) -> Code:
 
 
 def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> dict[str, str]:
-    """What stands for the user's own files in the cache of this machine, of all or of these names.
-
-    By the value of the parameter that names the task, and by the components that import modules,
-    whose command names files, or that may read what `image.include` names."""
+    """What stands for the user's own files in the cache of this machine: by the value of the
+    parameter that names the task, and by the components that import, name or may read them."""
     folders = _folders(spec, dict(_named(spec)))
     task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
     found: dict[str, dict[Path, Path]] = {}
@@ -202,12 +198,9 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
         if not _BARE.match(own):
             log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
             continue
-        yield Problem(
-            f"`{step.path}` imports {module}, which its image {own} does not have",
-            step.where,
-            "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
-            f"{fix}",
-        )
+        what = f"`{step.path}` imports {module}, which its image {own} does not have"
+        how = "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
+        yield Problem(what, step.where, how + fix)
     if not code.files:
         return
     where = f"platforms.{platform}.image"

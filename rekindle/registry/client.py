@@ -53,8 +53,7 @@ def without_password(uri: str) -> str:
 
 @contextlib.contextmanager
 def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[MlflowClient]:
-    """A client for the registry; `doing` completes the sentence `cannot <doing>` when it
-    refuses."""
+    """A client for the registry; errors say `cannot <doing>`."""
     _prepare()
     import mlflow
 

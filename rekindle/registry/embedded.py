@@ -58,8 +58,7 @@ def settle(root: Path) -> None:
 
 
 def put_aside(root: Path) -> bool:
-    """Rename a database that MLflow cannot open, if it holds no model and no run. Whether it
-    did."""
+    """Whether a database that MLflow cannot open, and that holds nothing, was renamed."""
     final = root / DATABASE
     if not (final.is_file() and _holds_nothing(final)):
         return False

@@ -37,8 +37,7 @@ def note(client: MlflowClient, name: str, version: str, how: ChangeKind, reason:
 
 
 def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
-    """The version that a roll back of the champion `now` leads to: the champion before it that was
-    not rolled back itself. Raises RegistryError where there is none."""
+    """The champion before `now` that was not rolled back itself; RegistryError without one."""
     known = changes(client, where.name)
     if known and known[-1].how == "rollback" and known[-1].version != now:
         return known[-1].version  # interrupted between this entry and the alias

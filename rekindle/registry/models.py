@@ -44,8 +44,7 @@ PACKAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """Where: `spec.tracking_uri`, or the embedded database under `artifact_root`; `name` is the
-    registered model."""
+    """Where: `spec.tracking_uri`, or the embedded database below `artifact_root`; and what."""
 
     spec: RegisterSpec
     name: str
@@ -57,8 +56,7 @@ class Registry:
         return without_password(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
     def code(self, task: str) -> str:
-        """What models may bring beside rekindle's own code, in a config with this task: see
-        `open_model`."""
+        """What models may bring beside rekindle's own code: see `open_model`."""
         return ANY_CODE if self.spec.trust_code else task
 
     def open(self, doing: str) -> contextlib.AbstractContextManager[MlflowClient]:
@@ -75,9 +73,8 @@ class Registry:
 
 
 def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
-    """What a new run has to know about the champion; None while there is none. Raises RegistryError
-    where its version does not say which files it has, or brings other code than `code` (as for
-    `open_model`): `score` would refuse it hours later."""
+    """What a new run has to know about the champion, or None. RegistryError where its version lacks
+    a digest, or brings other code than `code`: `score` would refuse it hours later."""
     with where.open("ask for the champion") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
@@ -104,8 +101,7 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
-    """The model folder of a version, downloaded where it is not local. Raises RegistryError where
-    its files are not those with this `digest`."""
+    """The model folder of a version; RegistryError where its files have another `digest`."""
     import mlflow
 
     with where.open(f"fetch version {version} of {where.name}") as client:
@@ -133,9 +129,8 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
 
 
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
-    """The model folder that `init_from` (as the fingerprint resolved it) stands for; "" for the
-    base model. Raises DataError or RegistryError where its files are no longer those with the
-    `digest` that the fingerprint saw."""
+    """The model folder that `init_from`, resolved, stands for; "" for the base model. DataError or
+    RegistryError where its files are not those with the `digest`."""
     if init_from == "base":
         return ""
     if init_from.isdigit():
@@ -229,8 +224,7 @@ def _new_version(
 
 
 def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping[str, str]) -> None:
-    """Update what may have changed since, such as the champion it was compared with; the world it
-    came from stays."""
+    """Update what may have changed since, but not the world that it came from."""
     old = dict(version.tags)
     for key, value in tags.items():
         if old.get(key) != value and not key.endswith(("code_commit", "versions")):

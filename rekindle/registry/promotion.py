@@ -128,9 +128,7 @@ def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> b
 
 
 def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
-    """Whether the version is the champion, and the model of the evidence.
-
-    A registry that was set up again gives out its numbers again."""
+    """Whether the version is the champion, and the model of the evidence: numbers come again."""
     if not _is_champion(client, where, version):
         return False
     tags = tags_of(client.get_model_version(where.name, version))
@@ -141,29 +139,27 @@ def _may_replace(
     client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path,
     reason: str,
 ) -> bool:  # fmt: skip
-    """False if it is the champion by now. Raises RegistryError where the evidence, the version or
-    the champion of this moment speaks against it."""
+    """False if it is the champion by now; RegistryError where something speaks against it."""
     champion = by_alias(client, where, CHAMPION)
     now = str(champion.version) if champion is not None else ""
     if _is_promoted(client, where, version, evidence):
         return False
     digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
     tags = tags_of(client.get_model_version(where.name, version))
+    other_files = evidence.model_digest != tags.get("model_digest")
+    changed = file_sha256(evidence_file) != tags.get("evidence_sha256")
+    same_version, replaced = now == evidence.champion_version, digest != evidence.champion_digest
+    rolled_back = tags.get("decision") == "rolled_back"
     doubts = {
         "the evidence does not say `promote`": not evidence.promote,
         "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
-        "the evidence belongs to other files than were registered": evidence.model_digest
-        != tags.get("model_digest"),
-        "the evidence was changed after it was registered": file_sha256(evidence_file)
-        != tags.get("evidence_sha256"),
+        "the evidence belongs to other files than were registered": other_files,
+        "the evidence was changed after it was registered": changed,
         f"the champion is now version {now or 'none'}, and the candidate was compared with version "
-        f"{evidence.champion_version or 'none'}": not reason and now != evidence.champion_version,
+        f"{evidence.champion_version or 'none'}": not reason and not same_version,
         f"the champion, version {now}, is another model now than the one that the candidate was "
-        "compared with": not reason
-        and now == evidence.champion_version
-        and digest != evidence.champion_digest,
-        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason
-        and tags.get("decision") == "rolled_back",
+        "compared with": not reason and same_version and replaced,
+        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason and rolled_back,
         "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
     found = [doubt for doubt, true in doubts.items() if true]
@@ -176,10 +172,9 @@ def _may_replace(
 
 @dataclasses.dataclass
 class Claim:
-    """That of one attempt to promote `version`, in the name of `who`.
-
-    `made` by a clock that also runs while this machine is suspended; `unsure` while its last
-    request may still be carried out."""
+    """That of one attempt to promote `version`, in the name of `who`; `made` by a clock that also
+    runs while this machine is suspended; `unsure` while its last request may still be carried
+    out."""
 
     client: MlflowClient
     where: Registry
@@ -190,16 +185,14 @@ class Claim:
     unsure: bool = False
 
     def others(self) -> dict[str, str]:
-        """Claim, under a new key, since others go by how long they have seen one; and see who else
-        does."""
+        """Claim, under a new key (others time each), and see who else does."""
         name, self.made = self.where.name, _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(name, self.key, self.who)
         return {k: said for k, said in claims(self.client, name).items() if k != self.key}
 
     def outlive(self, key: str, said: str) -> None:
-        """Take away another's claim, which did not change for `LEASE`. Raises RegistryError where
-        its last request may still be carried out."""
+        """Take away another's claim after `LEASE`; RegistryError while it may take effect."""
         champion = by_alias(self.client, self.where, CHAMPION)
         done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
         if said.startswith(UNSURE) and not done:
@@ -211,10 +204,8 @@ class Claim:
         self.client.delete_registered_model_tag(self.where.name, key)
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
-        """Set the alias `champion`, if that `may` still be done.
-
-        Raises RegistryError where that took so long that others may have gone on, or has no
-        answer."""
+        """Set the alias `champion`, if that `may` still be done; RegistryError where others may
+        have gone on meanwhile, or without an answer."""
         from mlflow.exceptions import RestException
 
         self._hold_alone()
@@ -247,8 +238,7 @@ class Claim:
         self.unsure = False
 
     def _hold_alone(self) -> None:
-        """Wait until those who only looked have stepped back. Raises RegistryError unless this
-        claim is still there then, and the only one."""
+        """Wait until others have stepped back; RegistryError unless this claim is left."""
         give_up = time.monotonic() + STEP_BACK
         while (there := list(claims(self.client, self.where.name))) != [self.key]:
             if self.key not in there or time.monotonic() > give_up:
@@ -287,9 +277,7 @@ def _look(name: str, key: str) -> str:
 
 @contextlib.contextmanager
 def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Claim]:
-    """A claim: no other process replaces the champion meanwhile.
-
-    Waits for others; raises RegistryError as `Claim.outlive` does."""
+    """A claim, once others have gone: no other process replaces the champion meanwhile."""
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
     if not where.spec.tracking_uri:
         who = f"{EMBEDDED}{who}"
@@ -320,10 +308,8 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
 @contextlib.contextmanager
 def _one_answer() -> Iterator[None]:
     """A request is sent once: of two, the second might be carried out long after the first."""
-    wanted = {
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    }
+    wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}"}
+    wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -22,8 +22,7 @@ MAX_NEW_TOKENS = 64
 
 
 def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
-    """Log the model in `folder` into the active MLflow run, with its evidence beside it; `code` as
-    for `open_model`."""
+    """Log the model in `folder` and its evidence into the active run; `code` as `open_model`."""
     import mlflow
 
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch:

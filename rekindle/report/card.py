@@ -14,20 +14,14 @@ from rekindle.report.collect import Findings, collect
 
 
 def render_card(home: Path, run: RunRecord) -> Path:
-    """Writes `home/runs/<run_id>/card.html` and returns its path. The same records give the same
-    bytes."""
-    folder = run_folder(home, run.run_id)
+    """Writes `home/runs/<run_id>/card.html`; the same records give the same bytes."""
+    if Path(run.run_id).name != run.run_id or run.run_id in ("", ".", ".."):
+        raise RequestError(f"{run.run_id!r} is not a run id", fix="name a folder under runs/")
+    folder = home / "runs" / run.run_id
     found = collect(run)
     target = folder / "card.html"
     write_atomically(target, page.render("card.html.j2", **_values(run, found, folder)))
     return target
-
-
-def run_folder(home: Path, run_id: str) -> Path:
-    """`home/runs/<run_id>`; a run id that would leave that folder is refused."""
-    if Path(run_id).name != run_id or run_id in ("", ".", ".."):
-        raise RequestError(f"{run_id!r} is not a run id", fix="name a folder under runs/")
-    return home / "runs" / run_id
 
 
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:

@@ -1,10 +1,8 @@
-"""Finds the records that the steps of a run left behind, and sums up what the run came to: what the
-card and lists show, and what `run --json` ends with.
+"""Finds the records that the steps of a run left behind, and sums up what the run came to.
 
 A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
-with the file of that kind in it. A run of a user's own pipeline may have none: every field of
-`Findings` is optional. A record that is missing, unreadable or of another version becomes a
-sentence in `notes`, never an error."""
+with the file of that kind in it. A run of a user's own pipeline may have none. A record that is
+missing, unreadable or of another version becomes a sentence in `notes`, never an error."""
 
 import dataclasses
 from pathlib import Path
@@ -25,10 +23,8 @@ _SHOWN["profile"] = records.Profile
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The records of one run, as far as they exist; `history` by ascending step; `plan` from before
-    it; `notes` says what could not be read.
-
-    `files` holds the file behind each record, by kind."""
+    """The records of one run, as far as they exist, and the file behind each kind; `history` by
+    ascending step; `plan` from before it; `notes` says what could not be read."""
 
     fingerprint: records.Fingerprint | None = None
     shards: records.ShardManifest | None = None
@@ -43,10 +39,7 @@ class Findings:
 
 
 def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
-    """Everything the steps of `run` recorded; where two steps wrote the same kind, the later step's
-    record.
-
-    `history=False` leaves out the training history, the one file that can be long."""
+    """Everything the steps of `run` recorded, without the long `history` if so asked."""
     files = {}
     for step in run.steps:  # what the artifacts announce
         for artifact in step.artifacts.values():
@@ -79,8 +72,7 @@ def local_path(uri: str) -> Path:
 
 
 def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow, ...]:
-    """The rows in the folder of the file `training`, one a step: after a resume the later row of a
-    step counts."""
+    """The rows in the folder of the file `training`; of a repeated step the later one."""
     path = training.with_name(HISTORY)
     if not path.is_file():
         return ()

@@ -3,8 +3,7 @@ is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
 the same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only. `lines` is all that as text,
-comparison_page.py as a page."""
+models with different tokenizers are compared in bits per byte only."""
 
 from __future__ import annotations
 
@@ -80,11 +79,8 @@ def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
     """What is not the same everywhere, in the order of first sight; null where a side lacks it."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows = {name: tuple(side.get(name) for side in sides) for name in names}
-    return tuple(
-        ComparedFact(name=name, values=values)
-        for name, values in rows.items()
-        if any(value != values[0] for value in values)
-    )
+    unlike = (row for row in rows.items() if any(value != row[1][0] for value in row[1]))
+    return tuple(ComparedFact(name=name, values=values) for name, values in unlike)
 
 
 def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ...]:

@@ -59,8 +59,7 @@ class ClassRow:
 
 @dataclasses.dataclass(frozen=True)
 class ClassTable:
-    """All of them, the worst F1 first; `of` is what they are, `more` are those beyond the first
-    ones."""
+    """All of them, the worst F1 first; `of` is what they are, `more` those beyond the first."""
 
     of: str
     shown: tuple[ClassRow, ...]
@@ -151,10 +150,8 @@ def slices(run: records.RunRecord, found: Findings) -> tuple[SliceTable, ...]:
 def _classes(evidence: records.Evidence) -> ClassTable | None:
     if not evidence.classes:
         return None
-    rows = [
-        ClassRow(part, _compare(part.label, "f1", part.f1, part.champion_f1))
-        for part in sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
-    ]
+    worst = sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
+    rows = [ClassRow(part, _compare(part.label, "f1", part.f1, part.champion_f1)) for part in worst]
     of = "entity" if "entity_f1" in evidence.metrics else "class"
     return ClassTable(of, tuple(rows[:_SLICES_SHOWN]), tuple(rows[_SLICES_SHOWN:]))
 
@@ -192,8 +189,7 @@ def _slice_table(
 
 
 def _badness(row: Compared, metric: str) -> float:
-    """Ascending from the worst: by the change against the champion where there is one, else by the
-    value."""
+    """Ascending from the worst, by the change against the champion, or else by the value."""
     sign = -1 if texts.lower_is_better(metric) else 1
     value = row.change if row.change is not None else row.candidate
     return sign * value if value is not None and math.isfinite(value) else -math.inf

@@ -116,8 +116,7 @@ def ledger(home: Path) -> Ledger:
 
 
 def record_in(folder: Path, run_id: str) -> RunRecord:
-    """The record of a run in the folder of all runs. Raises ValueError for one that calls itself
-    another run: what is written about it would land there, or outside of the home."""
+    """The record of a run in the folder of all runs; ValueError where it calls itself another."""
     record = RunRecord.read(folder / run_id / "run.json")
     if record.run_id != run_id:
         raise ValueError(f"the record of {run_id} calls itself {record.run_id!r}")

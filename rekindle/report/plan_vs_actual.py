@@ -93,8 +93,7 @@ class _Figure:
 
 
 def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
-    """The steps that tell how fast a training is, and how many with a time, the first ones, were
-    left out."""
+    """The steps that tell how fast a training is, and how many of the first were left out."""
     timed = [row for row in history if row.step_seconds and math.isfinite(row.step_seconds)]
     left_out = min(WARM_UP, max(0, len(timed) - FEWEST))
     return tuple(timed[left_out:]), left_out
@@ -250,10 +249,8 @@ def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
     # examples that are shorter than they may be make steps shorter than planned
     each = [row.tokens for row in rows if row.tokens]
     if each and abs((mean := statistics.mean(each)) / plan.tokens_per_step - 1) > 0.1:
-        yield (
-            f"A step had about {formats.count(mean)} tokens, and was planned with"
-            f" {formats.count(plan.tokens_per_step)}: as many as its examples may have."
-        )
+        had, most = formats.count(mean), f"{formats.count(plan.tokens_per_step)}: as many as its"
+        yield f"A step had about {had} tokens, and was planned with {most} examples may have."
     yield from _of_time(plan, run, trained)
 
 
@@ -263,15 +260,11 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
         yield "This run took its model from the cache, so that it has no hours of its own."
         return
     if trained is not None and plan.steps not in (None, trained.steps):
-        yield (
-            f"Planned were {formats.count(plan.steps or 0)} steps, trained"
-            f" {formats.count(trained.steps)}: hours and dollars differ by that, too."
-        )
+        steps = f"{formats.count(plan.steps or 0)} steps, trained {formats.count(trained.steps)}"
+        yield f"Planned were {steps}: hours and dollars differ by that, too."
     if step is not None and plan.hours is not None:
-        yield (
-            "Training is the wall time of its step, with starts, waits and interruptions"
-            + ("." if _on_spot(plan, run) else "; the plan has none.")
-        )
+        end = "." if _on_spot(plan, run) else "; the plan has none."
+        yield f"Training is the wall time of its step, with starts, waits and interruptions{end}"
     price, kind = _price(plan, run), "spot" if _on_spot(plan, run) else "on demand"
     if step is not None and price is not None and plan.on_demand_usd is not None:
         where = f" in {plan.chosen.region}" if plan.chosen.region else ""

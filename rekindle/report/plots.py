@@ -1,14 +1,12 @@
 """Our own small plots: inline SVG that follows the page's colours, on any width, without a script.
 
-Positions are per cent and text has its natural size, so a plot fits a phone without shrinking its
-labels; only lines lie on a stretched layer. Axis labels stand in the margin that the style sheet
-gives the class, and colours are classes: the style sheet owns light, dark and print. Every plot
-has a label in words; details show on hover.
+Positions are per cent and text has its natural size; only lines lie on a stretched layer. Axis
+labels stand in the margin that the style sheet gives the class, and colours are classes: the style
+sheet owns light, dark and print. Every plot has a label in words; details show on hover.
 
 The confusion matrix is a heat map: true classes down, predicted classes across, each row coloured
-by its shares. Unlike the others it has a size of its own: cells stay square, small matrices shrink
-with the page and large ones scroll in their own box. Counts stand in the cells up to `_NUMBERS`
-classes, and always show on hover."""
+by its shares. Unlike the others it has a size of its own: cells stay square, and large ones scroll.
+Counts stand in the cells up to `_NUMBERS` classes, and always show on hover."""
 
 import bisect
 import dataclasses
@@ -76,16 +74,9 @@ def line(
         place = share(100 - y.at(guide[1]))
         named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
         level = [_across(place, "guide"), named]
-    return plot(
-        "line",
-        label,
-        _grid(y),
-        _ruler(x, x_name),
-        *level,
-        stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
-        *dots,
-        _bands([s for s in drawn if not s.quiet], x, x_name),
-    )
+    lines = stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn))
+    bands = _bands([s for s in drawn if not s.quiet], x, x_name)
+    return plot("line", label, _grid(y), _ruler(x, x_name), *level, lines, *dots, bands)
 
 
 def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:

@@ -1,10 +1,8 @@
 """Logs as a person reads them: what steps printed, without the launcher's own lines.
 
-KFP's executor writes its input as JSON and what it is about to do; that is left out. Events of ours
-(launch/events.py) become sentences with a time; of progress a terminal sees one line that moves, a
-pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of several nodes are
-merged by the time of the last event before them, each with the name of its node. Nothing else of a
-line is changed or cut."""
+Events of ours (launch/events.py) become sentences with a time; of progress a terminal sees one line
+that moves, a pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of several
+nodes are merged by the time of the last event before them, each with the name of its node."""
 
 import dataclasses
 import datetime
@@ -33,9 +31,7 @@ Kind = Literal["text", "event", "progress", "pause"]
 @dataclasses.dataclass(frozen=True, order=True)
 class Line:
     """A line of a log: seconds since 1970 of the last event up to it (0 for none), and the node.
-
-    `text` has no time of its own, of `progress` lines may be left out, and a `pause` is none: all
-    that was printed until then was read."""
+    `text` has no time of its own, and a `pause` says that all printed until then was read."""
 
     at: float
     node: int
@@ -44,8 +40,7 @@ class Line:
 
 
 class Reader:
-    """Takes in a node's log piece by piece, and gives the lines that a person reads, each once it
-    is complete."""
+    """Takes in a node's log piece by piece, and gives each readable line once it is complete."""
 
     def __init__(self, node: int = 0) -> None:
         self._node, self._at = node, 0.0
@@ -96,8 +91,7 @@ def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:
 
 
 def merged(logs: Mapping[int, Iterable[str]]) -> Iterator[Line]:
-    """The lines of several nodes' logs in the order of their times; those of one node stay in
-    theirs."""
+    """The lines of several nodes' logs in the order of their times, of each in their own."""
     return heapq.merge(*(lines_of(pieces, node) for node, pieces in logs.items()))
 
 
@@ -130,8 +124,7 @@ def shown(
 
 
 def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
-    """The lines from the time `since` on: a text is as new as the next line of its node that has a
-    time, and the last ones are always shown."""
+    """The lines from the time `since` on, each as new as the next that has a time."""
     held: dict[int, list[Line]] = {}
     for line in lines:
         if line.kind == "text" and line.at < since:

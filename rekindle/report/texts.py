@@ -54,17 +54,14 @@ def number_setting(spec: Mapping[str, Any], *path: str) -> float | None:
 
 
 def plain(text: str) -> str:
-    """Terminal output as text: no colour codes, of a line that was rewritten in place its last
-    state."""
+    """Terminal output as text: no colour codes, rewritten lines in their last state."""
     lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
     last = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
     return "\n".join(_CONTROL.sub("", line) for line in last)
 
 
 def without_credentials(text: str) -> str:
-    """`text` with passwords in URLs and well-known kinds of tokens blotted out.
-
-    A net under the rule that records hold no secrets, not a substitute for it."""
+    """`text` with passwords in URLs and known kinds of tokens blotted out, as a net."""
     return LOOKS_SECRET.sub("•••", text)
 
 

@@ -24,8 +24,7 @@ _LONGEST_VALUE = 600
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One row of the timeline. `outputs` are (name, what it is, value); `log_link` is relative to
-    the card."""
+    """One row of the timeline. `outputs` are (name, what it is, value)."""
 
     record: StepRecord
     name: str
@@ -93,8 +92,7 @@ def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
 
 
 def last_lines(path: Path) -> tuple[str, bool]:
-    """The end of a log as plain text that a person reads, and whether something before it is left
-    out. Reads the last 32 kB at most."""
+    """The readable end of a log's last 32 kB, and whether something before it is left out."""
     try:
         with path.open("rb") as file:
             whole = file.seek(0, os.SEEK_END)

@@ -40,8 +40,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Facts as (name, value), the figures, where they come from if not from this run, how to read
-    them, and what a profile said."""
+    """Facts as (name, value), the figures, their origin, how to read them, and a profile's."""
 
     facts: tuple[tuple[str, str], ...]
     curves: tuple[Curve, ...]
@@ -198,8 +197,7 @@ def window(points: int) -> int:
 
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
-    """The mean of the last `window` finite values at each point; not a number where the value
-    itself is not."""
+    """The mean of the last `window` finite values at each point, NaN where the value is."""
     recent: list[float] = []
     result: list[Point] = []
     total = 0.0

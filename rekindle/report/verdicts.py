@@ -78,8 +78,7 @@ def headline(run: RunRecord, found: Findings) -> Headline | None:
 
 
 def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
-    """The steps to look at when a run did not succeed: failed ones, else those that were under
-    way."""
+    """The steps to look at when a run did not succeed: failed, or else under way."""
     failed = tuple(step for step in run.steps if step.status == "failed")
     begun = (step for step in run.steps if step.started_at)
     return failed or tuple(step for step in begun if step.status in ("running", "cancelled"))

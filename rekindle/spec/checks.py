@@ -286,8 +286,7 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
 
 
 def _secret_in_uri(text: str) -> str:
-    """What of the URIs in a text lets their reader in, if anything does; who it is
-    (`postgresql://me@host/db`) does not, but over HTTP a name alone may be a token."""
+    """What lets a reader of the URIs in a text in; a name does not, but over HTTP."""
     for word in text.split():
         if "://" not in word and not word.startswith("hub:"):
             continue

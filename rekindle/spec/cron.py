@@ -1,10 +1,9 @@
-"""Lines of cron: five fields, of which only what every platform reads alike is taken.
+"""Lines of cron: five fields, of which only what every platform reads alike is taken: `*`, numbers,
+names of months and days, ranges, steps and lists; Sunday is 0.
 
-That is `*`, numbers, names of months and days, ranges, steps and lists; Sunday is 0. A line that
-names days of the month and of the week starts on either, and a step over all days beside other days
-(`*/2`) is refused, since crons disagree on whether then both have to fit. `five_fields` writes out
-`@daily` and its like, `written` has a line in numbers, ranges and lists only. Authority:
-crontab(5)."""
+A line that names days of the month and of the week starts on either, and a step over all days
+beside other days (`*/2`) is refused, since crons disagree on whether then both have to fit.
+Authority: crontab(5)."""
 
 import datetime
 import itertools
@@ -54,8 +53,7 @@ def five_fields(text: str) -> str:
 
 
 def values(cron: str) -> Fields:
-    """The numbers that each of the five fields names, in order; None for `*`. `0 */12 * * mon` is
-    ``((0,), (0, 12), None, None, (1,))``."""
+    """The numbers that each of the five fields names, in order; None for `*`."""
     return tuple(
         None
         if field == "*"
@@ -79,8 +77,7 @@ def listed(numbers: tuple[int, ...] | None) -> str:
 
 
 def written(cron: str) -> str:
-    """The same line without names and steps, which some crons lack. `*/30 9-17 * * mon` is ``0,30
-    9-17 * * 1``."""
+    """The same line without names and steps: `*/30 9-17 * * mon` is ``0,30 9-17 * * 1``."""
     return " ".join(map(listed, values(cron)))
 
 
@@ -114,8 +111,7 @@ def starts(cron: str, timezone: str, after: datetime.datetime, count: int) -> It
 
 
 def unsteady(cron: str, timezone: str, after: datetime.datetime) -> Iterator[str]:
-    """Of the year after `after`, the first time of the line that a change of clocks skips, and the
-    first that it repeats, for people."""
+    """The first times within a year after `after` that a change of clocks skips, and repeats."""
     minutes, hours, *_ = fields = values(cron)
     zone, said = zoneinfo.ZoneInfo(timezone), set[str]()
     for n in range(366):

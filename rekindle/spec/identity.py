@@ -38,8 +38,7 @@ def file_sha256(path: Path) -> str:
 
 
 def large_file_sha256(path: Path) -> str:
-    """The same, read once a process where a large file's size, times and inode stay as they are:
-    what a command reads may be data of many gigabytes, asked for before and after its step."""
+    """The same, read once a process while a file's size, times and inode stay as they are."""
     found = path.stat()
     if found.st_size < _LARGE_BYTES:
         return file_sha256(path)

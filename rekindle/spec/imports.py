@@ -36,10 +36,7 @@ def folders_of(file: Path) -> tuple[Path, ...]:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The folders that this process imports from and nothing is installed in.
-
-    Packages may come from elsewhere than this environment: the user's, those of the Python that an
-    environment was made of, a `.pth` file. They are known by the name of their folder."""
+    """The folders that this process imports from and nothing is installed in, by their names."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
@@ -52,12 +49,9 @@ def closure(
     files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path], *,
     everywhere: bool = False,
 ) -> dict[Path, Path]:  # fmt: skip
-    """The `files` and all modules that they and the `sources` (code by what it is called) import;
-    each with the folder that it is imported from. RequestError for what is not Python.
-
-    A module of several folders is that of the first one, or with `everywhere` that of each, also
-    under the name of one of the standard library: which of them a process finds first depends on
-    its own path."""
+    """The `files` and all modules that they and the `sources` (code by what it is called) import,
+    with the folder each is imported from: the first of several, or `everywhere` each, since a
+    process's own path decides. RequestError for what is not Python."""
     found = {file.absolute(): file.absolute().parent for file in files}
     waiting = list[tuple[Path | None, ast.AST]]()
     waiting += [(file, _read(file)) for file in found if file.suffix == ".py"]
@@ -73,8 +67,7 @@ def closure(
 
 
 def contents(files: Mapping[Path, Path]) -> list[list[str]]:
-    """What stands for the files that `closure` found, wherever they lie: the name under which each
-    is imported, and a hash of its bytes."""
+    """What stands for the files that `closure` found: their names when imported, and hashes."""
     named = {file: file.relative_to(top).as_posix() for file, top in files.items()}
     return sorted([name, large_file_sha256(file)] for file, name in named.items())
 
@@ -113,8 +106,7 @@ def _under(
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Packages have an `__init__.py`, or are a folder on the way to a module; the last part may be
-    a name inside of a module."""
+    """Packages have an `__init__.py`, or are a folder on the way; the last part may be a name."""
     place = folder
     for part in parts:
         place = place / part

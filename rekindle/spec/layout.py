@@ -83,10 +83,8 @@ class Shape:
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
-    """The layout of `world` ranks that the spec asks for; raises RequestError that names the
-    nearest legal ones.
-
-    `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
+    """The layout of `world` ranks that the spec asks for; RequestError names the nearest legal
+    ones. `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
     spec = LayoutSpec() if train.layout == "auto" else train.layout
     others = spec.shard * spec.tp * spec.pp * spec.cp
     dp = spec.dp or max(1, world // others)
@@ -143,8 +141,7 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
 
 
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
-    """Each data rank feeds its pipeline with at least as many micro-batches as it has ranks, in
-    full rounds for the schedules that go around."""
+    """A data rank's micro-batches fill the ranks of its pipeline, for some in full rounds."""
     size, unit = _micro_batch(train, layout), layout.pp
     each = -(-(train.global_batch_size // size) // layout.data)
     if each < unit or (layout.schedule != "1f1b" and each % unit):
@@ -156,8 +153,7 @@ def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
 
 
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:
-    """`auto`: the largest divisor of the global batch up to 32 that gives every data rank work, and
-    every stage of a pipeline a micro-batch in each round."""
+    """`auto`: the largest divisor of the global batch up to 32 that gives every rank work."""
     if train.micro_batch_size != "auto":
         return train.micro_batch_size
     size = train.global_batch_size
@@ -183,8 +179,7 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
 
 
 def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) -> list[Layout]:
-    """Up to three legal layouts of `world` ranks, those that change the fewest degrees, by the
-    smallest factors, first."""
+    """Up to three legal layouts of `world` ranks, those that change the least first."""
 
     def distance(layout: Layout) -> tuple[int, float, tuple[int, ...]]:
         pairs = [(getattr(layout, a), getattr(wanted, a)) for a in AXES]

@@ -32,8 +32,7 @@ Untested = Literal["check", "refuse", "allow"]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One combination. `axes` are those of more than one rank, in the order of `AXES`; `schedule`
-    is empty without pp."""
+    """One combination. `axes` are those of more than one rank, in the order of `AXES`."""
 
     kind: Kind
     axes: Axes = ()
@@ -219,8 +218,7 @@ def _features(cell: Cell) -> tuple[str, ...]:
 
 
 def _missing(cell: Cell) -> list[tuple[str, str]]:
-    """Pairs of features that no proven cell of that kind has both of; a feature alone is a pair
-    with itself."""
+    """Pairs of features (a feature alone is one) that no proven cell of that kind has."""
     features = _features(cell)
     alone = [(feature, feature) for feature in features]
     pairs = [*alone, *itertools.combinations(features, 2)]

@@ -149,8 +149,7 @@ def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str])
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:
-    """An absolute path where `value` means a local file; hub names, URIs and registered names stay
-    as they are."""
+    """An absolute path where `value` means a local file; names and URIs stay as they are."""
     if field == "entrypoint":  # the words of a command: a script first, or `-m`, a module
         script, space, rest = value.strip().partition(" ")
         if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:

@@ -39,8 +39,7 @@ Finding = tuple[str, str, str]
 
 
 def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]:
-    """What is wrong with `train.lr`, as (field of `train`, what, fix). A script of the user
-    reads its settings itself."""
+    """What is wrong with `train.lr`: (field of `train`, what, fix). Not for scripts."""
     if train.entrypoint:
         return
     lora, start = model.lora is not None, _pretrained(task, model)
@@ -63,8 +62,7 @@ def require(task: str, model: ModelSpec, train: TrainSpec) -> None:
 
 
 def _pretrained(task: str, model: ModelSpec) -> str:
-    """Where weights that were trained before come from, in words; "" from scratch. Networks of
-    images have no pretrained ones, and their task refuses the name."""
+    """Where weights that were trained before come from, in words; "" from scratch."""
     if model.init_from == "champion":
         return "`model.init_from: champion` goes on with trained weights"
     if model.init_from != "base":

@@ -59,8 +59,7 @@ _FORMS = {
 
 
 def strict(section: type[S], values: Any) -> S:
-    """Validated as JSON: a list may fill a tuple, but "3" is not turned into a number. Raises
-    pydantic's ValidationError."""
+    """Validated as JSON: a list may fill a tuple, but "3" is no number. Raises ValidationError."""
     return section.model_validate_json(json.dumps(values, default=str), strict=True)
 
 
@@ -99,11 +98,8 @@ class Told:
         places: dict[KeyPath, list[Error]] = {}
         for each in error.errors(include_url=False):
             places.setdefault(key_path(each["loc"]), []).append(each)
-        return [
-            self._problem(path, members)
-            for path, members in places.items()
-            if not any(len(path) < len(other) and other[: len(path)] == path for other in places)
-        ]
+        outer = [p for p in places if not any(p != o and p == o[: len(p)] for o in places)]
+        return [self._problem(path, places[path]) for path in outer]
 
     def _problem(self, path: KeyPath, members: list[Error]) -> Problem:
         error = members[0]

@@ -30,8 +30,7 @@ _CORE_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq")}
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """The values of one YAML text and, for every key path in them, where it stands
-    (`file:line`)."""
+    """The values of one YAML text, and the place of every key path in them (`file:line`)."""
 
     values: dict[str, Any]
     lines: dict[KeyPath, str]

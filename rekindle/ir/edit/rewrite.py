@@ -20,11 +20,9 @@ Binding = Mapping[str, Any]
 def rewritten(
     ir_text: str, arguments: Mapping[str, Any], image: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The pipeline, and the documents of platform settings behind it.
-
-    `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
-    whose repository begins with `rekindle/`. RequestError, with its place, for a part that nothing
-    refers to, and that was therefore not read, if it is not valid: the platform would reject it."""
+    """The pipeline, and the documents of platform settings behind it, with `arguments` for defaults
+    and `image` for images of `rekindle/`. RequestError for a part that is not valid, although
+    nothing refers to it: the platform would reject it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
     _check_all(spec)
@@ -39,11 +37,9 @@ def rewritten(
 
 
 def _check_all(spec: Mapping[str, Any]) -> None:
-    """RequestError, with its place, unless every component, task and executor has its shape; a part
-    of one that is null counts as absent.
-
-    `read` follows references from the root, so that what no task names stays unread; what rewrites
-    a pipeline walks all of it, and KFP parses all of it."""
+    """RequestError unless every component, task and executor has its shape: reading follows
+    references from the root, but what rewrites a pipeline walks all of it, and KFP parses all of
+    it."""
     top = Fields(spec, "", Refusals())
     for _, component in _each(top, "components"):
         component.take("executorLabel", str, "")
@@ -99,11 +95,8 @@ def with_launchers(
     lowered: Callable[[Step], dict[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
-    distribution.
-
-    `lowered` gives the container of the launcher (KFP's: image, command, args, env). Results of its
-    tasks are never taken from the cache, and nothing is left of what `distribute()` wrote. Steps
-    that share an executor share a launcher, so `lowered` is asked once for each executor."""
+    distribution. `lowered` gives its container, once for each executor. Results of its tasks are
+    never taken from the cache, and nothing is left of what `distribute()` wrote."""
     made = copy.deepcopy(dict(spec))
     steps = distributed(made, graph)
     for label, step in steps.items():
@@ -137,8 +130,7 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
 
 
 def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
-    """The pipeline with one more output artifact for the executors in `labels`, so that they have a
-    place of their own under the pipeline root."""
+    """The pipeline with one more output artifact for the executors in `labels`."""
     made = copy.deepcopy(dict(spec))
     kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
     for component in made["components"].values():
@@ -206,12 +198,8 @@ def with_inputs(
     spec: Mapping[str, Any], wanted: Mapping[str, Mapping[str, Binding]]
 ) -> dict[str, Any]:
     """The pipeline with these inputs, by the label of the executor and their name; they are
-    optional, and of the type of what they are bound to.
-
-    Platform settings may name a parameter of the Dag around a task, or an output of a sibling
-    (`secretNameParameter`). KFP's driver reads these for the pod of the task itself; a launcher
-    that starts other pods for it needs the value, and gets it as an input of its own.
-    UnsupportedError, with its place in the IR, if that is not there."""
+    optional, and of the type of what they are bound to: a launcher needs values that KFP's driver
+    reads for the pod of the task itself. UnsupportedError for a binding to nothing."""
     made = copy.deepcopy(dict(spec))
     for where, dag, task in _tasks(made):
         component = made["components"][task["componentRef"]["name"]]

@@ -5,12 +5,10 @@ KFP copies every input artifact of a task into its pod before the container star
 (downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and has no way
 to pass its URI. So a component that is not to get the files gets a STRING parameter
 `rekindle-place-NAME` in place of each input artifact. The component that makes the artifact gets
-one more output parameter of that name, written after its own command, inside the same container, by
-a few lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as it is. The
-parameter takes the artifact's route through nested pipelines and branches. What has no single place
-(OneOf, what a loop collects, lists) is refused.
-
-KFP's lineage no longer shows what such a step read; its parameters do."""
+one more output parameter of that name, written after its own command by a few lines of `sh` (which
+the image needs, and `sed`); an importer's URI is passed on as it is. The parameter takes the
+artifact's route through nested pipelines and branches. What has no single place (OneOf, what a loop
+collects, lists) is refused."""
 
 import copy
 import json
@@ -37,9 +35,8 @@ mkdir -p "$(dirname "$file")"
 
 
 def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
-    """The pipeline with strings in place of the input artifacts of the executors in `labels`.
-
-    UnsupportedError, with its place in the IR, for an artifact that has no single place."""
+    """The pipeline with strings in place of the input artifacts of the executors in `labels`;
+    UnsupportedError for an artifact that has no single place."""
     routes = _Routes(copy.deepcopy(dict(spec)), labels)
     for name, component in routes.components.items():
         if component.get("executorLabel") in labels:
@@ -48,10 +45,7 @@ def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, An
 
 
 def read_place(text: str) -> tuple[str, dict[str, Any]]:
-    """URI and metadata of an artifact from the parameter that says where it is: a URI, or the JSON
-    that its producer wrote.
-
-    A component may have put the artifact elsewhere, and says so in its report."""
+    """URI and metadata of an artifact from its place: a URI, or JSON that its producer wrote."""
     if not text.startswith("{"):
         return text, {}
     said = json.loads(text)
@@ -101,8 +95,7 @@ class _Routes:
         return found
 
     def input_of(self, component: str, artifact: str) -> Binding:
-        """The place of an input artifact as an input of the same component, bound by every
-        caller."""
+        """The place of an input artifact as an input of the component, bound by every caller."""
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:
@@ -136,9 +129,8 @@ class _Routes:
         if "parameterIterator" in task or "artifactIterator" in task:
             _refuse("a step on several nodes reads what a loop collects", where)
         component = task["componentRef"]["name"]
-        here = {
-            "taskOutputParameter": {"producerTask": name, "outputParameterKey": PREFIX + artifact}
-        }
+        output = {"producerTask": name, "outputParameterKey": PREFIX + artifact}
+        here: Binding = {"taskOutputParameter": output}
         if "dag" in self.components[component]:
             return self.inside(component, task, artifact, where) or here
         label = self.components[component]["executorLabel"]
@@ -163,12 +155,10 @@ class _Routes:
             return inner
         source = inner["taskOutputParameter"]
         self.define_output(component, artifact)
-        dag["outputs"].setdefault("parameters", {})[PREFIX + artifact] = {
-            "valueFromParameter": {
-                "producerSubtask": source["producerTask"],
-                "outputParameterKey": source["outputParameterKey"],
-            }
-        }
+        place = {"producerSubtask": source["producerTask"]}
+        place["outputParameterKey"] = source["outputParameterKey"]
+        parameters = dag["outputs"].setdefault("parameters", {})
+        parameters[PREFIX + artifact] = {"valueFromParameter": place}
         return None
 
     def from_outside(self, component: str, task: dict[str, Any], parameter: str) -> Binding:

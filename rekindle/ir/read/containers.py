@@ -69,8 +69,7 @@ _RUNTIME = re.compile(r"kfp==2[.\d]*")
 
 
 def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
-    """The executor's container, or the fields of an `Importer`; None, with the refusal noted, if it
-    is an executor of another kind."""
+    """The executor's container, or fields of an `Importer`; None, with a refusal, for others."""
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
         executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")

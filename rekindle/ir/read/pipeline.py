@@ -1,9 +1,7 @@
 """IR text -> Graph. The IR is walked by its known keys only; anything else is refused by name, all
 refusals at once.
 
-Understood is all that KFP 2 writes: containers, importers, nested pipelines, If/Elif/Else, OneOf,
-loops and what they collect, exit handlers, `ignore_upstream_failure`, retries, caching, and
-kfp-kubernetes' second document. Which platform can do which of it is not decided here. Refused:
+Understood is all that KFP 2 writes; which platform can do which of it is not decided here. Refused:
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
 and the output of the KFP compiler."""
 
@@ -32,11 +30,8 @@ _MAX_TASKS = 10_000
 
 
 def read(text: str) -> ir.Graph:
-    """The pipeline in `text`: YAML or JSON, one document or two (the second holds platform
-    settings).
-
-    UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
-    is not a KFP pipeline."""
+    """The pipeline in `text`, YAML or JSON, with its document of platform settings if it has one.
+    UnsupportedError lists all refusals by IR path; RequestError if this is not a KFP pipeline."""
     try:
         found = documents(text)
     except yaml.YAMLError as error:
@@ -56,8 +51,7 @@ def read(text: str) -> ir.Graph:
 
 
 class _Reader:
-    """One reading: the components and executors by name, and the chain of components being
-    expanded."""
+    """One reading: components and executors by name, and the components being expanded."""
 
     def __init__(self, spec: Any, wishes: Mapping[str, Wishes], refusals: Refusals) -> None:
         self.top = Fields(spec, "", refusals)
@@ -192,10 +186,8 @@ class _Reader:
         if isinstance(content, dict):
             node = ir.Importer(**content, **shared)
         else:
-            own = (
-                *_setting(component, "taskConfigPassthroughs"),
-                *_setting(self.executors[label].fields("container"), "lifecycle"),
-            )
+            within = _setting(self.executors[label].fields("container"), "lifecycle")
+            own = (*_setting(component, "taskConfigPassthroughs"), *within)
             wished = wishes | {"settings": (*wishes.get("settings", ()), *own)}
             cached = enabled and cache
             node = ir.Step(

@@ -1,14 +1,12 @@
-"""Raw IR: the documents in the text of a compiled pipeline, which is YAML or JSON, walked by their
-known keys only: what is not asked for is refused, so that nothing is ever dropped in silence.
+"""Raw IR: the documents in the text of a compiled pipeline, walked by their known keys only: what
+is not asked for is refused, so that nothing is ever dropped in silence.
 
 JSON is read as JSON, although nearly all of it is YAML, too: to YAML 1.1 `1e-07` is text, the two
-halves of an emoji are an error, and so is a tab. A text that would fill the memory, by aliases that
-multiply or by nesting, or take hours, by numbers of many digits (YAML 1.1 has them to the base 60,
-too), is refused before its values are made.
+halves of an emoji are an error, and so is a tab. A text that would fill the memory (aliases that
+multiply, nesting) or take hours (numbers of many digits) is refused before its values are made.
 
-`Fields` wraps one mapping of the IR with its place in it. Refusals are collected in a `Refusals`,
-which raises all of them together when the reading is over; a document that is not a pipeline at all
-raises RequestError at once."""
+`Fields` wraps one mapping of the IR with its place in it. `Refusals` are raised all together when
+the reading is over; a document that is not a pipeline at all raises RequestError at once."""
 
 import json
 import math
@@ -127,8 +125,7 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
 
 
 def documents(text: str) -> list[Any]:
-    """The documents that are not empty; yaml.YAMLError if there are none to be read, or more than
-    the limits of this module allow."""
+    """The documents that are not empty; yaml.YAMLError if there are none, or beyond limits."""
     if len(text) > MAX_BYTES:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_BYTES:,} are read")
     if text.lstrip().startswith("{"):

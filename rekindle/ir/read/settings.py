@@ -1,13 +1,12 @@
 """What comes around a compiled pipeline: a second document, and the job that it may be in.
 
-The second document says what each executor, and the pipeline as a whole, asks of a platform.
-`kubernetes` is what kfp-kubernetes writes (kubernetes_executor_config.proto): timeouts and secrets
-in the environment are typed, everything else stays a `Setting` under the name that it has there,
-for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes.
+The second document says what each executor, and the pipeline as a whole, asks of a platform. Of
+what kfp-kubernetes writes (`kubernetes`, kubernetes_executor_config.proto) timeouts and secrets in
+the environment are typed, everything else stays a `Setting` under its name there, for each platform
+to take or to refuse. `rekindle` is what `distribute()` writes.
 
 Of a PipelineJob of Vertex AI the arguments become the defaults of the pipeline, its output folder
-the place for artifacts. Who runs it, and where, is for the config to say. Authority: the proto of
-aiplatform_v1.PipelineJob."""
+the place for artifacts. Authority: the proto of aiplatform_v1.PipelineJob."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,11 +1,8 @@
-"""A workspace of Azure ML: jobs are submitted, looked at and cancelled; azure-ai-ml is imported
-when that is done.
+"""A workspace of Azure ML: jobs are submitted, looked at and cancelled.
 
 A job's name follows from its definition and the submission's token. Whether it is there is asked
-before it is made, and again where making it failed in a way that leaves that open: the same
-submission is one job. The SDK repeats calls after 429, 5xx and broken connections, a few times.
-
-Authority: azure-ai-ml 1.35, as tests/servers/azure/rest.py has seen it ask. No workspace has."""
+before it is made, and again after an error that leaves that open. Authority: azure-ai-ml 1.35, as
+tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ _VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before; PlatformError if the workspace refuses
-    it or does not answer, SpecError if `place` does not say which workspace."""
+    """The job, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as client:
         if found := find(client.jobs, name):
@@ -88,8 +84,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
 
 @contextlib.contextmanager
 def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
-    """Who asks, without the SDK, which takes more than a second to be imported; what Azure's
-    libraries raise becomes a PlatformError."""
+    """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
     if problems := place.missing():
         raise SpecError(problems)
     try:
@@ -213,17 +208,12 @@ def images(definition: Definition) -> frozenset[str]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes.
-
-    A component that is deterministic is taken from an earlier job if component, values and the
-    places of its inputs are the same."""
+    """The steps as the cache sees them: a deterministic component is reused where itself, its
+    values and the places of its inputs are the same."""
     job = _job_of(Definition(files))
     found = {name: _unit(name, command, job, files) for name, command in job["jobs"].items()}
-    ordered: dict[str, CacheKey] = {}
-    while len(ordered) < len(found):  # the file's order is that of the names
-        left = [unit for name, unit in found.items() if name not in ordered]
-        ordered |= {unit.name: unit for unit in left if set(unit.places) <= ordered.keys()}
-    return tuple(ordered.values())
+    order = graphlib.TopologicalSorter({name: unit.places for name, unit in found.items()})
+    return tuple(found[name] for name in order.static_order())
 
 
 def _unit(

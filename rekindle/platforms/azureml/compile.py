@@ -2,13 +2,12 @@
 its steps run.
 
 Pure and byte-stable. The Graph is flattened, because a pipeline job knows neither nested pipelines
-nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass no values to each
-other there, only files: what a step returned is a file in its output `rekindle_result`. Conditions
-become guards: the step runs, looks at the condition, and leaves word that it was skipped. To wait
-for a step is to mount its result.
+nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass only files to each
+other there: what a step returned is a file in its output `rekindle_result`. Conditions become
+guards, which the step itself looks at. To wait for a step is to mount its result.
 
-Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here; its own
-check lets references to nothing pass, so they are looked at here. No workspace has run it yet."""
+Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here. No
+workspace has run it yet."""
 
 import copy
 import hashlib
@@ -49,10 +48,7 @@ def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: AzureMLSpec
 ) -> Definition:
     """`<pipeline>.azureml.yaml`, which `az ml job create --file` and the SDK take, and beside it
-    `bundles/<hash>/...`, the code of its steps.
-
-    SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
+    `bundles/<hash>/...`, the code of its steps. RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
     wrong = lacks(graph, "azureml", _of_place(graph, place), known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)
@@ -64,7 +60,6 @@ def compile(
 
 
 def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
     if ours and not place.image:
         fix = "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG"
@@ -105,7 +100,6 @@ class _Compiler:
         self.open = {name for name, value in values.items() if value != ""}  # no input is empty
 
     def job(self) -> dict[str, Any]:
-        """The document."""
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         shown = [name for name in self.values if name in read & self.open]
@@ -156,8 +150,7 @@ class _Compiler:
         return {n: (self.names[n], self.types[n]) for n in names if n in self.open}
 
     def _mounted(self, flat: Flat) -> dict[str, tuple[str, Output]]:
-        """Channels by the name of the input, each with what lies there; results of steps that are
-        only waited for come last."""
+        """Channels by input, with what lies there; those only waited for come last."""
         channels = bundle.channels_of(flat, flat.guards)
         read = {output.path for output in channels.values()}
         waits = [p for p in flat.after if p not in read and isinstance(self.flats[p].step, Step)]
@@ -223,10 +216,8 @@ def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
 def _shell(
     given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
 ) -> str:
-    """The command: values go through files, so that the shell reads nothing in them.
-
-    The exception is a line that ends their here-document: only the user who starts the job can
-    write one."""
+    """The command: values go through files, so that the shell reads nothing in them but the line
+    that ends their here-document, which only the user who starts the job can write."""
     lines, words = [], ["exec python3 entry.py"]
     if given:
         lines.append("values=$(mktemp -d)")
@@ -240,8 +231,7 @@ def _shell(
 
 
 def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
-    """References to inputs or outputs that do not exist, and steps that wait for each other:
-    Azure's own check lets them pass."""
+    """References to nothing and steps that wait for each other, which Azure's check lets pass."""
     waits: dict[str, set[str]] = {}
     for name, command in job["jobs"].items():
         waits[name] = set()

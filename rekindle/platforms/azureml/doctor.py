@@ -2,10 +2,9 @@
 has what a config names; each check reads and none changes anything (a registry hands out its token
 by POST, which changes nothing).
 
-What Azure says plainly is a problem; a refusal to answer, and no answer, are none. Authority: the
-REST references of Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Data Lake
-Storage Gen2 2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked
-yet."""
+A refusal to answer, and no answer, are no problem. Authority: the REST references of
+Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Data Lake Storage Gen2
+2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked yet."""
 
 import logging
 import threading

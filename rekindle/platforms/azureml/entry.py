@@ -30,7 +30,10 @@ def main(words: list[str]) -> int:
     task = mounted.load_task(HERE)
     step = os.environ.get("AZUREML_RUN_ID", "")
     facts = mounted.facts(os.environ.get("AZUREML_ROOT_RUN_ID", step), step)
-    place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts)
+    files = asked.values.iterdir() if asked.values else ()
+    # the shell ended the text of each parameter with a line break
+    values = {path.name: path.read_text(encoding="utf-8")[:-1] for path in files}
+    place = Place(_paths(asked.input), _paths(asked.output), values, facts)
     try:
         if task.get("secrets"):
             from rekindle.platforms.azureml import secrets
@@ -48,13 +51,6 @@ def main(words: list[str]) -> int:
 
 def _paths(words: list[str]) -> dict[str, Path]:
     return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
-
-
-def _values(folder: Path | None) -> dict[str, str]:
-    """The text of each parameter; the shell ended it with a line break."""
-    if folder is None:
-        return {}
-    return {path.name: path.read_text(encoding="utf-8")[:-1] for path in folder.iterdir()}
 
 
 def _meet(task: Task) -> int:

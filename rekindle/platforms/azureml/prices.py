@@ -1,9 +1,8 @@
 """What Azure's machines cost, by its Retail Prices API, which asks for no account.
 
-Linux, pay as you go, in US dollars. Spot is what has `Spot` in the name of its SKU; Low Priority,
-Windows and Cloud Services have prices of their own and are left out. Authority: the API's reference
-(api-version 2023-01-01-preview; values of filters are case-sensitive). It has not been asked from
-here yet."""
+Linux, pay as you go, in US dollars. Spot is what has `Spot` in the name of its SKU. Authority: the
+API's reference (api-version 2023-01-01-preview; values of filters are case-sensitive). It has not
+been asked from here yet."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence

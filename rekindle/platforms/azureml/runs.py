@@ -74,8 +74,7 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
 
 
 def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
-    """The lines since; those of several machines begin with their rank. One that is not ended yet
-    is shown when it is."""
+    """The lines since; of several machines with their rank, an unfinished one when it ends."""
     if not step.log:
         return Log("", cursor)
     seen: dict[str, int] = json.loads(cursor or "{}")
@@ -106,8 +105,7 @@ def cancel(place: AzureMLSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: AzureMLSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """A new job of the same definition, made once for one mark; PlatformError if the one before did
-    not fail or was not stopped."""
+    """A new job of the same definition, made once for one mark."""
     with connected(place) as client:
         status = _status_of(client, id)
     check_resumable(_RUNS.get(status), f"the job is {status}", where(place))
@@ -190,7 +188,6 @@ def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _why(record: Record) -> str:
-    """What a run says went wrong."""
     error = (record.get("error") or {}).get("error") or {}
     return str(error.get("message") or "").strip()
 

@@ -1,13 +1,11 @@
-"""Schedules of a workspace of Azure ML: how one is written there, and how it is set, listed, paused
-and taken away.
+"""Schedules of a workspace of Azure ML.
 
 Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
 refused. It submits a job when one is due, whatever runs; of starts that it missed it says nothing.
-A schedule holds its job whole: changed, it starts the new one; the code and environments that jobs
-have used stay registered in the workspace, where nothing starts by itself.
+A schedule holds its job whole: changed, it starts the new one.
 
-Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
-how-to-schedule-pipeline-job."""
+Authority: azure-ai-ml 1.35 (schemas),
+learn.microsoft.com/azure/machine-learning/how-to-schedule-pipeline-job."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,8 +23,7 @@ _LONGEST_SECONDS = 600  # that a schedule may take until it is there
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
-    """The schedule as Azure has it: its expression, and its name of the time zone. UnsupportedError
-    with everything that Azure would not heed."""
+    """The schedule with Azure's name of the zone; UnsupportedError with all that it ignores."""
     zone, problems = azure_zone(schedule.timezone), list(_problems(schedule))
     if zone is None:
         problems.append(Problem(
@@ -35,14 +32,12 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
         ))  # fmt: skip
     if problems or zone is None:
         raise UnsupportedError(problems)
-    return Lowered(
-        cron.written(schedule.cron), zone, "begins beside the run", "left out after a pause"
-    )
+    line = cron.written(schedule.cron)
+    return Lowered(line, zone, "begins beside the run", "left out after a pause")
 
 
 def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
-    would not heed."""
+    """The schedule of the config `name`, made or changed to this."""
     there = lowered(schedule, place)
     with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job

@@ -1,11 +1,10 @@
 """Secrets of Key Vault, read in the container when a step begins: a token of the identity that the
 step has, then one GET a secret.
 
-The identity is the compute's, or the submitting user's where Azure ML hands it on. Calls are
-repeated after 429, 5xx and broken connections, a few times. A value is never part of an error or a
-log, and no token follows a redirection. The image needs azure-identity (azure-ai-ml for the
-submitting user's identity); the rest is standard library, for the bundle brings this module.
-Authority: azure-identity 1.x (AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
+A value is never part of an error or a log, and no token follows a redirection. The image needs
+azure-identity (azure-ai-ml for the submitting user's identity); the rest is standard library, for
+the bundle brings this module. Authority: azure-identity 1.x (AzureMLCredential),
+learn.microsoft.com/rest/api/keyvault/secrets."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -30,8 +29,7 @@ class SecretError(Exception):
 
 
 def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of the secrets whose addresses are in the environment, as REKINDLE_SECRET_NAME;
-    SecretError with the first that cannot be read."""
+    """The values of secrets by name; SecretError with the first that cannot be read."""
     references = {name: environment.get(PREFIX + name, "") for name in names}
     if lost := [name for name, url in references.items() if not url]:
         raise SecretError(f"the address of {lost[0]} did not reach the step as {PREFIX}{lost[0]}")

@@ -1,11 +1,9 @@
 """Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated, through
-KFP's own client; it is imported when that is done.
+KFP's own client.
 
 The service gives ids. A run is called by its definition and the submission's token, and looked for
 by that name before it is created and after a call that failed; of two that were created at once the
-older one stays.
-
-Authority: kfp 2.17's client. Untested against a real cluster."""
+older one stays. Authority: kfp 2.17's client. Untested against a real cluster."""
 
 import contextlib
 import dataclasses
@@ -75,8 +73,7 @@ class Server:
 
 
 def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
-    """The run, made now or by the same submission before; PlatformError if the server refuses it or
-    does not answer, SpecError if `place` does not say which."""
+    """The run, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as server:
         experiment = experiment_of(server, definition)
@@ -203,7 +200,6 @@ def equals(key: str, value: str) -> str:
 
 
 def _may_succeed(error: Exception) -> bool:
-    """Whether the same call may yet succeed, or did."""
     from kfp_server_api import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -213,7 +209,6 @@ def _may_succeed(error: Exception) -> bool:
 
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
-    """What the server says, and what to do about it."""
     kind, code = PlatformError, int(getattr(error, "status", 0) or 0)
     if code == 401:
         fix = f"name a token that is good: {_SECTION}.token: env:KFP_TOKEN"

@@ -2,10 +2,9 @@
 it, and a launcher in place of each step on several nodes.
 
 Pure: the same IR and arguments give the same bytes. KFP is its own platform, so the IR is not
-rebuilt from the Graph; what the Graph is for here is that everything in it was understood before it
-is sent. A launcher is a small step without GPUs. Its first argument says what is to run, its second
-is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/edit/uris.py), so
-that their files go to the nodes and not to the launcher."""
+rebuilt from the Graph; the Graph shows that everything in it was understood. A launcher's first
+argument says what is to run, its second is KFP's ExecutorInput; the artifacts that the step reads
+are strings there (ir/edit/uris.py), so that their files go to the nodes and not to the launcher."""
 
 import dataclasses
 import json
@@ -44,10 +43,7 @@ LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
 ) -> Definition:
-    """One YAML file, named after the pipeline, that `kfp.Client` and the KFP UI take.
-
-    RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
-    lacks, UnsupportedError if something in it does not run there."""
+    """One YAML file that `kfp.Client` and the KFP UI take; RequestError with all that is wrong."""
     wrong = lacks(graph, "kubeflow", _of_place(graph, place), arguments=arguments)
     if problems := [*wrong, *_of_steps(graph, place)]:
         raise refusal(problems)
@@ -100,7 +96,6 @@ def _task(step: Step) -> dict[str, Any]:
 
 
 def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
         what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"
@@ -109,8 +104,7 @@ def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """Steps that no TrainJob or pod can run as they are, and variables that a step takes from one
-    secret and the config from another."""
+    """Steps that no TrainJob or pod can run, and variables with two secrets."""
     for step in graph.steps():
         if step.distribution is not None:
             yield from trainjob.problems(step, place)

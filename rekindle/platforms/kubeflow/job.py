@@ -72,8 +72,7 @@ def rank_of(pod: Mapping[str, Any]) -> int:
 
 
 def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str) -> StepError:
-    """Why the job failed, in the last words of the pod that failed first; `heard` is what node rank
-    0 said, for when no pod is left."""
+    """Why the job failed: the last words of the pod that failed first, or else `heard`."""
     name = job["metadata"]["name"]
     told = _condition(job, "Failed") or {}
     what = f"TrainJob {name} failed: {told.get('message') or told.get('reason') or 'no reason'}"

@@ -3,12 +3,11 @@ brings back what it gave.
 
     python3 -m rekindle.platforms.kubeflow.launcher DEFINITION EXECUTOR_INPUT
 
-What launchers of all platforms do is in rekindle/platforms/launcher.py. Here the name of a job
-follows from the run, the step and the number of the attempt. After a failed one comes the next, as
-often and after as long a pause as the step's retry policy says, and once for a person who retries
-the run. Argo restarts a launcher that failed for whatever reason, so one that finds the last
-attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo, KFP
-and Trainer have not run this yet."""
+The name of a job follows from the run, the step and the number of the attempt. After a failed one
+comes the next, as often and after as long a pause as the step's retry policy says, and once for a
+person who retries the run. Argo restarts a launcher that failed for whatever reason, so one that
+finds the last attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo,
+KFP and Trainer have not run this yet."""
 
 import argparse
 import contextlib
@@ -82,8 +81,7 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 class KubeflowLauncher(Launcher):
-    """A launcher whose jobs are TrainJobs. Their names follow from the run, the step and the number
-    of the attempt, so that no two launchers ever make one twice."""
+    """A launcher of TrainJobs, by names that no two launchers ever make twice."""
 
     def __init__(self, cluster: Cluster, run: Run, options: argparse.Namespace) -> None:
         self.definition: dict[str, Any] = json.loads(options.definition)
@@ -188,8 +186,7 @@ class KubeflowLauncher(Launcher):
         return failure(self.cluster, self.owner.namespace, self.made[name], heard)
 
     def create(self, attempt: int) -> None:
-        """Create the job of an attempt, unless another launcher was faster; StepError if its name
-        is taken by a job for something else."""
+        """Create an attempt's job, unless it is there; StepError if that is another's."""
         name = trainjob.job_name(self.definition["task"]["name"], self.owner.identity, attempt)
         outputs = self.executor_input["outputs"]["artifacts"]
         result = f"{outputs[RESULT_OUTPUT]['artifacts'][0]['uri'].rstrip('/')}/{name}.json"
@@ -224,8 +221,7 @@ class KubeflowLauncher(Launcher):
                 self.cluster.create(path, wanted)
 
     def whole_job(self) -> Mapping[str, Any]:
-        """The TrainJob of the definition, with the settings that had to wait for values; StepError
-        if these do not fit."""
+        """The TrainJob with the settings that waited for values; StepError if these misfit."""
         job: Mapping[str, Any] = self.definition["job"]
         late = [Setting(**one) for one in self.definition.get("late", ())]
         try:

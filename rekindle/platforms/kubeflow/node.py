@@ -3,11 +3,10 @@
     python3 -m rekindle.platforms.kubeflow.node PACKED...
 
 The arguments are a task packed by trainjob.py: what launch/shim.py takes, with the URIs of
-artifacts in its ExecutorInput, `pip`, `leash` (workflow.py) and `result`, the URI where node rank
-0 leaves what the step gave. Trainer's PET_* become the Rendezvous, and go no further: what reads
-them would start ranks that rekindle does not know. Node rank 0 alone has outputs; KFP's executor is
-told so by CLUSTER_SPEC, as on Vertex AI. The result is written last, after the artifacts. Signals
-and exit codes are the shim's, so that 75 says preempted."""
+artifacts in its ExecutorInput, `pip`, `leash` (workflow.py) and `result`, the URI where node rank 0
+leaves what the step gave, last of all. Trainer's PET_* become the Rendezvous, and go no further:
+what reads them would start ranks that rekindle does not know. Node rank 0 alone has outputs; KFP's
+executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
 import json
 import logging

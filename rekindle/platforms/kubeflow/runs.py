@@ -93,8 +93,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -
 
 
 def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
-    """The artifacts of the step that hold records: KFP's store has no metadata, so what one is
-    shows in the file that it holds, or is."""
+    """The step's artifacts that hold records, as their files show: KFP keeps no metadata."""
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
     spec = _spec(run)

@@ -1,15 +1,14 @@
-"""Schedules of Kubeflow Pipelines, which are recurring runs: how one is written there, and how it
-is set, listed, paused and taken away.
+"""Schedules of Kubeflow Pipelines, which are recurring runs.
 
 A recurring run cannot be changed: another takes its place, and the older goes away when that is
 there; of several of one name, left by whatever was cut off, the newest stays. Its cron begins with
 seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
 starts what fell due as soon as it may: after the run before it, after it was down, and after a
-pause. So one that paused is created again, unless missed starts are to be made up for. Runs go on
-when what started them is taken away (API servers up to 2.15 stop them).
+pause. So one that paused is created again, unless missed starts are to be made up for.
 
-Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
-{scheduled_workflow,cron_schedule}.go. No cluster has run it."""
+Authority: kfp 2.17's client; kubeflow/pipelines,
+backend/src/crd/controller/scheduledworkflow/util/{scheduled_workflow,cron_schedule}.go. No cluster
+has run it."""
 
 import functools
 import time
@@ -51,9 +50,8 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
 def set_(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The recurring run of the config `name`: the newest if it is this, else a new one.
-
-    The new one replaces all before it. If another process sets one a moment later, that is it."""
+    """The recurring run of the config `name`, the newest if it is this, else a new one in place of
+    all before it; if another process sets one a moment later, that is it."""
     there = lowered(schedule, place)
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
@@ -89,8 +87,7 @@ def set_(
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
-    """Recurring runs that were set here, those that pause too, by name; an older one of the same
-    name, which a `set` that was cut off has left, is taken away."""
+    """Recurring runs that were set here, by name; older ones of a name are taken away."""
     with client.connected(place) as server:
         names = {one.display_name for one in server.call(_recurring, server)}
         found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]

@@ -8,14 +8,11 @@ A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJ
 takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
 input that is empty at run time leaves its entry out, as KFP does.
 
-Volumes are named after their kind and place in the list (`claim-0`), so that none meets a volume of
-the runtime by chance: there Trainer merges by name, and mounts by their path.
-
 A piece of a pod is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`,
 where `env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
-patch) and the rest is a patch of the pod's template. Nothing that one piece says is dropped for
-what another says: lists that Kubernetes merges by a key are merged by that key here; others have
-every item of both once."""
+patch) and the rest is a patch of the pod's template. Lists that Kubernetes merges by a key are
+merged by that key here; others have every item of both once. Volumes are named after their kind and
+place in the list (`claim-0`), so that none meets a volume of the runtime by chance."""
 
 import functools
 import posixpath
@@ -205,8 +202,7 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
 
 
 def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
-    """Volumes of what an entry `names`: claims, or secrets and config maps, which may be missing,
-    as files."""
+    """Volumes of what an entry `names`: a claim, or files of a secret or config map."""
 
     def source(entry: Mapping[str, Any]) -> Piece | None:
         name = given(entry, *names)
@@ -241,8 +237,7 @@ def _folder(entry: Mapping[str, Any]) -> Piece:
 
 
 def settings_of(step: Step) -> list[Setting]:
-    """All settings of a step's pod, secrets in the environment among them, each a list of its own
-    with its place in the IR."""
+    """All settings of a step's pod, each a list with its place in the IR; secrets, too."""
     return [*map(_of_secret, step.secrets), *map(_of_today, step.settings)]
 
 
@@ -341,9 +336,8 @@ def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, 
 
 
 def _fields(entries: Entries) -> Piece:
-    return {
-        "env": [variable(e["name"], "fieldRef", {"fieldPath": e["fieldPath"]}) for e in entries]
-    }
+    paths = [(entry["name"], {"fieldPath": entry["fieldPath"]}) for entry in entries]
+    return {"env": [variable(name, "fieldRef", path) for name, path in paths]}
 
 
 def _metadata(value: Mapping[str, Any]) -> Piece:

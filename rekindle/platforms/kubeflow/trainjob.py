@@ -2,16 +2,14 @@
 config's section to the manifest.
 
 `template` holds what the pipeline alone decides and is part of its definition; `manifest` adds what
-only the run knows: the name, the owner, and what the nodes are to do. Quantities are strings. Every
-node starts one process, rekindle's, whatever `numProcPerNode` says: Trainer only passes that number
+only the run knows. Every node starts one process, rekindle's: Trainer only passes `numProcPerNode`
 on, as PET_NPROC_PER_NODE, from which node.py takes the ranks of a node. Authority: the API of
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet.
 
 Its pods are what the step's own settings ask for, and the config's section, together. What only the
 run knows (a secret named by a parameter, tolerations from JSON) waits until the launcher has the
-values. Two who ask for different things are an error, at compile time as far as both are written
-down, in the launcher otherwise."""
+values. Two who ask for different things are an error, at compile time as far as both are known."""
 
 import base64
 import copy
@@ -95,7 +93,6 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
 
 
 def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
-    """What the config says of the nodes of this step."""
     wanted, here = step.distribution, "platforms.kubeflow"
     assert wanted is not None
     pairs = sorted(secrets_of(place).items())
@@ -108,10 +105,8 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
         labels = dict(place.accelerator_nodes[wanted.accelerator])
         yield f"{here}.accelerator_nodes", lambda: {"spec": {"nodeSelector": labels}}
     if wanted.spot:
-        taints = [
-            {"key": key, "operator": "Equal", "value": value}
-            for key, value in sorted(place.spot_nodes.items())
-        ]
+        wished = sorted(place.spot_nodes.items())
+        taints = [{"key": key, "operator": "Equal", "value": value} for key, value in wished]
         spot = {"nodeSelector": dict(place.spot_nodes), "tolerations": taints}
         yield f"{here}.spot_nodes", lambda: {"spec": spot}
 
@@ -149,8 +144,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
-    """The TrainJob with this in the pods of its nodes, besides what it says of them already;
-    Clash where the two differ."""
+    """The TrainJob with this in its pods as well; Clash where the two differ."""
     made = copy.deepcopy(dict(job))
     spec = made["spec"]
     whole = joined({"env": spec["trainer"].get("env", []), **_template_of(spec)}, pod)
@@ -196,8 +190,7 @@ def manifest(
 
 
 def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
-    """The Secret that the nodes of a job in the cluster wait for, which goes with the job; None for
-    a single node."""
+    """The Secret that a job's nodes wait for, which goes with it; None for a single node."""
     name = job["metadata"]["name"]
     env = job["spec"]["trainer"].get("env", [])
     named = [one["valueFrom"]["secretKeyRef"]["name"] for one in env if one["name"] == SECRET]

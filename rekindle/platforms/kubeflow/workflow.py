@@ -8,12 +8,11 @@ kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the pod, and th
 Argo names the node of a pod in an annotation: the path of templates from the run down, the turn of
 a loop as `(0:item)`, the number of a retry as `(0)`.
 
-The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, which is
-its parent, dies of the same signal at once, and Argo then takes the container away. So the job
-looks itself whether the Workflow that owns it has ended. After seeing that twice this process
-leaves a mark and has node rank 0 end, whose exit code then ends the job: so that nodes, which run
-the user's code, need no right to delete anything. A Workflow that goes on, and an API server that
-does not answer, change nothing."""
+The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, its
+parent, dies of the same signal, and Argo then takes the container away. So the job looks itself
+whether its Workflow has ended. After seeing that twice this process leaves a mark and has node rank
+0 end, whose exit code then ends the job: nodes, which run the user's code, need no right to delete
+anything. An API server that does not answer changes nothing."""
 
 import dataclasses
 import datetime
@@ -43,9 +42,8 @@ _OVER = ("Succeeded", "Failed", "Error")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where this pod stands: the Workflow that owns it, and `identity`, the step of the run that it
-    is for, which is the same in every pod that is started for that step. `retry` counts these pods
-    from 0."""
+    """Where this pod stands: the Workflow that owns it, `identity`, the step of the run that it is
+    for, the same in every pod for that step, and `retry`, which counts these pods from 0."""
 
     namespace: str
     workflow: Mapping[str, Any]

@@ -90,11 +90,9 @@ def identify(
     step: Step, inputs: Values, source_hash: str, image_id: str, own_code: Mapping[str, str],
     home: str,
 ) -> Identity:  # fmt: skip
-    """The identity of `step` on `inputs`, in a container if there is an `image_id`.
-
-    A `cache_key` of the user's stands in for everything but the outputs. `own_code` are hashes of
-    the user's own files, by the component that uses them, or the value of a parameter that names
-    them. Paths under `home` count relative to it."""
+    """The identity of `step` on `inputs`, in a container if there is an `image_id`. A `cache_key`
+    of the user's stands in for everything but the outputs. `own_code` are hashes of the user's own
+    files, by component or by the value of a parameter. Paths under `home` count relative to it."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
@@ -124,8 +122,7 @@ def identify(
 
 
 def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
-    """The outputs for `identity` if its files are still there, else None; and why, in words ("" =
-    never stored)."""
+    """The outputs for `identity` if their files are there, else None; and why ("": unknown)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
         if raw.pop("sha256") != _hash(raw):

@@ -2,14 +2,10 @@
 
 A step in a container is a task of the shim's like any other, with docker's client as its command,
 so that logs, retries, time limits and signals are the same. It sees its inputs, read-only, and the
-folder of its outputs, both under the paths that they have here, and nothing else of this machine,
-nor can it name anything else as an output; it runs as the user who runs rekindle, with no other
-rights. Variables go by name, so that no value of theirs is on a command line: those that the step
-sets itself, secrets, and its place among nodes. An image is run by its id, which is part of the
-step's cache key.
-
-An init passes SIGTERM on to the command itself; what a shell has started and not `exec`ed is killed
-with the container, as on a cluster."""
+folder of its outputs, both under the paths that they have here, and nothing else of this machine;
+it runs as the user who runs rekindle, with no other rights. Variables go by name, so that no value
+of theirs is on a command line. An image is run by its id, which is part of the step's cache key. An
+init passes SIGTERM on to the command itself; the rest is killed with the container."""
 
 import dataclasses
 import os
@@ -102,8 +98,7 @@ NO_CONTAINERS = Containers()
 def prepare(
     graph: Graph, when: When, env: Mapping[str, str], secrets: tuple[str, ...] = ()
 ) -> Containers:
-    """Find docker, and pull the images that are not here, if the pipeline needs any; RequestError
-    where every step has to run in a container and one cannot."""
+    """Find docker, and pull missing images; RequestError where a step has to have one."""
     every_step = when == "always"
     steps = [step for step in graph.steps() if every_step or not step.container.source]
     if when == "never" or not steps:
@@ -142,8 +137,7 @@ def _image(docker: Docker, name: str) -> tuple[str, str]:
 
 
 def _limits(asked: Resources) -> Iterator[str]:
-    """Shared memory as on a machine without containers, a half of it all, and what the step asks
-    for; docker refuses more CPUs than there are."""
+    """A half of the memory as shared memory, and what the step asks for, with no more CPUs."""
     yield f"--shm-size={os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2}"
     if asked.at_run_time:
         return

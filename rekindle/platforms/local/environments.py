@@ -107,11 +107,9 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
 
 
 def _refusal(step: Step, packages: Packages, why: str) -> RequestError:
-    return RequestError(
-        masked(f"the packages of the step `{step.path}` cannot be installed: {why}"),
-        where=step.where,
-        fix=f"correct packages_to_install, or install here: pip install {shlex.join(packages)}",
-    )
+    what = masked(f"the packages of the step `{step.path}` cannot be installed: {why}")
+    fix = f"correct packages_to_install, or install here: pip install {shlex.join(packages)}"
+    return RequestError(what, where=step.where, fix=fix)
 
 
 def site_folders() -> list[Path]:
@@ -139,12 +137,8 @@ def _installed(requirement: Requirement, extra: str = "") -> bool:
     if not requirement.specifier.contains(distribution.version, prereleases=True):
         return False
     needed = [Requirement(line) for line in distribution.requires or [] if requirement.extras]
-    return all(
-        _installed(child, extra)
-        for extra in requirement.extras
-        for child in needed
-        if child.marker and not child.marker.evaluate({"extra": ""})
-    )
+    optional = [one for one in needed if one.marker and not one.marker.evaluate({"extra": ""})]
+    return all(_installed(child, extra) for extra in requirement.extras for child in optional)
 
 
 def _runtime_satisfied(text: str) -> bool:

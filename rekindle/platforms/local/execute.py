@@ -1,9 +1,8 @@
 """Run a Graph on this machine: independent steps side by side, each in child processes, every
 change on record.
 
-The calling thread schedules and alone writes the record and calls the callbacks; a thread a running
-step watches its processes and reports through one queue. When a step fails nothing new begins but
-exit handlers, what runs is let finish, the rest is skipped."""
+The calling thread schedules and alone writes the record; a thread a running step watches its
+processes and reports through one queue. When a step fails nothing new begins but exit handlers."""
 
 import contextlib
 import os
@@ -48,20 +47,15 @@ def execute(
     on_change: OnChange | None = None, on_event: OnEvent | None = None,
     grace_seconds: float = GRACE_SECONDS,
 ) -> RunRecord:  # fmt: skip
-    """The finished record of one run of `graph` under `home`, as it also stands in
-    `runs/<run_id>/run.json`.
-
-    `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
-    `containers` says which steps docker runs.
-    `env` is the environment of the steps; `source_hash` stands for our own code in cache keys,
-    `own_code` says what stands now for files of the user's, of those names (a component, or the
-    value of a parameter) that have any; `fresh` runs every step, `from_step` that one and all that
-    depend on it. `on_change` sees the record whenever it changes, `on_event` the step and each
-    event it emits; both are called in this thread.
-
-    Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
-    saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
-    was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them)."""
+    """The finished record of one run of `graph` under `home`, as also in `runs/<run_id>/run.json`.
+    `imports` are modules that most steps import, `containers` says which steps docker runs; `env`
+    is the environment of the steps; `source_hash` stands for our own code in cache keys, `own_code`
+    for files of the user's, by name (a component, or the value of a parameter); `fresh` runs every
+    step, `from_step` that one and all that depend on it. `on_change` and `on_event` are called in
+    this thread. Raises RequestError before anything runs; StepError if a step failed;
+    PreemptedError if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
+    SIGTERM when nothing was saved, after the steps had `grace_seconds` to end (a second Ctrl-C
+    kills them)."""
     unheeded, env = ignored(graph, containers, arguments), {**_PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
@@ -278,7 +272,6 @@ class _Run:
         return self.record
 
     def verdict(self) -> RekindleError | None:
-        """The error that the run ends in, if any."""
         if self.walk.finished and not self.failed:
             return None
         command = "the same command resumes: finished steps come from the cache"
@@ -301,7 +294,6 @@ class _Run:
         return None
 
     def update(self, path: str, **fields: Any) -> None:
-        """Change one step's record."""
         steps = self.record.steps
         changed = (s.model_copy(update=fields) if s.name == path else s for s in steps)
         self.change(steps=tuple(changed))

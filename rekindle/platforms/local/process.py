@@ -5,12 +5,9 @@ The shim runs under this interpreter without site-packages, in a session of its 
 Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
 which the shim kills everything it started.
 
-Each node of a distributed step is a shim of its own, with a Rendezvous in its environment. They
-live and die together: when one fails the others are told to end, and the step ends as the first one
-that failed. Only node rank 0 has the step's outputs; what the others write goes into their own
-scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
-
-from __future__ import annotations
+Each node of a distributed step is a shim of its own, with a Rendezvous in its environment. When one
+fails the others are told to end, and the step ends as the first one that failed. Only node rank 0
+has the step's outputs; KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
 
 import contextlib
 import dataclasses
@@ -48,9 +45,8 @@ _MARK = events.MARK.encode()
 
 
 class Log:
-    """Appends what a step prints to a file that may have no room, and keeps the end of it: a step
-    that fails for that reason has to say so. Secrets of the environment are masked in both. `end`
-    is the end of what was written since `begin`."""
+    """Appends what a step prints to a file that may have no room, without secrets; `end` is the end
+    of what was written since `begin`: a step that fails for want of room has to say so."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -84,11 +80,10 @@ class Log:
 
 
 class Control:
-    """What the scheduler tells threads that watch processes: 0 go on, 1 stop in order, 2 kill. The
-    nodes of a step share one of their own, which stops when that of the `run` does, or when
-    `failed` says that a peer failed."""
+    """What threads that watch processes are told: 0 go on, 1 stop in order, 2 kill. The nodes of a
+    step share one, which stops with that of the `run`, or when `failed` names a peer."""
 
-    def __init__(self, run: Control | None = None) -> None:
+    def __init__(self, run: "Control | None" = None) -> None:
         self.level, self.run = 0, run
         self.failed: int | None = None
 
@@ -109,9 +104,8 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How an attempt ended: `result` is the shim's RESULT.json, empty if it wrote none; `stopped`
-    says that we told it to end before it did, `timed_out` that this was because its time was
-    over."""
+    """How an attempt ended: `result` is the shim's RESULT.json, or empty; `stopped` says that we
+    told it to end before it did, `timed_out` that this was for its time."""
 
     exit_code: int
     result: Mapping[str, Any]
@@ -124,8 +118,7 @@ def run_shim(
     on_event: Callable[[dict[str, Any]], None], timeout_seconds: float | None,
     grace_seconds: float, fork_server: ForkServer | None = None,
 ) -> Ended:  # fmt: skip
-    """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
-    is printed."""
+    """Run one task to its end and say how it ended; `log` has each line at once."""
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task = {**task, "result": str(result_file)}

@@ -2,9 +2,7 @@
 of the user's crontab.
 
 Both run `rekindle run CONFIG` in the folder where the schedule was set, and leave a start out while
-the run before it goes on. A timer follows any time zone and knows missed starts; a line of crontab
-follows the machine's clock. What is written names what it was written for, and is found by that.
-
+the run before it goes on. What is written names what it was written for, and is found by that.
 Authority: systemd.timer(5), systemd.time(7), systemd.service(5), crontab(5), flock(1)."""
 
 import dataclasses
@@ -99,10 +97,8 @@ class Here:
             "command": " ".join(map(_quoted, job.command)),
             "calendar": "\n".join(f"OnCalendar={each}" for each in on_calendar(schedule)),
         }  # fmt: skip
-        return {
-            str(_unit(job.name, end)): text.format(**values)
-            for end, text in (("service", _SERVICE), ("timer", _TIMER))
-        }
+        texts = {"service": _SERVICE, "timer": _TIMER}
+        return {str(_unit(job.name, end)): text.format(**values) for end, text in texts.items()}
 
     def remarks(self) -> Iterator[str]:
         """What people miss who expect the shell that they are in."""

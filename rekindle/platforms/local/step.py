@@ -1,8 +1,6 @@
 """One step from its inputs to its outputs: take it from the cache, or run it, again if it may be
-retried, and store it. An importer only looks at what it brings in.
-
-Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
-through `say` and `event`."""
+retried, and store it. It runs in a thread of its own and touches no shared state: what is worth
+telling on the way goes through `say` and `event`."""
 
 import contextlib
 import dataclasses
@@ -177,8 +175,7 @@ def _identity(job: Job, step: Step, inputs: Values) -> Identity:
 
 
 def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
-    """Whether the user's code and imported files are still those that the step was known by: what
-    changed while it ran may have been read before or after."""
+    """Whether the user's code and imported files are those that the step was known by."""
 
     def again(artifact: Stored) -> Stored:
         path = local_path(artifact.uri)

@@ -89,8 +89,7 @@ class Store:
     def claim(
         self, key: str, waiting: Callable[[], None], stopped: Callable[[], bool]
     ) -> Iterator[bool]:
-        """Hold the lock on a cache key. `waiting` is called once if another holds it; False if
-        `stopped` came first."""
+        """Hold a cache key's lock; False if `stopped` came first. `waiting` is called once."""
         path = self.home / "cache" / "locks" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         said = False
@@ -127,8 +126,7 @@ class Store:
 
 
 def put(path: Path, text: str) -> None:
-    """Write beside `path` and rename. Not flushed to disk: what a power cut tears is noticed when
-    it is read, and made again."""
+    """Write beside `path` and rename; not flushed: what a power cut tears is made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -148,8 +146,7 @@ def clear_killed_attempts(parent: Path) -> None:
 
 
 def is_alive(home: Path, run_id: str) -> bool:
-    """Does a process still work on this run? A record that says `running` and is not alive was
-    killed."""
+    """Does a process still work on this run? A record that says so may be of a killed one."""
     path = Store(home).run(run_id) / "lock"
     try:
         with locked(path, create=False, how=fcntl.LOCK_SH) as held:
@@ -183,8 +180,7 @@ def slug(*names: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError where there
-    is no such file and none is to be made."""
+    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError."""
     while True:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         try:

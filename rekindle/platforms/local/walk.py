@@ -203,8 +203,7 @@ class Walk:
         frame.ended[name] = end
 
     def advance(self) -> Iterator[News]:
-        """Everything that became decidable since the last call; StepError where a condition or a
-        loop cannot be decided."""
+        """Everything newly decidable; StepError where a condition or a loop cannot be decided."""
         moved = True
         while moved:
             moved = False
@@ -263,10 +262,8 @@ class Walk:
         if node.loop is None:
             self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))
             return
-        turns = [
-            Frame(node.dag, f"{path}/{i}", given, free)
-            for i, given in enumerate(self._turns(node, inputs))
-        ]
+        given = enumerate(self._turns(node, inputs))
+        turns = [Frame(node.dag, f"{path}/{i}", turn, free) for i, turn in given]
         self.open.append(Opened(node, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
@@ -280,10 +277,8 @@ class Walk:
         assert loop is not None
         if loop.artifacts:
             given = inputs.artifacts.get(str(loop.items), ())
-            return [
-                Values(inputs.parameters, {**inputs.artifacts, loop.item: one})
-                for one in each(given)
-            ]
+            around = inputs.artifacts
+            return [Values(inputs.parameters, {**around, loop.item: one}) for one in each(given)]
         items: Any = loop.items
         if isinstance(items, str):
             items = inputs.parameters.get(items)
@@ -348,8 +343,7 @@ class Walk:
 def rendered(
     node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
-    """A text of `node` with its placeholders filled in from its own inputs; StepError where one has
-    no value."""
+    """A text of `node` with its placeholders filled in; StepError where one has no value."""
     inputs = {"parameterValues": dict(parameters), "artifacts": {}}
     context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
     try:
@@ -359,8 +353,7 @@ def rendered(
 
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
-    """Paths of the steps that cannot have run before the node at `path` had, those inside it not
-    counted."""
+    """Paths of the steps that need the node at `path`, those inside it not counted."""
     nodes = list(graph.nodes())
     reached = {path, *_ancestors(path)}
     inside: set[str] = set()

@@ -1,11 +1,9 @@
 """SageMaker Pipelines in an account: a definition is published as a version of its pipeline, and
-run, schedules are set and taken away; boto3 is imported when that is done.
+run.
 
 Bundles go to S3 first, under names that are their content. An execution runs the very version that
-holds its definition, whatever another user publishes meanwhile. It is started with a token that
-follows from definition and submission, which the service heeds for a while, and is called by it,
-which is looked for before: the same submission is one execution. boto3 repeats calls after
-throttling, 5xx and broken connections, a few times.
+holds its definition. It is started with a token that follows from definition and submission, which
+the service heeds for a while, and is called by it, which is looked for before.
 
 Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 
@@ -36,8 +34,7 @@ _PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
-    """The execution, started now or by the same submission before; PlatformError if the account
-    refuses it or does not answer, SpecError if `place` does not say where."""
+    """The execution, started now or by the same submission before."""
     name, id = pipeline_name(definition), run_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
@@ -77,8 +74,7 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 @contextlib.contextmanager
 def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any]]:
-    """Clients by the name of a service, with `more` of botocore's settings; what they raise becomes
-    a PlatformError."""
+    """Clients by service, with `more` settings of botocore; PlatformError for what they raise."""
     if problems := place.missing():
         raise SpecError(problems)
     try:
@@ -170,7 +166,6 @@ def code_of(error: Exception) -> str:
 
 
 def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
-    """What AWS says, and what to do about it."""
     from botocore import exceptions as of
 
     kind, code = PlatformError, code_of(error)
@@ -235,10 +230,8 @@ def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes.
-
-    The service's key holds image, environment and inputs, the latter as URIs: whatever an execution
-    writes lies at a new one, so all that reads it runs again, too."""
+    """The steps as the cache sees them, by image, environment and inputs. Inputs are URIs: whatever
+    an execution writes lies at a new one, so all that reads it runs again, too."""
     definition = json.loads(Definition(files).text)
     defaults = {p["Name"]: json.dumps(p["DefaultValue"]) for p in definition["Parameters"]}
     return tuple(_unit(step, defaults, files) for step in _jobs(definition["Steps"]))

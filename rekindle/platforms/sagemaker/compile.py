@@ -2,14 +2,12 @@
 bundles that its steps run.
 
 Pure and byte-stable. The Graph is flattened, because SageMaker knows neither nested pipelines nor
-loops over lists. Each step is a job that runs `entry.py` of its bundle: a Training job if it wants
-several machines or GPUs, a Processing job if not. Outputs go under
+loops over lists. Each step is a job that runs `entry.py` of its bundle. Outputs go under
 `<artifact_root>/runs/<execution>`; inputs name the steps they come from, so that the service's own
-cache key (image, environment, inputs) survives a recompile. Every request is checked against the
-service's shapes and limits, since no SDK does.
+cache key (image, environment, inputs) survives a recompile.
 
-Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
-against a real account."""
+Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested against a real
+account."""
 
 import json
 import re
@@ -45,10 +43,8 @@ _REGISTERED = "register-model/"  # no step's path ends so
 def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: SageMakerSpec
 ) -> Definition:
-    """`<pipeline>.sagemaker.json`, and `bundles/<hash>/...` that belong under `artifact_root`.
-
-    SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
+    """`<pipeline>.sagemaker.json`, and `bundles/<hash>/...` that belong under `artifact_root`;
+    RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: jobs.gets_secrets(step, place))
     here = _of_place(graph, place)
     problems = lacks(graph, "sagemaker", here, known, place.unproven, arguments)
@@ -69,7 +65,6 @@ def compile(
 
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
         yield Problem(
@@ -79,22 +74,18 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     python = [s for s in graph.steps() if s.container.source]
     ours = [s for s in python if not ECR.fullmatch(s.container.image)]
     if ours and not ECR.fullmatch(place.image or ""):
-        yield Problem(
-            f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR",
-            f"{_SECTION}.image",
-            "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
-            "images build and push CONFIG",
-        )
+        what = f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR"
+        fix = "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
+        fix += "images build and push CONFIG"
+        yield Problem(what, f"{_SECTION}.image", fix)
     step, output = _TRAINED  # as the shipped pipeline names them
     made = {node.path: node.outputs.artifacts for node in graph.steps()}
     promotes = output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
     if place.model_package_group and not (promotes and place.image):
-        yield Problem(
-            f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` ran, "
-            "in `image`; not all of that is here",
-            f"{_SECTION}.model_package_group",
-            "leave it out, or call your steps so and name an image",
-        )
+        what = f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` "
+        what += "ran, in `image`; not all of that is here"
+        fix = "leave it out, or call your steps so and name an image"
+        yield Problem(what, f"{_SECTION}.model_package_group", fix)
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
@@ -151,8 +142,7 @@ class _Compiler:
                 yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Steps under the same guards become the branch of one Condition step, those of a loop that
-        is kept the body of a ForEach."""
+        """Steps, those with the same guards in a Condition step, a kept loop as ForEach."""
         found, done = list[dict[str, Any]](), set[str]()
         for flat in steps:
             inner = next((guard for guard in flat.guards if guard.path not in guards), None)
@@ -240,8 +230,7 @@ class _Compiler:
         return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:
-        """What to wait for until the step at `path` ended or will not run: it, or the condition or
-        loop around it."""
+        """What to wait for until the step at `path` ended: it, or what is around it."""
         if loop := self.flat[path].loop:
             return self.jobs.names[loop.path]
         mine = {guard.path for guard in flat.guards}

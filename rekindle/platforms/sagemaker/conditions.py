@@ -25,19 +25,14 @@ def divided(
     flats: Mapping[str, Flat], values: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
     """The steps with the conditions that become Condition steps, and by path those that a step
-    looks at itself: those that compare what no Condition step can, and where what a branch made is
-    read outside of it, since its steps have to run either way, and so do those of the branches
-    inside."""
+    looks at itself: those that no Condition step can compare, those around what is read outside of
+    the branch, since its steps have to run either way, and those inside of these."""
     guards = [guard for flat in flats.values() for guard in flat.guards]
     inside = {guard.path for guard in guards if not is_plain(guard, values)}
-    inside |= {
-        guard.path
-        for flat in flats.values()
-        for source in read_by(flat)
-        if isinstance(source, Output)
-        for guard in flats[source.path].guards
-        if guard.path not in {mine.path for mine in flat.guards}
-    }
+    for flat in flats.values():
+        mine = {guard.path for guard in flat.guards}
+        read = [source for source in read_by(flat) if isinstance(source, Output)]
+        inside |= {guard.path for output in read for guard in flats[output.path].guards} - mine
     steps, guarded = {}, {}
     for path, flat in flats.items():
         kept = list(itertools.takewhile(lambda g: g.path not in inside, flat.guards))
@@ -48,8 +43,7 @@ def divided(
 
 def loops(graph: Graph, changeable: Set[str]) -> frozenset[str]:
     """The paths of the loops that a ForEach can run: over an argument that a run may change, of
-    steps that neither wait for each other nor give anything that is read, outside of conditions
-    and other loops."""
+    independent steps that give nothing that is read, outside of conditions and other loops."""
     over = loop_origins(graph)
     plain: set[str] = {""}
     found: set[str] = set()
@@ -73,8 +67,7 @@ def lowered(guard: Guard, operand: Operand) -> list[dict[str, Any]]:
 
 
 def is_plain(guard: Guard, values: Mapping[str, Any]) -> bool:
-    """Whether a Condition step can compare all that `guard` reads: outputs, constants, and
-    parameters of the pipeline, `values`, that have a value."""
+    """Whether a Condition step can compare what `guard` reads; `values` are of parameters."""
     return all(_is_plain(guard.values.get(name), values) for name in _names(guard.expression))
 
 

@@ -125,8 +125,7 @@ def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
 
 
 class Account:
-    """The account that `place` names; each client is made once and shared by all questions, since
-    making them takes longer than asking."""
+    """The account that `place` names, with each client made once, since that is what takes time."""
 
     def __init__(self, place: SageMakerSpec, more: Mapping[str, Any] = _BRIEF) -> None:
         self.place, self._more = place, more
@@ -173,10 +172,8 @@ def region(there: Account) -> str:
     if wanted in regions:
         return wanted
     near = difflib.get_close_matches(wanted, regions, n=2)
-    raise RequestError(
-        f"there is no region `{wanted}` with SageMaker",
-        fix=f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1",
-    )
+    fix = f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1"
+    raise RequestError(f"there is no region `{wanted}` with SageMaker", fix=fix)
 
 
 def bucket(there: Account) -> str:

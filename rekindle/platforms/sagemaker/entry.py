@@ -2,11 +2,9 @@
 
     python3 <inputs>/bundle/entry.py
 
-A Processing job has its inputs under /opt/ml/processing/input and its outputs under
-/opt/ml/processing/output, a Training job under /opt/ml/input/data and /opt/ml/model. The
-environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1..., and
-names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of a
-Training job find a Rendezvous in it; the first of them leaves the outputs."""
+The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...,
+and names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of
+a Training job find a Rendezvous in it; the first of them leaves the outputs."""
 
 import json
 import os

@@ -4,10 +4,9 @@ job on several machines or on GPUs.
 
 A Training job has no property files, so a condition on what it returned reads those of a small
 Processing job that repeats its result. Every request is held against the service's own shapes and
-limits. A Training job leaves everything under /opt/ml/model, uncompressed. Checkpoints are the
-step's own matter: they go to the artifact root and outlive the job, whatever the service does with
-it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
-is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
+limits, since no SDK does. Debugger has been closed to new customers since 2026-07-30 and Profiler
+ends in 2027, so neither is asked for. Authority: botocore's model of CreateProcessingJob and
+CreateTrainingJob."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -77,10 +76,8 @@ def condition_name(path: str) -> str:
 
 class Jobs:
     """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them.
-
-    They share the flat steps by path, the conditions that a step looks at itself (`guarded`), the
-    names of jobs, the values of the pipeline's parameters with their types, and those that a run
-    cannot change (`fixed`)."""
+    `guarded` are conditions that a step looks at itself, `fixed` parameters that a run cannot
+    change."""
 
     def __init__(
         self, place: SageMakerSpec, flats: Mapping[str, Flat],
@@ -114,8 +111,7 @@ class Jobs:
         return found
 
     def uri(self, source: Output) -> Any:
-        """Where an output of a step lies, as a property of its job. A Training job's lies where the
-        service puts the uncompressed model."""
+        """Where an output lies, as a property of its job; a Training job's is within its model."""
         producer, name = self.flats[source.path].step, self.names[source.path]
         if isinstance(producer, Importer):
             return producer.uri.literal or ""
@@ -153,13 +149,10 @@ class Jobs:
         return kind, self._finished(kind, request, flat.path)
 
     def repeated(self, flat: Flat, name: str) -> dict[str, Any]:
-        """A Processing job, the step `name`, whose property file says what the Training job of a
-        step returned."""
+        """A Processing job, the step `name`, that repeats what a step's Training job returned."""
         assert isinstance(flat.step, Step)
-        inputs = {
-            "bundle": self._keep({"copies": "result-0"}),
-            "result-0": self.uri(Output(flat.path, RESULT)),
-        }
+        inputs = {"bundle": self._keep({"copies": "result-0"})}
+        inputs["result-0"] = self.uri(Output(flat.path, RESULT))
         outputs = {RESULT: self.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
         request = self._processing(image, self.place.machine, inputs, outputs, _DAY_SECONDS)
@@ -301,10 +294,9 @@ class Jobs:
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
-        found: dict[str, Any] = {
-            variable: joined({"Get": value}, on="")
-            for variable, _, value in self.given(flat).values()
-        }
+        found: dict[str, Any] = {}
+        for variable, _, value in self.given(flat).values():
+            found[variable] = joined({"Get": value}, on="")
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
         return found

@@ -1,10 +1,9 @@
-"""Schedules of an account, by which EventBridge Scheduler starts SageMaker's pipelines: how one is
-written there, and how it is set, listed, paused and taken away.
+"""Schedules of an account, by which EventBridge Scheduler starts SageMaker's pipelines.
 
 Its cron has a year, counts days of the week from 1, and takes either a day of the month or one of
 the week; so days are named, and a line that names both is refused. It starts a pipeline when it is
-due, whatever runs, at least once, and makes up for nothing that it did not try; what AWS refuses it
-tries again for a day. Each config has a pipeline of its own there, which no submission changes.
+due, whatever runs, at least once; what AWS refuses it tries again for a day. Each config has a
+pipeline of its own there, which no submission changes.
 
 Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, botocore's model."""
 
@@ -49,8 +48,7 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
 def set_(
     definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError for what AWS has
-    no words for."""
+    """The schedule of the config `name`, made or changed to this."""
     there, pipeline = lowered(schedule, place), pipeline_of(name)
     with connected(place) as session:
         sagemaker, scheduler = session("sagemaker"), session("scheduler")
@@ -102,8 +100,7 @@ def pause(place: SageMakerSpec, name: str) -> Schedule:
 
 
 def delete(place: SageMakerSpec, name: str) -> bool:
-    """Whether there was one to take away. Its pipeline goes too, unless it has runs, whose history
-    it is; by itself it starts nothing."""
+    """Whether there was one to take away. Its pipeline goes too, unless it has runs."""
     with connected(place) as session:
         scheduler, sagemaker, there = session("scheduler"), session("sagemaker"), True
         try:

@@ -34,8 +34,7 @@ def _shapes() -> Mapping[str, Any]:
 def misfits(
     name: str, value: Any, where: str, given: frozenset[str] = frozenset()
 ) -> Iterator[Problem]:
-    """Everything in `value` that does not fit the shape `name`. `given` are members that the
-    service fills in itself, such as a job's name."""
+    """What in `value` does not fit the shape `name`; the service fills in the members `given`."""
     shape = _shapes()[name]
     kind, content = shape["type"], value
     # what the pipeline fills in at run time

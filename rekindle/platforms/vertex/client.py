@@ -1,11 +1,10 @@
 """Vertex AI Pipelines in a project: PipelineJobs are submitted, looked at and cancelled, through
-the generated client of google-cloud-aiplatform, over REST; it is imported when that is done.
+the generated client of google-cloud-aiplatform, over REST.
 
 A job's id is ours and follows from its definition and the submission's token: creating it twice is
 refused by the service, and that is how it is found. Reads, and what may be said twice, are repeated
-after 429, 5xx and broken connections for two minutes.
-
-Authority: aiplatform_v1 of google-cloud-aiplatform 2.7. Untested against a real project."""
+after 429, 5xx and broken connections for two minutes. Authority: aiplatform_v1 of
+google-cloud-aiplatform 2.7. Untested against a real project."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _DEFAULT = "the service's default machine"
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """One project and region, how each call is repeated, and the generated clients, which are
-    imported when they are used: that takes a second."""
+    """One project and region, how calls are repeated, and clients, imported when they are used."""
 
     parent: str
     host: str
@@ -84,8 +82,7 @@ class Project:
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before; PlatformError if the project refuses it
-    or does not answer, SpecError if `place` does not say which."""
+    """The job, made now or by the same submission before."""
     id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
@@ -111,15 +108,11 @@ def run_name(definition: Definition, token: str) -> str:
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:
-    """The labels of a job with this mark, by which it is found again.
-
-    A label holds up to 63 of a-z, 0-9, - and _; what does not fit stands there as its digest. The
-    service hands a run's labels to the jobs of its steps, so catalog/vertex.yaml counts them.
-    Authority: cloud.google.com/vertex-ai/docs/general/labels."""
-    return {
-        key: value if _FITS.fullmatch(value) else digest_of({value: b""})
-        for key, value in mark.tags().items()
-    }
+    """The labels of a job with this mark, by which it is found again: up to 63 of a-z, 0-9, - and _
+    (else a digest). The service hands them to the jobs of its steps, so catalog/vertex.yaml counts
+    them. Authority: cloud.google.com/vertex-ai/docs/general/labels."""
+    tags = mark.tags().items()
+    return {key: v if _FITS.fullmatch(v) else digest_of({v: b""}) for key, v in tags}
 
 
 def where(place: VertexSpec) -> str:
@@ -170,7 +163,6 @@ def may_succeed(error: Exception) -> bool:
 
 
 def _explained(error: Exception, place: VertexSpec) -> PlatformError:
-    """What Google says, and what to do about it."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError, TransportError
 

@@ -1,23 +1,20 @@
 """A pipeline for Vertex AI Pipelines: the JSON of a PipelineJob, as its API takes it.
 
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
-what the second one holds is refused by the feature table, but for distributed steps. Limits are
-those of catalog/vertex.yaml. Authority: the protos of aiplatform_v1.PipelineJob and CustomJob.
-Untested against a real project.
+what the second one holds is refused by the feature table, but for distributed steps. Authority: the
+protos of aiplatform_v1.PipelineJob and CustomJob. Untested against a real project.
 
 A distributed step becomes the container of its launcher: our image, and everything that launcher.py
 has to know in one JSON argument. The user's own image, command and arguments are inside, lowered as
-for the shim, which fills in the placeholders on the node from the ExecutorInput. What the service
-fills in stands in arguments of its own, whole: `{{$}}`, and after it the facts of the run as pairs
-of name and value. So no text is escaped into another, and nothing that the user wrote is taken for
-a placeholder.
+for the shim. What the service fills in stands in arguments of its own, whole: `{{$}}`, and after it
+the facts of the run as pairs of name and value. So no text is escaped into another, and nothing
+that the user wrote is taken for a placeholder.
 
 Its CustomJob is made as far as it is known when the pipeline is compiled: the machine (the step's
 own, or the first of catalog/vertex.yaml with its GPUs), the worker pools (the primary alone in pool
 0, all other nodes in pool 1), how machines are provisioned, and how long the job may take. The
-service never restarts anything (`disableRetries`): one counter of attempts, the launcher's, is what
-bounds the bill. What only the run knows (command, attempt, the label by which a launcher finds its
-job) is added by launcher.py."""
+service never restarts anything (`disableRetries`): the launcher's count of attempts alone bounds
+the bill."""
 
 import dataclasses
 import difflib
@@ -54,10 +51,7 @@ def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: VertexSpec
 ) -> Definition:
     """One JSON file, named after the pipeline: the body of `projects.locations.pipelineJobs.create`
-    for `place.project` and `place.region`.
-
-    SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
-    not run there, RequestError if the arguments do not fit it."""
+    for `place.project` and `place.region`. RequestError with everything that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
     wrong = lacks(graph, "vertex", _of_place(graph, place), known, arguments=arguments)
     if found := [*wrong, *_of_graph(graph, place)]:
@@ -105,7 +99,6 @@ def _asked(step: Step, place: VertexSpec) -> list[Secret]:
 
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
-    """What the config's section lacks."""
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
         what = f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in"
@@ -116,13 +109,10 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
         who = "rekindle's steps" if ours else "the launcher of a distributed step"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
-        yield Problem(
-            f"{has}; on Vertex AI {who} need{'' if who.endswith('s') else 's'} an image with a "
-            "digest",
-            f"{_SECTION}.image",
-            "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle images "
-            "build CONFIG and push CONFIG, which writes the digest to rekindle.lock",
-        )
+        what = f"{has}; on Vertex AI {who} {'need' if ours else 'needs'} an image with a digest"
+        fix = "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle "
+        fix += "images build CONFIG and push CONFIG, which writes the digest to rekindle.lock"
+        yield Problem(what, f"{_SECTION}.image", fix)
     if distributed and not place.service_account:
         what = f"the job of `{distributed[0].path}` needs an account to run as"
         fix = "name the one that steps run as: steps@my-project.iam.gserviceaccount.com"
@@ -161,9 +151,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """KFP's container of the step that starts the job and follows it.
-
-    What it is told is for all nodes; the run adds ExecutorInputs."""
+    """KFP's container of the step that starts the job and follows it."""
     wanted, task, container = _distribution(step), lowered_container(step), step.container
     job = custom_job(step, pipeline, place)
     if wanted.nodes > 1:
@@ -198,10 +186,7 @@ class Machine:
 
 
 def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    """The body of `customJobs.create`, for a step in which `problems` found none.
-
-    The containers have their image only, and `rekindle: true` and the config's labels are all the
-    labels."""
+    """The body of `customJobs.create`: image, machines and labels, for a step without problems."""
     wanted = _distribution(step)
     machine = _machine(wanted, step)
     assert machine is not None, step.path
@@ -242,7 +227,6 @@ def limit_seconds(step: Step) -> int:
 
 
 def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
-    """Why this step cannot become a CustomJob."""
     wanted = _distribution(step)
     how = provisioning(wanted, place)
     rules = limits("vertex")["custom_job"]
@@ -326,11 +310,8 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
         what = f"`{step.path}` asks for {asked} and no GPUs, which no machine here is"
         return Problem(what, step.where, f"take {', '.join(near)}")
     asked = " ".join(filter(None, [wanted.machine, wanted.accelerator])) or "a GPU of any kind"
-    same = [
-        m
-        for m in _machines()
-        if wanted.accelerator in (m.gpu, m.accelerator) or wanted.machine == m.name
-    ]
+    offered, kind = _machines(), wanted.accelerator
+    same = [m for m in offered if kind in (m.gpu, m.accelerator) or wanted.machine == m.name]
     there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
     what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
     return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")

@@ -151,10 +151,8 @@ def region(project: Project) -> str:
     if place.region in known:
         return place.region
     near = difflib.get_close_matches(place.region, known, n=2)
-    raise RequestError(
-        f"Vertex AI is in no region `{place.region}`",
-        fix=f"such as {' or '.join(near)}" if near else f"one of {', '.join(known[:5])}",
-    )
+    fix = f"such as {' or '.join(near)}" if near else f"one of {', '.join(known[:5])}"
+    raise RequestError(f"Vertex AI is in no region `{place.region}`", fix=fix)
 
 
 def bucket(project: Project) -> str:
@@ -206,7 +204,5 @@ def secret(project: Project, name: str) -> str:
 
 def _plain(error: HttpError) -> bool:
     """Whether it is about the resource: an API that is off and a perimeter are refusals, too."""
-    return error.status == 404 or (
-        error.status == 403
-        and error.code in ("", "403", "PERMISSION_DENIED", "IAM_PERMISSION_DENIED")
-    )
+    refusals = ("", "403", "PERMISSION_DENIED", "IAM_PERMISSION_DENIED")
+    return error.status == 404 or (error.status == 403 and error.code in refusals)

@@ -6,10 +6,8 @@ the pipeline.
 PAYLOAD is what compile.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
 jobs of a step bear a label, a hash of the run, the task, its inputs and the payload: turns of a
 loop with equal inputs share a job. The exit code is 143 after SIGTERM and when the run ends, 75
-when the step gave up because its machines were taken away, 1 when it failed. What launchers of all
-platforms do is in rekindle/platforms/launcher.py.
-
-What no account has run yet: all of it; see docs/vertex.md."""
+when the step gave up because its machines were taken away, 1 when it failed. No account has run any
+of it yet; see docs/vertex.md."""
 
 import contextlib
 import datetime
@@ -83,8 +81,7 @@ def _seconds(text: str) -> float:
 
 
 class VertexLauncher(Launcher):
-    """A launcher whose jobs are CustomJobs: `payload` and `executor_input` as in the arguments,
-    `facts` of the run."""
+    """A launcher of CustomJobs: `payload` and `executor_input` as in the arguments."""
 
     def __init__(
         self, payload: dict[str, Any], executor_input: dict[str, Any], facts: Mapping[str, str],
@@ -92,11 +89,9 @@ class VertexLauncher(Launcher):
     ) -> None:  # fmt: skip
         self.payload, self.facts = payload, dict(facts)
         self.executor_input = _complete(executor_input)
-        super().__init__(
-            Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"]),
-            float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS)),
-            threading.Event(),
-        )
+        allowed = Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"])
+        poll_seconds = float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS))
+        super().__init__(allowed, poll_seconds, threading.Event())
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
         self.google = Google(places(payload["region"], environment), self.stop)
         self.project, self.region = payload["project"], payload["region"]
@@ -114,8 +109,7 @@ class VertexLauncher(Launcher):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
-        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
-        while it goes on."""
+        """Why the run, or this task of it, is at its end; "" while it goes on."""
         try:
             told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
         except HttpError as error:
@@ -207,8 +201,7 @@ class VertexLauncher(Launcher):
             log.info("node 0: %s", line)
 
     def news(self, job: Job) -> list[str]:
-        """Lines of node rank 0 that were not told yet. Never fails: a job goes on without being
-        watched."""
+        """Lines of node rank 0 that were not told yet. Never fails: the job goes on."""
         if not self.readable:
             return []
         try:
@@ -238,8 +231,7 @@ class VertexLauncher(Launcher):
         )
 
     def cause(self, job: Job) -> Cause:
-        """Why an ended job did not succeed. Where spot machines are used, a node that left no word
-        was taken away."""
+        """Why an ended job failed. On spot, a node that left no word was taken away."""
         if job.state in ("CANCELLED", "EXPIRED"):
             return "cancelled" if job.state == "CANCELLED" else "expired"
         words = self.last_words(job)
@@ -262,8 +254,7 @@ class VertexLauncher(Launcher):
         return found
 
     def deliver(self, job: Job) -> int:
-        """Write what node rank 0 left as the output of this task: parameters, and artifacts where
-        that attempt put them."""
+        """Write what node rank 0 left as this task's output, artifacts where they are."""
         folder = node.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
@@ -297,17 +288,13 @@ def _quota(error: HttpError) -> bool:
 
 def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
     """JSON of a proto leaves out what is empty; here it is not."""
-    inputs, outputs = executor_input.get("inputs", {}), executor_input.get("outputs", {})
-    return {
-        **executor_input,
-        "inputs": {"parameterValues": {}, "artifacts": {}, **inputs},
-        "outputs": {"parameters": {}, "artifacts": {}, **outputs},
-    }
+    inputs = {"parameterValues": {}, "artifacts": {}, **executor_input.get("inputs", {})}
+    outputs = {"parameters": {}, "artifacts": {}, **executor_input.get("outputs", {})}
+    return {**executor_input, "inputs": inputs, "outputs": outputs}
 
 
 def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, Any]:
-    """The same with artifacts in a folder of this attempt, `.../TOKEN/model` in place of
-    `.../model`: what failed attempts left, or a surplus job writes, is never mixed with it."""
+    """The same with artifacts in `.../TOKEN/model`: no other job ever writes there."""
     outputs = executor_input["outputs"]
     artifacts = {}
     for name, group in outputs["artifacts"].items():

@@ -3,20 +3,16 @@
     python3 FOLDER/node.pyz
 
 FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before it creates
-the job. It holds this file and what it imports as a zip, each module under its own name (nothing of
-it is outside of the standard library, so any image with Python 3.10 will do), and `task.json`. What
-is started from it finds no other rekindle, and what the step itself imports is that of its image.
-The node finds its place in CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It
-leaves in FOLDER
+the job. It holds this file and what it imports as a zip (standard library only, so any image with
+Python 3.10 will do), and `task.json`. The node finds its place in CLUSTER_SPEC, fetches secrets,
+runs the step under the shim, and leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
     result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
 
 Only node rank 0 has the step's places for artifacts, on the mount; what the others write goes into
-scratch. No node writes what KFP reads: the launcher does, from result.json, once the job as a whole
-succeeded.
-Node rank 0 also looks after the run: when that is over, the launcher that should have cancelled
-this job is gone, and it ends the job itself."""
+scratch. What KFP reads the launcher writes, from result.json, once the job as a whole succeeded.
+Node rank 0 also ends the job when the run is over: the launcher that should have is gone."""
 
 import contextlib
 import dataclasses
@@ -59,12 +55,10 @@ sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
-    """The node's place; a job of one replica may lack CLUSTER_SPEC.
-
-    It is JSON: `cluster` has the addresses of each worker pool, pool 0 with one replica, and `task`
-    says which one this is. Nodes are counted through the pools in their order; the primary replica
-    is node rank 0. RANK and its like, which some versions set, are left alone: their meaning
-    changed over time."""
+    """The node's place; a job of one replica may lack CLUSTER_SPEC. Its `cluster` has the addresses
+    of each worker pool, pool 0 with one replica, node rank 0, and `task` says which one this is;
+    nodes are counted through the pools. RANK and its like are left alone: their meaning changed
+    over time."""
     text = environment.get("CLUSTER_SPEC", "")
     if not text:
         return Rendezvous(ranks_per_node=max(1, gpus))
@@ -160,8 +154,7 @@ def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str,
 
 
 def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
-    """A lowered argument in which paths of artifacts are those on the mount, as KFP's own executor
-    has them; all else is for the shim."""
+    """A lowered argument with paths of artifacts on the mount; all else is for the shim."""
     if isinstance(argument, str):
         return argument
     match argument.get("ref"):
@@ -173,8 +166,7 @@ def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
 
 
 def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[str, Any]:
-    """The ExecutorInput of the step as this node may use it: parameters are written into scratch,
-    and artifacts, too, but on node rank 0."""
+    """The ExecutorInput for this node, its outputs in scratch but for node rank 0's artifacts."""
     given = executor_input["outputs"]
     artifacts = given["artifacts"]
     if rank:

@@ -1,9 +1,8 @@
 """What Compute Engine's machines cost, by the Cloud Billing Catalog, for an API key.
 
 Google bills CPUs, memory and GPUs one by one: a machine costs their sum (`catalog/skus.yaml` has
-how they are called). Local SSDs, disks and what Vertex AI adds for managing are not in it. A
-machine of which one part has no price has none. Authority: the reference of cloudbilling v1,
-services.skus.list. It has not been asked from here yet."""
+how they are called), without local SSDs, disks and what Vertex AI adds for managing. Authority: the
+reference of cloudbilling v1, services.skus.list. It has not been asked from here yet."""
 
 import datetime
 import re

@@ -42,8 +42,7 @@ class Places:
 
 
 def places(region: str, environment: Mapping[str, str] = os.environ) -> Places:
-    """Google's, unless the environment says otherwise: GCE_METADATA_HOST is what Google's own
-    libraries read, REKINDLE_GOOGLE_ENDPOINT is ours."""
+    """Google's, but for GCE_METADATA_HOST (Google's own) and REKINDLE_GOOGLE_ENDPOINT (ours)."""
     host = environment.get("GCE_METADATA_HOST", Places.metadata)
     return Places(region, environment.get("REKINDLE_GOOGLE_ENDPOINT", ""), host)
 
@@ -94,8 +93,7 @@ class Google:
 
 
 def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets by the name of their variable; SecretError with the name of the first
-    that cannot be read, and never with a value."""
+    """The values of secrets by variable; SecretError names the first unreadable one, no value."""
     found = {}
     for variable, name in references.items():
         try:

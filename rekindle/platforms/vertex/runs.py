@@ -62,9 +62,8 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else _message(job)
-        return RunSnapshot(
-            status, steps, error, moment(job, "endTime") if status != "running" else None
-        )
+        ended = moment(job, "endTime") if status != "running" else None
+        return RunSnapshot(status, steps, error, ended)
 
 
 def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -106,8 +105,7 @@ def cancel(place: VertexSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """A new job of the same definition, made once for one mark; PlatformError if the one before did
-    not fail or was not stopped."""
+    """A new job of the same definition, made once for one mark."""
     with connected(place) as project:
         state = _state(_job(project, id))
     check_resumable(_RUNS.get(state), f"the job is {state.lower()}", client.where(place))
@@ -198,8 +196,7 @@ def on_pages(
 
 
 def _with_jobs(step: StepRecord, told: Message | None, tried: Mapping[str, int]) -> StepRecord:
-    """A distributed step with the attempts that its launcher made: the launcher itself is one
-    machine that waits."""
+    """A distributed step with the attempts that its launcher made."""
     if told is None or not (count := tried.get(told["job"]["displayName"])):
         return step
     lost = "lost its spot machines or failed" if told["spot"] else "failed"
@@ -218,9 +215,7 @@ def _tasks(job: Message) -> dict[str, Message]:
     found = dict[str, Message]()
     for name, tasks in named.items():
         around, _, last = name.rpartition("/")
-        for turn, task in enumerate(
-            tasks
-        ):  # those that the service does not tell apart are counted
+        for turn, task in enumerate(tasks):  # the service does not tell turns apart
             found[name if len(tasks) == 1 else f"{around}/{turn}/{last}"] = task
     return found
 

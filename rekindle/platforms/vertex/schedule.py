@@ -1,10 +1,9 @@
-"""Schedules of a project on Vertex AI: how one is written there, and how it is set, listed, paused
-and taken away.
+"""Schedules of a project on Vertex AI.
 
 A schedule's id is the service's; ours is its display name, looked for before. Of several of one
 name, left by whatever was cut off, the newest stays. `max_concurrent_run_count` bounds the calls
-that start runs, and not the runs: those `max_concurrent_active_run_count` bounds. What a field of a
-schedule holds can be changed and not taken out, so one that queues no longer is created again.
+that start runs; the runs `max_concurrent_active_run_count` bounds. What a field of a schedule holds
+cannot be taken out, so one that queues no longer is created again.
 
 Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
 UpdateScheduleRequest). No project has run it."""
@@ -83,17 +82,14 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             schedule=wanted, update_mask=mask, **project.patience
         )
         if made.state == api.Schedule.State.PAUSED:
-            project.schedules.resume_schedule(
-                request=api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up),
-                **project.patience,
-            )
+            again = api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up)
+            project.schedules.resume_schedule(request=again, **project.patience)
             made = project.schedules.get_schedule(name=made.name, **project.patience)
         return _shown(made)
 
 
 def list_(place: VertexSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name; an older one of the same name,
-    which a `set` that was cut off has left, is taken away."""
+    """Schedules that were set here, by name; older ones of a name are taken away."""
     with connected(place) as project:
         names = {one.display_name for one in _ours(project)}
         found = [kept for name in sorted(names) if (kept := _settled(project, name)) is not None]
