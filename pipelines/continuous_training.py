@@ -14,31 +14,8 @@ from components.score import score as score_step
 from components.shard import shard as shard_step
 
 
-@dsl.pipeline(name="continuous-training")
-def continuous_training(
-    name: str,
-    task: str,
-    data: str,
-    model: str,
-    train: str,
-    evaluate: str,
-    register: str,
-    artifact_root: str,
-    code_commit: str = "",
-):
-    """Retrain, judge and register a model; promote it only on evidence.
-
-    Args:
-        name: Name of the registered model.
-        task: Task name, or path.py:Class.
-        data: The spec's section `data`, as JSON.
-        model: The spec's section `model`, as JSON.
-        train: The spec's section `train`, as JSON.
-        evaluate: The spec's section `evaluate`, as JSON.
-        register: The spec's section `register`, as JSON.
-        artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
-        code_commit: Commit of the user's code, for lineage.
-    """
+def retrained(name, task, data, model, train, evaluate, register, artifact_root, code_commit):
+    """The steps up to the gate; returns those that register and judge."""
     keys = fingerprint_step(
         name=name, task=task, data=data, model=model, train=train, register=register,
         artifact_root=artifact_root,
@@ -70,9 +47,46 @@ def continuous_training(
         evidence=judged.outputs["evidence"],
     )  # fmt: skip
     registered.set_caching_options(False)  # idempotent by its own keys; the registry is the truth
+    return registered, judged
+
+
+def promoted(name, register, artifact_root, registered, judged):
+    """The step behind the gate."""
+    promoted = promote_step(
+        name=name, register=register, artifact_root=artifact_root,
+        registered=registered.outputs["registration"], evidence=judged.outputs["evidence"],
+    )  # fmt: skip
+    promoted.set_caching_options(False)
+    return promoted
+
+
+@dsl.pipeline(name="continuous-training")
+def continuous_training(
+    name: str,
+    task: str,
+    data: str,
+    model: str,
+    train: str,
+    evaluate: str,
+    register: str,
+    artifact_root: str,
+    code_commit: str = "",
+):
+    """Retrain, judge and register a model; promote it only on evidence.
+
+    Args:
+        name: Name of the registered model.
+        task: Task name, or path.py:Class.
+        data: The spec's section `data`, as JSON.
+        model: The spec's section `model`, as JSON.
+        train: The spec's section `train`, as JSON.
+        evaluate: The spec's section `evaluate`, as JSON.
+        register: The spec's section `register`, as JSON.
+        artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
+        code_commit: Commit of the user's code, for lineage.
+    """
+    registered, judged = retrained(
+        name, task, data, model, train, evaluate, register, artifact_root, code_commit
+    )
     with dsl.If(registered.outputs["promote"] == True, name="gate"):
-        promoted = promote_step(
-            name=name, register=register, artifact_root=artifact_root,
-            registered=registered.outputs["registration"], evidence=judged.outputs["evidence"],
-        )  # fmt: skip
-        promoted.set_caching_options(False)
+        promoted(name, register, artifact_root, registered, judged)

@@ -35,7 +35,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     with collected(problems):
         graph = spread(spec, graph)
     with collected(problems):
-        arguments = arguments_of(spec, graph, there.settings.artifact_root)
+        arguments = arguments_of(spec, graph, there.settings.artifact_root, platform)
         definition = there.compile(text, graph, arguments)
     if problems:
         raise RequestError(dict.fromkeys(problems))

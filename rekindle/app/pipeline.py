@@ -15,6 +15,7 @@ from rekindle.spec.model import Spec
 TRAINING = "finetune"  # the step of the shipped pipeline
 ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
 PIPELINE = "pipelines/continuous_training.py:continuous_training"
+DEPLOYING = "pipelines/continuous_deployment.py:continuous_deployment"
 
 
 def shipped(path: str) -> Path:
@@ -31,23 +32,27 @@ def training_of(record: RunRecord) -> Path:
     return Path(model.uri, RECORD_FILES["training"])
 
 
-def pipeline_of(spec: Spec) -> str:
-    """`path.py:function`, or the path of a compiled pipeline."""
+def pipeline_of(spec: Spec, here: bool = False) -> str:
+    """`path.py:function`, or the path of a compiled pipeline. `here` nothing deploys in a step: it
+    would end with the step."""
     if spec.pipeline:
         return spec.pipeline
-    path, _, function = PIPELINE.partition(":")
+    used = DEPLOYING if spec.deploy.after_promotion and not here else PIPELINE
+    path, _, function = used.partition(":")
     return f"{shipped(path)}:{function}"
 
 
-def graph_of(spec: Spec) -> tuple[str, Graph]:
-    """The IR of the spec's pipeline, and the Graph read from it."""
+def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
+    """The IR of the spec's pipeline, and the Graph read from it; `here` as in `pipeline_of`."""
     from rekindle.ir.compile import compile_pipeline
 
-    text = compile_pipeline(pipeline_of(spec))
+    text = compile_pipeline(pipeline_of(spec, here))
     return text, read(text)
 
 
-def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
+def arguments_of(
+    spec: Spec, graph: Graph, artifact_root: str, platform: str = ""
+) -> dict[str, Any]:
     """Values for the pipeline's parameters: what the config says for those that it `receives` (the
     shipped pipeline: everything), and the user's own `arguments`. RequestError for one without a
     value, and for one called like a section that the config sets, without a word that they belong
@@ -60,6 +65,10 @@ def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]
         "register": spec.registration.model_dump_json(),
         "artifact_root": artifact_root, "code_commit": code_commit(),
     }  # fmt: skip
+    if spec.pipeline is None and "deploy" in graph.inputs.parameters:
+        needed = ("name", "task", "data", "registration", "deploy")
+        known: dict[str, Any] = {**dict.fromkeys(needed, True), "platforms": {platform}}
+        filled["deploy"] = spec.model_dump_json(include=known, by_alias=True)
     parameters = graph.inputs.parameters
     wanted: Iterable[str] = spec.receives
     if spec.pipeline is None or spec.receives == "all":

@@ -82,7 +82,7 @@ class _Stage:
         register = spec.registration.model_copy(update={"tracking_uri": ""})
         update = {"model": model, "train": train, "registration": register}
         self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
-        graph = graph_of(self.spec)[1]
+        graph = graph_of(self.spec, here=True)[1]
         if TRAINING not in graph.dag.nodes:
             what = f"the pipeline has no step `{TRAINING}` to rehearse"
             fix = "a rehearsal knows the shipped component `finetune` only"

@@ -49,7 +49,7 @@ def execute(
     are."""
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
-    _, graph = graph_of(spec)
+    _, graph = graph_of(spec, here=True)
     if options.until is not None:
         graph = graph.until(options.until)
     hashes(spec, graph)  # refuses what cannot be read before anything is written

@@ -10,7 +10,7 @@ from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
-from rekindle.cli.serve import require
+from rekindle.cli.serve import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic
@@ -74,7 +74,7 @@ def start(
     give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
     back, with the alias, if it fails more requests or is slower. A command that was interrupted
     continues when you rerun it."""
-    require("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
+    require(*SERVING)
     spec = load_target(config, overrides)
 
     def may(machines: str, usd: float | None, new: bool) -> bool:
@@ -87,7 +87,7 @@ def start(
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    options = deploy.Options(platform, host, port, wait, may, _say, _watching())
+    options = deploy.Options(platform, host, port, wait, may, say, watching())
     if done := deploy.deploy(spec, home, options):
         tell(done, "\n".join(_lines(done)), as_json)
 
@@ -112,7 +112,7 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
     does the same, and goes further back with --to."""
     spec = wanted(target, home)[0]
     last = deploy.shown(spec, home, platform).events[-1]
-    deploy.roll_back(spec, home, reason, last.previous, deploy.Options(platform, on_event=_say))
+    deploy.roll_back(spec, home, reason, last.previous, deploy.Options(platform, on_event=say))
     done = deploy.shown(spec, home, platform)
     tell(done, "\n".join(_lines(done)), as_json)
 
@@ -126,11 +126,12 @@ def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bo
     """End the deployment: what was accepted is answered, then no version answers any more."""
     spec = wanted(target, home)[0]
     agree(yes, f"End the deployment of {spec.model_name}?")
-    done = deploy.delete(spec, home, deploy.Options(platform, on_event=_say))
+    done = deploy.delete(spec, home, deploy.Options(platform, on_event=say))
     tell(done, f"{done.name} is not deployed any more", as_json)
 
 
-def _say(event: RolloutEvent) -> None:
+def say(event: RolloutEvent) -> None:
+    """Print an event of a roll-out."""
     click.echo(_line(event), err=True)
 
 
@@ -143,7 +144,8 @@ def _line(event: RolloutEvent) -> str:
     return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
 
 
-def _watching() -> Callable[[RolloutEvent, Traffic], None]:
+def watching() -> Callable[[RolloutEvent, Traffic], None]:
+    """Prints how many requests a version that is watched has had."""
     seen = dict[int, int]()
 
     def show(event: RolloutEvent, traffic: Traffic) -> None:

@@ -12,6 +12,7 @@ from rekindle.app.runs import summary
 from rekindle.cli.grid import gridded
 from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.cli.rehearse import rehearsed
+from rekindle.cli.serve import SERVING, require
 from rekindle.errors import RekindleError, RequestError
 from rekindle.records import RunRecord, RunSummary
 from rekindle.spec.model import Spec
@@ -54,6 +55,8 @@ def command(
         best = gridded(found, options, as_json, carry_out)
         return _exit_code(best, require_promotion)
     spec = found[0].spec
+    if spec.deploy.after_promotion:
+        require(*SERVING)
     if fault is not None:
         return rehearsed(windows(spec)[-1], fault, home, as_json)
     results = [carry_out(one, options, as_json) for one in windows(spec)]
@@ -82,6 +85,12 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
     result = summary(record, options.home)
     if not as_json:
         conclude(record, result)
+    if spec.deploy.after_promotion and result.gate and result.gate.promoted:
+        from rekindle.app import deploy
+        from rekindle.cli.deploy import say, watching
+
+        watched = deploy.Options(wait=True, on_event=say, on_traffic=watching())
+        deploy.deploy(spec, options.home, watched)
     return result
 
 

@@ -21,6 +21,9 @@ _PACKAGES = {
 }  # fmt: skip
 
 
+SERVING = ("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
+
+
 @click.command("serve")
 @click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 @click.option("--host", default="127.0.0.1", show_default=True,

@@ -25,6 +25,9 @@ class DeploySpec(Section):
     budget_usd_per_day: float | None = Field(None, gt=0)
     """What a deployment may cost a day while one version answers; a dearer one, or one whose price
     is unknown, is refused."""
+    after_promotion: bool = False
+    """Whether the shipped pipeline, or `rekindle run`, ends with a deployment of what the gate let
+    pass, there where it runs; else `rekindle deploy` deploys the champion."""
     shadow: int = Field(0, ge=0, lt=100)
     """Percent of requests that the new version also answers, unseen, before its canary: for as long
     as a step, the version before answers them on machines that hold both, and both are compared."""

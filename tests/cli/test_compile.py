@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_the_config_of_its_page_in_the_docs_compiles(platform, tmp_path):
     (tmp_path / "c.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
     rekindle("compile", tmp_path / "c.yaml", "--platform", platform, "-o", tmp_path / "out")
     assert list((tmp_path / "out").glob("continuous-training.*"))
+
+
+@pytest.mark.parametrize("platform", first(2, PLATFORMS))
+def test_where_the_config_says_so_the_pipeline_ends_with_a_deployment(platform, tmp_path):
+    words, name = PLATFORMS[platform]
+    rekindle(
+        "compile", "configs/digits.yaml", "--platform", platform, *words, *TRACKED, "-o", tmp_path,
+        "--set", "deploy.after_promotion=true", "--set", "deploy.canary=[20]",
+    )  # fmt: skip
+    assert (tmp_path / name.replace("training", "deployment")).is_file()
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".yaml")]
+    text = "".join(path.read_text() for path in files).replace("\\", "").replace(" ", "")
+    found = re.search(r'"deploy":{[^{}]*"canary":\[20\][^{}]*},"platforms":{"(\w+)":', text)
+    assert found, "the step is not told how to deploy"
+    assert found[1] == platform
 
 
 def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):

@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from rekindle.records import Evidence
 from rekindle.serve.deployed import VERSION
 from tests.e2e.digits import CONFIG, WEAK, write_digits
 from tests.ports import free_port
@@ -98,5 +99,31 @@ def test_a_canary_that_never_starts_moves_the_alias_back(cli):
         assert (champion["version"], champion["change"]["how"]) == ("1", "rollback")
         again = cli.json("deploy", "digits.yaml", "--home", home)
         assert set(again["versions"]) == {"1"}
+    finally:
+        cli("deploy", "delete", "digits", "--home", home, "--yes")
+
+
+def test_a_run_ends_with_a_deployment_of_what_its_gate_let_pass(cli):
+    home, port = "loop", free_port()
+    after = ["--home", home, "--set", "deploy.after_promotion=true", "--set", "deploy.canary=[]",
+             "--set", "deploy.precision=int8"]  # fmt: skip
+    cli("deploy", "digits.yaml", "--home", home, "--port", port, code=2)  # there is no champion yet
+    try:
+        first = cli("run", "digits.yaml", *after, *WEAK)
+        assert "version 1 gets all requests" in first.stderr
+        refused = cli("run", "digits.yaml", *after, *WEAK, "--set", "train.seed=3")
+        assert "starting version" not in refused.stderr
+        second = cli("run", "digits.yaml", *after)
+        assert "version 2 gets all requests" in second.stderr
+        status = cli.json("deploy", "status", "digits", "--home", home)
+        assert {v: one["share"] for v, one in status["versions"].items()} == {"1": 0, "2": 100}
+        kept = [*(cli.folder / home / "deployments/digits/precision").glob("*-int8.json")]
+        checks = [Evidence.read(file).checks[-1] for file in kept]
+        assert [check.name for check in checks] == ["precision_int8"] * 2
+        assert all(check.value <= 0.005 for check in checks)
+        answer = httpx.post(
+            f"{status['address']}/predict", json={"instances": [{"image": [[0] * 8] * 8}]}
+        )
+        assert answer.json()["model"]["version"] == "2"
     finally:
         cli("deploy", "delete", "digits", "--home", home, "--yes")

@@ -29,6 +29,7 @@ def test_the_wheel_carries_pipeline_components_and_configs(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         "pipelines/continuous_training.py",
+        "pipelines/continuous_deployment.py",
         "components/finetune.py",
         "configs/digits.yaml",
         "configs/data/reviews.jsonl",

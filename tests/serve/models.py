@@ -14,11 +14,11 @@ import pyarrow as pa
 import torch
 from PIL import Image
 
-from rekindle.records import Evidence, Smoke, SmokeRow
+from rekindle.records import Evidence, Fingerprint, Smoke, SmokeRow, TrainingSummary
 from rekindle.serve.model import ServedModel
-from rekindle.spec.model import ColumnsSpec, DataSpec, ModelSpec
+from rekindle.spec.model import ColumnsSpec, DataSpec, ModelSpec, RegisterSpec
 from rekindle.tasks import load_task
-from rekindle.train.modelfolder import ANY_CODE, digest_of, open_model
+from rekindle.train.modelfolder import ANY_CODE, digest_of, open_model, weights_sha256
 
 TEXTS = [
     "the parcel came open", "where is my order", "a refund please", "the box was wet and torn",
@@ -202,3 +202,30 @@ def _describe(model: Path, task: str, labels: tuple[str, ...], settings: object)
     told = {"task": task, "labels": labels, "settings": settings, "run_key": "k"}
     (model / "rekindle.json").write_text(json.dumps(told))
     np.save(model / "trained_on.npy", np.zeros(0, np.uint64))
+
+
+def champion(home: Path, model: ServedModel) -> None:
+    """A home whose registry has this model as the champion of `tickets`."""
+    from rekindle.registry.models import Registry, register
+    from rekindle.registry.promotion import promote
+    from tests.registry.versions import registry_in
+
+    registry_in(home)
+    where = Registry(RegisterSpec(), "tickets", str(home))
+    folder, evidence = Path(model.path), Path(model.evidence)
+    known = Fingerprint(
+        data="d",
+        window="",
+        files=1,
+        bytes=1,
+        run_key="k",
+        work_key="k",
+        init_from="base",
+        champion="",
+    )
+    training = TrainingSummary(
+        run_key="k", task="text_classification", engine="native", world_size=1, steps=1, epochs=1,
+        global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
+        weights_sha256=weights_sha256(folder), train_rows=9,
+    )  # fmt: skip
+    promote(where, register(where, folder, evidence, known, training, ""), evidence)

@@ -7,18 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from rekindle.records import Evidence, Fingerprint, TrainingSummary
-from rekindle.registry.models import Registry, register
-from rekindle.registry.promotion import promote
+from rekindle.records import Evidence
 from rekindle.spec.load import load_target
 from rekindle.spec.model import RegisterSpec
-from rekindle.train.modelfolder import weights_sha256
-from tests.registry.versions import registry_in
 from tests.serve import models
 
 pytestmark = pytest.mark.slow
@@ -32,35 +27,11 @@ train: {lr: 1e-3}
 """
 
 
-def champion(home: Path, kind: str = "text") -> None:
-    """A home whose champion is a small model."""
-    registry_in(home)
-    where = Registry(RegisterSpec(), "tickets", str(home))
-    model = models.made(home.parent / "made", kind)
-    folder, evidence = Path(model.path), Path(model.evidence)
-    known = Fingerprint(
-        data="d",
-        window="",
-        files=1,
-        bytes=1,
-        run_key="k",
-        work_key="k",
-        init_from="base",
-        champion="",
-    )
-    training = TrainingSummary(
-        run_key="k", task="text_classification", engine="native", world_size=1, steps=1, epochs=1,
-        global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
-        weights_sha256=weights_sha256(folder), train_rows=9,
-    )  # fmt: skip
-    promote(where, register(where, folder, evidence, known, training, ""), evidence)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("batch")
     (folder / "tickets.yaml").write_text(CONFIG)
-    champion(folder / "home")
+    models.champion(folder / "home", models.made(folder / "made", "text"))
     rows = [
         {"id": f"t{i}", "body": models.TEXTS[i % 8] + " again" * (i % 5)} for i in range(20_500)
     ]
@@ -128,7 +99,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(place):
 
 
 def test_a_folder_of_images_needs_no_classes(tmp_path):
-    champion(tmp_path / "home", "image")
+    models.champion(tmp_path / "home", models.made(tmp_path / "made", "image"))
     config = CONFIG.replace("text_classification", "image_classification").replace(", key: id", "")
     lines = [line for line in config.splitlines() if not line.startswith("model")]
     (tmp_path / "tickets.yaml").write_text("\n".join(lines) + "\n")
@@ -176,7 +147,7 @@ def test_what_is_no_output_and_what_is_no_home_are_wrong_requests(place, tmp_pat
 
 def test_files_that_are_not_those_that_were_registered_are_not_loaded(place, tmp_path):
     (tmp_path / "tickets.yaml").write_text(CONFIG)
-    champion(tmp_path / "home")
+    models.champion(tmp_path / "home", models.made(tmp_path / "made", "text"))
     (weights,) = (tmp_path / "home" / "mlartifacts").rglob("model.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

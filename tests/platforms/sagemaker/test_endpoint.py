@@ -4,6 +4,7 @@ it; the roll-out is the real one."""
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.shadowing import goes_through_the_shadow
-from tests.serve.models import own
+from tests.serve.models import champion, made, own
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
 from tests.servers.troubles import Fault
@@ -423,3 +424,19 @@ def test_a_version_goes_through_the_shadow_of_the_one_before(world, versions):
     world.rollout().to(versions["1"])
     shadowed = world.account.answering.shadowed
     goes_through_the_shadow(world.rollout, versions["1"], versions["2"], shadowed)
+
+
+def test_the_step_of_a_pipeline_deploys_the_champion(world: World, tmp_path: Path) -> None:
+    from components.deploy import deploy
+
+    champion(tmp_path / "home", made(tmp_path / "made", "text"))
+    config = {
+        "name": "tickets", "task": "text_classification", "deploy": {"canary": []},
+        "register": {"tracking_uri": f"sqlite:///{tmp_path}/home/mlflow.db"},
+        "data": {"source": "x", "columns": {"text": "body"}},
+        "platforms": {"sagemaker": PLACE},
+    }  # fmt: skip
+    for _ in range(2):  # the second time it is there
+        done = deploy.python_func(config=json.dumps(config), artifact_root=PLACE["artifact_root"])
+        assert done == (world.platform.address, "1")
+    assert world.platform.standing() == {"1": ("ready", 100)}

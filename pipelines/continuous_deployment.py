@@ -1,0 +1,44 @@
+"""The shipped pipeline with a deployment behind it: a model that passed its gate takes over where
+the champion serves.
+"""
+
+from kfp import dsl
+
+from components.deploy import deploy as deploy_step
+from pipelines.continuous_training import promoted, retrained
+
+
+@dsl.pipeline(name="continuous-deployment")
+def continuous_deployment(
+    name: str,
+    task: str,
+    data: str,
+    model: str,
+    train: str,
+    evaluate: str,
+    register: str,
+    artifact_root: str,
+    deploy: str,
+    code_commit: str = "",
+):
+    """Retrain, judge, register and promote a model, and roll it out.
+
+    Args:
+        name: Name of the registered model.
+        task: Task name, or path.py:Class.
+        data: The spec's section `data`, as JSON.
+        model: The spec's section `model`, as JSON.
+        train: The spec's section `train`, as JSON.
+        evaluate: The spec's section `evaluate`, as JSON.
+        register: The spec's section `register`, as JSON.
+        artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
+        deploy: What the component `deploy` has to know of the config, as JSON.
+        code_commit: Commit of the user's code, for lineage.
+    """
+    registered, judged = retrained(
+        name, task, data, model, train, evaluate, register, artifact_root, code_commit
+    )
+    with dsl.If(registered.outputs["promote"] == True, name="gate"):
+        champion = promoted(name, register, artifact_root, registered, judged)
+        deployed = deploy_step(config=deploy, artifact_root=artifact_root).after(champion)
+        deployed.set_caching_options(False)
