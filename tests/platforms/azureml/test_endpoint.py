@@ -19,7 +19,8 @@ from rekindle.serve.deployed import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
-from tests.serve.models import own
+from tests.serve.models import made, own
+from tests.serve.servers import contained
 from tests.servers.azure import endpoints
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE
@@ -442,3 +443,16 @@ def test_a_platform_that_does_not_answer_rolls_nothing_back(world):
     with pytest.raises(UnreachableError):
         world.to("2")
     assert world.to("2").state == "settled"
+
+
+@pytest.mark.slow
+def test_the_real_server_answers_behind_the_endpoint(world, tmp_path):
+    model = made(tmp_path / "made", "text")
+    platform = world.endpoint()
+    platform.create(model, 1)
+    (path,) = (path for path in world.there.there if "/deployments/" in path)
+    folder = world.there.folder(world.there.there[path])
+    with contained(tmp_path, AZUREML_MODEL_DIR=str(folder.parent)) as server:
+        world.there.containers[path.rpartition("/")[2]] = server.url
+        platform.smoke(model)
+        assert server.figure("rekindle_batch_instances_count") == 2  # its own proof, and this one
