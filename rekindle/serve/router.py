@@ -167,7 +167,8 @@ class Router:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
-        runner = web.AppRunner(self.app, access_log=None, handler_cancellation=True)
+        same = {"access_log": None, "auto_decompress": False}  # bodies pass as they came
+        runner = web.AppRunner(self.app, handler_cancellation=True, **same)
         await runner.setup()
         await web.SockSite(runner, listening).start()
         following = loop.create_task(self._follow())
@@ -236,7 +237,7 @@ class Router:
         time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
-        while time.monotonic() < give_up:
+        while time.monotonic() < give_up and (not asked or asked in self.backends):
             backend = self._chosen(asked, failed)
             if backend is None:
                 if last is not None:
@@ -251,7 +252,7 @@ class Router:
                 await backend.look()
             elif answer.status != 503:  # it is not merely ending
                 failed[backend.model.version], last = _TRIES, answer
-        return last or _refused(f"{f'version {asked}' if asked else 'no version'} is ready")
+        return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
 
     def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that

@@ -200,6 +200,8 @@ def read(kind: type[_Read], body: bytes) -> _Read:
 async def read_body(request: Request) -> bytes:
     """The body; RefusedError 413 where it is too large. It is read to its end all the same, up to a
     bound, so that the client gets the answer."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedError(415, "the body is compressed: send it as it is")
     pieces, size = list[bytes](), 0
     async for piece in request.stream():
         size += len(piece)
