@@ -156,7 +156,7 @@ class Router:
         self.folder, self.wanted = folder, WANTED_JSON.validate_json((folder / WANTED).read_bytes())
         self.backends: dict[str, Backend] = {}
         self.stopping: set[asyncio.Task[None]] = set()
-        self.draining, self.accepted, self.answered = False, 0, 0
+        self.draining, self.unread, self.accepted, self.answered = False, False, 0, 0
         self.ended = asyncio.Event()
         self.app = web.Application(client_max_size=4 * MOST_BYTES)
         self.app.router.add_get(STATUS, self._status)
@@ -189,7 +189,9 @@ class Router:
         try:
             wanted = WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
         except (OSError, ValueError):  # what was wanted before goes on
-            log.exception("%s cannot be read", self.folder / WANTED)
+            if not self.unread:
+                log.exception("%s cannot be read", self.folder / WANTED)
+            self.unread = True
             return
         models = {model.version: model for model in wanted.models}
         for version, backend in [*self.backends.items()]:
@@ -202,7 +204,7 @@ class Router:
                 self.backends[version] = Backend(model, self.folder)
             if self.backends[version].number != wanted.number:
                 self.backends[version].count(wanted.number)
-        self.wanted = wanted
+        self.wanted, self.unread = wanted, False
 
     async def _drain(self) -> None:
         self.draining = True
