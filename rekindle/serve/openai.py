@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import AliasChoices, Field
@@ -21,7 +21,6 @@ from rekindle.serve.work import Options, RefusedError, Work
 
 if TYPE_CHECKING:
     from rekindle.serve.server import Server
-
 
 _LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
 
@@ -66,8 +65,7 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
     if asked.stream:
         work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
         server.waiting.put([work])
-        counted = bool(asked.stream_options and asked.stream_options.get("include_usage"))
-        events = _events(server, work, head, counted)
+        events = _events(server, work, head, asked.stream_options or {})
         return StreamingResponse(events, media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
     message = {"role": "assistant", "content": found["text"]}
@@ -98,7 +96,7 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 
 async def _events(
-    server: Server, work: Work, head: dict[str, Any], counted: bool
+    server: Server, work: Work, head: dict[str, Any], options: Mapping[str, bool]
 ) -> AsyncIterator[bytes]:
     assert work.answer is not None
     chat = head["object"] == "chat.completion"
@@ -118,9 +116,11 @@ async def _events(
         if isinstance(found, RefusedError):
             yield b"data: " + dumped(error_of(found)) + b"\n\n"
         else:
-            usage = dumped({**head, "choices": [], "usage": _usage(found)})
-            last = b"data: " + usage + b"\n\n" if counted else b""
-            yield event("", found["finish_reason"]) + last + b"data: [DONE]\n\n"
+            yield event("", found["finish_reason"])
+            if options.get("include_usage"):
+                usage = {**head, "choices": [], "usage": _usage(found)}
+                yield b"data: " + dumped(usage) + b"\n\n"
+            yield b"data: [DONE]\n\n"
     finally:
         server.accepted -= 1
         if not work.answer.done():
