@@ -30,7 +30,16 @@ RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled",
 Objective = Literal["classes", "tags", "tokens"]
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
 RolloutState = Literal[
-    "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete", "deleted"
+    "shadow",
+    "create",
+    "smoke",
+    "canary",
+    "live",
+    "settled",
+    "roll_back",
+    "rolled_back",
+    "delete",
+    "deleted",
 ]
 ChangeKind = Literal["gate", "reason", "rollback"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.app import champion
+from rekindle.app.runs import read_run
 from rekindle.errors import RequestError, SpecError, StepError
 from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
@@ -15,7 +16,10 @@ from rekindle.platforms.platform import Platform
 from rekindle.records import Deployment, RolloutEvent, VersionTraffic
 from rekindle.registry.history import champion_of
 from rekindle.registry.served import served_model
+from rekindle.report.collect import collect, local_path
+from rekindle.report.ledger import ledger
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Endpoint, Log, Rollout, serving
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
@@ -41,11 +45,30 @@ class Options:
     on_traffic: Callable[[RolloutEvent, Traffic], None] = lambda event, traffic: None
 
 
+def served(spec: Spec, home: Path, version: str = "") -> ServedModel:
+    """The champion, or this version, in the precision that the config asks for."""
+    where = champion.registry_of(spec, home)
+    model = served_model(where, spec.data, spec.task, version)
+    if not spec.deploy.precision:
+        return model
+    from rekindle.serve.precision import lowered
+
+    folder, examples = home.resolve() / DEPLOYMENTS / model.name / "precision", None
+    for entry in ledger(home).entries:
+        record = read_run(home, entry.run_id) if entry.version == model.version else None
+        made = collect(record, history=False).registration if record else None
+        if record and made and made.name == model.name:
+            known = [found for step in record.steps if (found := step.artifacts.get("examples"))]
+            examples = local_path(known[0].kept or known[0].uri) if known else None
+    asked = spec.deploy
+    return lowered(model, asked.precision, examples, asked.max_precision_loss, folder)
+
+
 def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     """Roll the champion out. Raises StepError where it had to be rolled back, which moves the alias
     back, too."""
     where = champion.registry_of(spec, home)
-    model = served_model(where, spec)
+    model = served(spec, home)
     with _alone(spec, home, options.platform):
         rollout = _rollout(spec, home, options)
         machines, usd = rollout.endpoint.usd_per_day()
@@ -53,6 +76,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
         last, change = rollout.log.last(), champion_of(where).change
         if not options.may(machines, usd, serving(last) != model.version):
             return None
+        if spec.deploy.shadow and (now := serving(last)) not in ("", model.version):
+            rollout.before = served(spec, home, now)
         back = last if last and last.state == "rolled_back" and last.previous else None
         if not (back and back.version == model.version and change and change.at <= back.at):
             last = rollout.to(model)  # else only the alias is left to do
@@ -82,7 +107,7 @@ def roll_back(
             last = rollout.log.last()
             if last is None or last.state in ("delete", "deleted"):
                 continue
-            model = served_model(where, spec, moved[1])
+            model = served(spec, home, moved[1])
             if last.previous == moved[1] and last.version != moved[1]:
                 rollout.endpoint.create(model, last.number)  # it may have ended since
                 rollout.back(reason)

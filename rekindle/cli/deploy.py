@@ -14,10 +14,12 @@ from rekindle.cli.serve import require
 from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic
+from rekindle.serve.model import SHADOWED
 from rekindle.spec.load import load_target
 
 _WORDS = {
-    "create": "starting version {version}",
+    "shadow": "version {version} answers in the shadow of the one before",
+    "create": "starting version {version}{after}",
     "smoke": "version {version} has proven itself by rows of its test split",
     "canary": "canary: {shares}",
     "live": "version {version} gets all requests",
@@ -134,7 +136,10 @@ def _say(event: RolloutEvent) -> None:
 
 def _line(event: RolloutEvent) -> str:
     shares = ", ".join(f"version {v} gets {s} %" for v, s in event.shares.items()) or "none is left"
-    words = _WORDS[event.state].format(version=event.version, reason=event.reason, shares=shares)
+    words = _WORDS[event.state].format(
+        version=event.version, reason=event.reason, shares=shares,
+        after=f": {event.reason}" if event.reason else "",
+    )  # fmt: skip
     return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
 
 
@@ -146,7 +151,7 @@ def _watching() -> Callable[[RolloutEvent, Traffic], None]:
         if traffic.requests >= 2 * seen.get(event.number, 5):
             seen[event.number] = traffic.requests
             failed = f", {traffic.errors:,} failed" if traffic.errors else ""
-            click.echo(f"  canary: {traffic.requests:,} requests{failed}", err=True)
+            click.echo(f"  {event.state}: {traffic.requests:,} requests{failed}", err=True)
 
     return show
 
@@ -156,7 +161,9 @@ def _lines(found: Deployment) -> list[str]:
     for version, one in found.versions.items():
         times = f", p50 {one.p50_ms:,.0f} ms, p99 {one.p99_ms:,.0f} ms" if one.p50_ms else ""
         failed = f"{one.errors:,} of {one.requests:,} requests failed"
-        lines.append(f"version {version}  {one.state}, {one.share} % of requests, {failed}{times}")
+        known = version.removeprefix(SHADOWED)
+        known += f" in the shadow of {found.events[-1].previous}" * (known != version)
+        lines.append(f"version {known}  {one.state}, {one.share} % of requests, {failed}{times}")
     if not found.versions and found.events[-1].state != "deleted":
         lines.append("its router does not run; `rekindle deploy CONFIG` starts it")
     return lines

@@ -9,7 +9,6 @@ from rekindle.cli.options import config, shared, tell
 from rekindle.cli.serve import found_model, require
 from rekindle.launch.process import compute_threads
 from rekindle.spec.load import load_target
-from rekindle.spec.model import SplitSpec
 
 
 @click.command("predict")
@@ -30,12 +29,10 @@ def command(config: Path, source: str, output: str, home: Path, as_json: bool) -
     from rekindle.serve.batch import predict
 
     assert spec.data is not None  # else there is no served model
-    plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
-    data = spec.data.model_copy(update={**plain, "source": source})
 
     def on_part(parts: int, rows: int) -> None:
         click.echo(f"part {parts}: {rows:,} rows", err=True)
 
-    done = predict(served, data, output, on_part)
+    done = predict(served, spec.data, source, output, on_part)
     text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
     tell(done, text, as_json)

@@ -27,9 +27,13 @@ _PACKAGES = {
               help="Address to listen at; at any other, all who reach it may ask.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
               envvar="AIP_HTTP_PORT", show_envvar=True, help="0: any free port.")  # fmt: skip
+@click.option("--precision", type=click.Choice(["bf16", "int8"]), help="Of a classifier, if its "
+              "test split allows it; default: `deploy.precision`, or as trained.")  # fmt: skip
 @click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
 @at_home
-def command(target: str | None, host: str, port: int, no_smoke: bool, home: Path) -> None:
+def command(
+    target: str | None, host: str, port: int, precision: str | None, no_smoke: bool, home: Path
+) -> None:  # fmt: skip
     """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
     the latest run. Of a RUN the version that it registered.
 
@@ -37,6 +41,9 @@ def command(target: str | None, host: str, port: int, no_smoke: bool, home: Path
     model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
     require(*_PACKAGES)
     spec, version = wanted(target, home)
+    if precision:
+        changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
+        spec = spec.model_copy(update=changed)
     job = ServeJob(
         model=found_model(spec, home, version), host=host, port=port,
         health_route=os.environ.get("AIP_HEALTH_ROUTE", "/health/ready"),
@@ -58,7 +65,6 @@ def require(*packages: str) -> None:
 
 def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
     """The model of a config. Raises RequestError where there is none to serve."""
-    from rekindle.app.champion import registry_of
-    from rekindle.registry.served import served_model
+    from rekindle.app.deploy import served
 
-    return served_model(registry_of(spec, home), spec, version)
+    return served(spec, home, version)

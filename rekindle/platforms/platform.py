@@ -34,7 +34,8 @@ PLATFORMS = {
     "vertex": "rekindle.platforms.vertex",
 }
 ENDPOINTS = {  # those that models are deployed to: classes in their modules `endpoint`
-    "azureml": "AzureMLEndpoint", "sagemaker": "SageMakerEndpoint", "vertex": "VertexEndpoint",
+    "azureml": "AzureMLEndpoint", "kubeflow": "KubeflowEndpoint", "sagemaker": "SageMakerEndpoint",
+    "vertex": "VertexEndpoint",
 }  # fmt: skip
 
 
@@ -137,11 +138,12 @@ class Platform:
         if self.name not in ENDPOINTS:
             what = f"models are not deployed to {self.name} yet"
             raise RequestError(what, fix=f"one of local, {', '.join(ENDPOINTS)}")
-        if deploy.max_p99_ms:  # metrics of services have no histogram that is read here
+        made: Callable[..., Endpoint] = getattr(self._module("endpoint"), ENDPOINTS[self.name])
+        endpoint = made(self.settings, deploy, name)
+        if deploy.max_p99_ms and not endpoint.sees_latency:
             what = f"answers on {self.name} are not judged by latency"
             raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
-        made: Callable[..., Endpoint] = getattr(self._module("endpoint"), ENDPOINTS[self.name])
-        return made(self.settings, deploy, name)
+        return endpoint
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

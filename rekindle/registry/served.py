@@ -10,13 +10,15 @@ from rekindle.registry.models import CHAMPION, KEPT, Registry, by_alias, fetch_m
 from rekindle.registry.signature import EVIDENCE
 from rekindle.serve.model import ServedModel
 from rekindle.spec.identity import file_sha256
-from rekindle.spec.model import Spec
+from rekindle.spec.model import DataSpec
 
 
-def served_model(where: Registry, spec: Spec, version: str = "") -> ServedModel:
+def served_model(
+    where: Registry, data: DataSpec | None, task: str, version: str = ""
+) -> ServedModel:
     """The champion, or the `version` that is asked for. Raises RequestError where there is none, or
     where its files are not those that were registered."""
-    if spec.data is None:
+    if data is None:
         raise RequestError(f"the config of {where.name} names no data, and so no input columns")
     if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
         raise RequestError("there is no registry", where=where.shown_uri, fix="name another --home")
@@ -38,6 +40,6 @@ def served_model(where: Registry, spec: Spec, version: str = "") -> ServedModel:
         raise RequestError(error.problems) from error
     return ServedModel(
         name=where.name, version=str(found.version), digest=tags["model_digest"], path=str(folder),
-        evidence=str(evidence) if KEPT in tags else "", code=where.code(spec.task),
-        columns=spec.data.columns, image_size=spec.data.image_size,
+        evidence=str(evidence) if KEPT in tags else "", code=where.code(task),
+        columns=data.columns, image_size=data.image_size,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from rekindle.serve.model import ServedModel
 from rekindle.serve.wire import dumped
 from rekindle.serve.work import Model, Options, RefusedError
 from rekindle.spec.identity import digest
-from rekindle.spec.model import DataSpec
+from rekindle.spec.model import DataSpec, SplitSpec
 from rekindle.train.storage import Storage, storage_of
 
 PART_ROWS, SHOWN = 1_000, 5
@@ -41,23 +41,26 @@ Row = tuple[str, str, Any]
 
 
 def predict(
-    served: ServedModel, data: DataSpec, output: str, on_part: Callable[[int, int], None]
-) -> Predicted:
-    """Write the predictions for `data.source`, with ids as `ingest` gives them; `on_part` gets the
-    numbers of parts and of rows so far. Raises RequestError where `output` holds others, DataError
-    for rows that cannot be read."""
+    served: ServedModel, data: DataSpec, source: str, output: str,
+    on_part: Callable[[int, int], None],
+) -> Predicted:  # fmt: skip
+    """Write the predictions for `source`, which is read as `data.source` is, with ids as `ingest`
+    gives them; `on_part` gets the numbers of parts and of rows so far. Raises RequestError where
+    `output` holds others, DataError for rows that cannot be read."""
     suffix = PurePosixPath(output).suffix
     if suffix not in (".parquet", ".jsonl"):
         what = f"the name {output} does not say how predictions are written"
         raise RequestError(what, where="--output", fix="end it with .parquet or .jsonl")
     model, inputs, _ = loaded(served)
-    source, findings, storage = open_source(data, inputs.modality), Findings(), storage_of(output)
-    held = source.fingerprint()
-    work = digest([held, served.digest, inputs.column, data.columns.key or "", suffix])
+    plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
+    data = data.model_copy(update={**plain, "source": source})
+    opened, findings, storage = open_source(data, inputs.modality), Findings(), storage_of(output)
+    held = opened.fingerprint()
+    work = digest([held, served.identity, inputs.column, data.columns.key or "", suffix])
     _check(storage, output, work)
     kinds = wanted_columns(data, inputs.modality)
     wanted = {n: kinds[n] for n in (inputs.column, data.columns.key) if n in kinds}
-    batches = source.read(wanted, findings)
+    batches = opened.read(wanted, findings)
     rows = (row for raw in batches for row in _rows(raw, inputs, data.columns.key, findings))
     total, before = 0, 0
     for number in itertools.count():
@@ -76,9 +79,9 @@ def predict(
             before += 1
         total += len(part)
         on_part(number + 1, total)
-    if source.seen() != held:
+    if opened.seen() != held:
         what, fix = "the input changed while it was read", "delete the output and run again"
-        raise DataError(what, where=data.source, fix=fix)
+        raise DataError(what, where=source, fix=fix)
     done = Predicted(
         output=output, rows=total, parts=number, parts_before=before, model=served.name,
         version=served.version,

@@ -21,9 +21,13 @@ class Classifier(Model):
 
     room = 4 * MOST_ROWS
 
-    def __init__(self, opened: ModelFolder, device: torch.device) -> None:
-        self.opened, self.device = opened, device
-        self.network = opened.network().to(device)
+    def __init__(self, opened: ModelFolder, device: torch.device, precision: str = "") -> None:
+        self.opened, self.device = opened, torch.device("cpu") if precision == "int8" else device
+        self.network, self.dtype = opened.network().to(self.device), torch.get_default_dtype()
+        if precision == "bf16":
+            self.network, self.dtype = self.network.bfloat16(), torch.bfloat16
+        if precision == "int8":
+            self.network = _in_int8(self.network)
         file = opened.path / TOKENIZER
         self.cutter = read_tokenizer(opened.path) if file.is_file() else None
 
@@ -48,7 +52,10 @@ class Classifier(Model):
     def _predicted(self, table: pa.Table, works: list[Work]) -> list[Prediction | RefusedError]:
         task, labels = self.opened.task, self.opened.labels
         inputs = task.collate(table, self.opened.settings)
-        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        inputs = {
+            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+            for name, tensor in inputs.items()
+        }
         odds = torch.softmax(task.logits(self.network, inputs).double(), -1)
         tops, indices = (values.cpu().tolist() for values in odds.max(-1))
         if task.objective == "tags":
@@ -78,6 +85,37 @@ class Classifier(Model):
         tags = [self.opened.labels[indices[p]] if p >= 0 else None for p in places]
         found = {"tags": tags, "probabilities": [tops[p] if p >= 0 else None for p in places]}
         return {**found, "truncated": True} if min(places) < 0 else found
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear layer in 8 bits, by oneDNN: weights are scaled a row each, and what it is given by
+    its own range, batch by batch. Shapes: I inputs, O outputs."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        weight_OI, self.bias = linear.weight.detach(), linear.bias
+        self.scales_O = weight_OI.abs().amax(1).clamp(min=1e-12) / 127
+        self.zeros_O = torch.zeros(len(weight_OI), dtype=torch.int32)
+        weight_OI = (weight_OI / self.scales_O[:, None]).round().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(weight_OI, None)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., O] of [..., I]."""
+        scale = float(inputs.abs().amax().clamp(min=1e-12)) / 127
+        whole = (inputs / scale).round_().add_(128).to(torch.uint8)
+        found: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            whole, scale, 128, self.packed, self.scales_O, self.zeros_O, self.bias, 1.0, 0,
+            torch.float32, "none", [], "",
+        )  # fmt: skip
+        return found
+
+
+def _in_int8(network: torch.nn.Module) -> torch.nn.Module:
+    if type(network) is torch.nn.Linear:
+        return Int8Linear(network)
+    for name, part in network.named_children():
+        setattr(network, name, _in_int8(part))
+    return network
 
 
 def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:

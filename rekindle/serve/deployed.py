@@ -61,5 +61,22 @@ class Status:
     versions: Mapping[str, VersionStatus]
 
 
+@dataclasses.dataclass(frozen=True)
+class Shadowed:
+    """What the server process `replica` counted of the version in its shadow: answers, those among
+    them that failed, those that are another label, tags or text, and requests that it was spared
+    because it had not kept up."""
+
+    replica: str
+    answered: int
+    failed: int
+    differed: int
+    spared: int
+
+
+ASK_SHADOW = {"rekindle/shadow": True}
+"""The instance, alone in the body of `/predict`, to which a server answers its `Shadowed`."""
+
+SHADOWED_JSON = TypeAdapter(Shadowed)
 WANTED_JSON = TypeAdapter(Wanted)
 STATUS_JSON = TypeAdapter(Status)

@@ -24,7 +24,7 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
     inputs = Inputs.of(served, opened)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if opened.task.objective != "tokens":
-        return Classifier(opened, device), inputs, str
+        return Classifier(opened, device, served.precision), inputs, str
     if not isinstance(opened.task, CausalLM):
         what = "language models of a task of your own are not served"
         raise UnsupportedError(what, where="task", fix="use its `generate` in your own server")

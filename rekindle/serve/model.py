@@ -2,6 +2,7 @@
 its inputs have. Imports no torch: the command line writes it."""
 
 import dataclasses
+from typing import Optional
 
 from rekindle.spec.model import ColumnsSpec
 
@@ -19,6 +20,24 @@ class ServedModel:
     code: str
     columns: ColumnsSpec
     image_size: tuple[int, int] | None
+    precision: str = ""
+    """bf16 or int8; "": as trained."""
+    shadow: Optional["ServedModel"] = None
+    """Another one that is given what this one answered, and whose answers are only counted."""
+
+    @property
+    def identity(self) -> str:
+        """What a version that is deployed keeps."""
+        return f"{self.digest}-{self.precision}".rstrip("-")
+
+    def with_shadow(self, shadow: "ServedModel") -> "ServedModel":
+        """This version with another one in its shadow, as a version of its own: digits alone name
+        it, which all platforms take."""
+        return dataclasses.replace(self, version=f"{SHADOWED}{shadow.version}", shadow=shadow)
+
+
+SHADOWED = "0"
+"""What the name of a version begins with that has another one in its shadow."""
 
 
 @dataclasses.dataclass(frozen=True)

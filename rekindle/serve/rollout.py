@@ -5,24 +5,26 @@ before what it announces is done: a command that was killed is completed by the 
 two at once the slower one stops. What a platform has to do is `Endpoint`; every call may come
 again.
 
-    create -> smoke -> canary (a share after another) -> live -> settled
-       |        |        |
-       +--------+--------+--> roll_back -> rolled_back
+    (shadow ->) create -> smoke -> canary (a share after another) -> live -> settled
+       |           |        |        |
+       +-----------+--------+--------+--> roll_back -> rolled_back
     delete -> deleted"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
-from rekindle.serve.deployed import Traffic
+from rekindle.serve.deployed import ASK_SHADOW, SHADOWED_JSON, Shadowed, Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.verdict import breach, look_of
+from rekindle.serve.smoke import prove
+from rekindle.serve.verdict import breach, breach_in_shadow, look_of
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import Storage
 
@@ -35,6 +37,7 @@ class Endpoint(Protocol):
 
     address: str
     poll_seconds: float
+    sees_latency: bool  # whether `observe` has latencies
 
     def usd_per_day(self) -> tuple[str, float | None]:
         """The machines of one version in words, and what they cost a day; None where that is not
@@ -49,8 +52,9 @@ class Endpoint(Protocol):
         ready, which it is once it has proven itself by rows of its test split. Raises StepError
         with the end of its log where it never is."""
 
-    def smoke(self, model: ServedModel) -> None:
-        """Ask this version by the address of the deployment. Raises StepError."""
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """What this version, with or without a share, answers to a body of `/predict` that goes the
+        way of requests. Raises StepError with what comes instead."""
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """Share requests among versions, in percent, and count them from zero."""
@@ -130,6 +134,9 @@ class Rollout:
     spec: DeploySpec
     wait: bool
     on_traffic: Callable[[RolloutEvent, Traffic], None]
+    before: ServedModel | None = None
+    """The version that answers now, if another one is to be in its shadow first."""
+    shadowed: str = ""
 
     def to(self, model: ServedModel) -> RolloutEvent:
         """Roll this version out, from wherever the deployment is; returns the last event."""
@@ -147,7 +154,8 @@ class Rollout:
             self.endpoint.split({model.version: 100}, last.number)
             return last
         before = serving(last)
-        last = self.log.put(last, "create", model.version, before, digest=model.digest)
+        state: RolloutState = "shadow" if self.before else "create"
+        last = self.log.put(last, state, model.version, before, digest=model.identity)
         return self._advance(last, model)
 
     def _check_same(self, model: ServedModel) -> None:
@@ -156,8 +164,9 @@ class Rollout:
         for event in self.log.events()[::-1]:
             if event.state == "deleted":
                 return
-            if event.version == model.version and event.digest not in ("", model.digest):
-                what = f"version {model.version} is another model than the one deployed before"
+            if event.version == model.version and event.digest not in ("", model.identity):
+                what = f"version {model.version} is another model, or has another precision, than "
+                what += "the one deployed before"
                 fix = "`rekindle deploy delete` ends that deployment; then deploy again"
                 raise RequestError(what, where=self.endpoint.address, fix=fix)
 
@@ -204,30 +213,65 @@ class Rollout:
         """Do what the event announces; returns why it has to be rolled back, "" if it has not, and
         None where more requests are needed."""
         match event.state:
+            case "shadow":
+                if not self.before:
+                    raise RequestError("deploy.shadow is 0, and a version is in the shadow",
+                        fix="set it as it was, or `rekindle deploy rollback`")  # fmt: skip
+                both = self.before.with_shadow(model)
+                self.endpoint.create(both, event.number)
+                prove(both, functools.partial(self.endpoint.ask, both))
+                share = self.spec.shadow
+                shares = {both.version: share, event.previous: 100 - share}
+                self.endpoint.split(shares, event.number)
+                return self._watch(event, functools.partial(self._in_shadow, both, {}))
             case "create":
+                if event.shares:  # which end the shadow
+                    self.endpoint.split(event.shares, event.number)
+                    self.endpoint.retain(set(event.shares), event.number)
                 self.endpoint.create(model, event.number)
             case "smoke":
-                self.endpoint.smoke(model)
+                prove(model, functools.partial(self.endpoint.ask, model))
             case "canary":
                 self.endpoint.split(event.shares, event.number)
-                return self._watch(event)
+                return self._watch(event, functools.partial(self._as_canary, event))
             case _:
                 self.endpoint.split(event.shares, event.number)
                 self.endpoint.retain({event.version, event.previous} - {""}, event.number)
         return ""
 
-    def _watch(self, event: RolloutEvent) -> str | None:
+    def _as_canary(self, event: RolloutEvent) -> tuple[Traffic, Callable[[int], str]]:
+        """Its requests, and the verdict at a look."""
+        found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
+        canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
+        return canary, functools.partial(breach, canary, stable, self.spec)
+
+    def _in_shadow(
+        self, both: ServedModel, replicas: dict[str, Shadowed]
+    ) -> tuple[Traffic, Callable[[int], str]]:
+        """The same; whichever replica answers tells what it counted."""
+        body = {"instances": [ASK_SHADOW]}
+        found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
+        replicas[found.replica] = found
+        counts = [dataclasses.astuple(one)[1:] for one in replicas.values()]
+        all_ = Shadowed("", *map(sum, zip(*counts, strict=True)))
+        differed = f"{all_.differed:,} otherwise than the version before, {all_.failed:,} failed"
+        self.shadowed = f"of {all_.answered:,} requests in the shadow, {differed}"
+        traffic = Traffic(all_.answered, all_.failed, ())
+        return traffic, functools.partial(breach_in_shadow, all_, self.spec)
+
+    def _watch(
+        self, event: RolloutEvent, seen: Callable[[], tuple[Traffic, Callable[[int], str]]]
+    ) -> str | None:
         looked, began = -1, datetime.datetime.fromisoformat(event.at)
         while True:
-            found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
-            canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
-            self.on_traffic(event, canary)
+            traffic, breach_at = seen()
+            self.on_traffic(event, traffic)
             minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
-            enough = canary.requests >= self.spec.min_requests
-            over, look = enough and minutes >= self.spec.step_minutes, look_of(canary.requests)
+            enough = traffic.requests >= self.spec.min_requests
+            over, look = enough and minutes >= self.spec.step_minutes, look_of(traffic.requests)
             # the last look is one of its own: each spends its part of alpha once
             now = look + over if over or look > looked else -1
-            reason = breach(canary, stable, self.spec, now)
+            reason = breach_at(now)
             if reason or over:
                 return reason
             if not self.wait:
@@ -238,6 +282,9 @@ class Rollout:
     def _next(self, event: RolloutEvent) -> RolloutEvent:
         """Announce what follows the event."""
         version, previous, now = event.version, event.previous, event.shares.get(event.version, 0)
+        if event.state == "shadow":
+            shares, why = {previous: 100}, self.shadowed
+            return self.log.put(event, "create", version, previous, shares, why, event.digest)
         if event.state == "create":
             return self.log.put(event, "smoke", version, previous)
         if event.state == "live":

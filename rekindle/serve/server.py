@@ -7,6 +7,7 @@ before and meanwhile get 503."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import secrets
@@ -27,16 +28,20 @@ import rekindle
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
+from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Shadowed
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import loaded
-from rekindle.serve.model import ServeJob
+from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.serve.smoke import instance_of, smoke
 from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
 
 DRAIN_SECONDS = 30.0
 _PROOF = "x-rekindle-proof"
 _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
+_DECISION = ("label", "tags", "text")
+_ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
+Decode = Callable[[list[int]], str]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -48,12 +53,47 @@ class Figures:
         spread = functools.partial(prometheus.Histogram, registry=known)
         count = functools.partial(prometheus.Counter, registry=known)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.seconds = spread("rekindle_request_seconds", "whole answers", ("route", "status"))
+        bounds = [bound / 1_000 for bound in BOUNDS_MS]
+        named = "rekindle_request_seconds", "whole answers", ("route", "status")
+        self.seconds = spread(*named, buckets=bounds)
         self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
         self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
         self.dropped = count("rekindle_dropped", "instances whose client went away")
         queue = prometheus.Gauge("rekindle_waiting_instances", "in the queue", registry=known)
         queue.set_function(lambda: len(waiting))
+
+
+class Shadow:
+    """The version in the shadow: what waits for it, and what is counted of its answers."""
+
+    def __init__(self) -> None:
+        self.waiting = Waiting()
+        self.replica, self.answered, self.failed = secrets.token_hex(8), 0, 0
+        self.differed, self.spared = 0, 0
+
+    def give(self, works: list[Work], found: list[Prediction]) -> None:
+        """Have it answer, too, what was answered so; not where it has not kept up."""
+        loop = asyncio.get_running_loop()
+        again = [Work(work.content, work.options, loop.create_future()) for work in works]
+        try:
+            self.waiting.put(again)
+        except RefusedError:
+            self.spared += len(again)
+            return
+        for work, expected in zip(again, found, strict=True):
+            assert work.answer is not None
+            work.answer.add_done_callback(functools.partial(self._count, expected))
+
+    def _count(self, expected: Prediction, answer: asyncio.Future[Any]) -> None:
+        found = answer.result()
+        failed = isinstance(found, RefusedError)
+        same = not failed and all(found.get(k) == expected.get(k) for k in _DECISION)
+        self.answered, self.failed = self.answered + 1, self.failed + failed
+        self.differed += not (failed or same)
+
+    @property
+    def shadowed(self) -> Shadowed:
+        return Shadowed(self.replica, self.answered, self.failed, self.differed, self.spared)
 
 
 class Server:
@@ -68,8 +108,9 @@ class Server:
         self.waiting = Waiting()
         self.figures = Figures(self.waiting)
         self.kept = self._kept() if job.smoke else None
+        self.shadow = Shadow() if job.model.shadow else None
         self.inputs: Inputs
-        self.decode: Callable[[list[int]], str]
+        self.decode: Decode
         self.uvicorn = http_server(list(self._routes()))
 
     def _routes(self) -> Iterable[Route]:
@@ -104,10 +145,11 @@ class Server:
             starting.result()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        done: asyncio.Future[None] = loop.create_future()
-        threading.Thread(target=self._infer, args=(loop, done), daemon=True).start()
+        started = [self._started(loop, self.model, self.waiting)]
+        if self.shadow and self.model.shadow:
+            started.append(self._started(loop, self.model.shadow, self.shadow.waiting))
         try:
-            await done
+            (self.inputs, self.decode), *_ = await asyncio.gather(*started)
             if self.kept:
                 self.state = "proving" if self.state == "loading" else self.state
                 asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
@@ -139,17 +181,29 @@ class Server:
         sys.stdout.write(lines)
         sys.stdout.flush()
 
-    def _infer(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
-        """The inference thread."""
+    def _started(
+        self, loop: asyncio.AbstractEventLoop, served: ServedModel, waiting: Waiting
+    ) -> asyncio.Future[tuple[Inputs, Decode]]:
+        """Start an inference thread; done when its model is loaded."""
+        done: asyncio.Future[tuple[Inputs, Decode]] = loop.create_future()
+        words = loop, served, waiting, done
+        threading.Thread(target=self._infer, args=words, daemon=True).start()
+        return done
+
+    def _infer(
+        self, loop: asyncio.AbstractEventLoop, served: ServedModel, waiting: Waiting,
+        done: asyncio.Future[tuple[Inputs, Decode]],
+    ) -> None:  # fmt: skip
+        """An inference thread."""
         try:
-            model, self.inputs, self.decode = loaded(self.model)
+            model, inputs, decode = loaded(served)
         except Exception as error:  # noqa: BLE001 - raised where it is awaited
             loop.call_soon_threadsafe(done.set_exception, error)
             return
-        loop.call_soon_threadsafe(done.set_result, None)
+        loop.call_soon_threadsafe(done.set_result, (inputs, decode))
         while True:
-            new = self.waiting.take(model.room, wait=not model.busy)
-            if new:
+            new = waiting.take(model.room, wait=not model.busy)
+            if new and waiting is self.waiting:
                 self.figures.batch.observe(len(new))
             loop.call_soon_threadsafe(_deliver, model.turned(new))
 
@@ -191,6 +245,9 @@ class Server:
     def _form(self, form: Callable[..., wire.Asked]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             body = await wire.read_body(request)
+            if _ASK_SHADOW in body and json.loads(body)["instances"] == [ASK_SHADOW]:
+                known = dataclasses.asdict(self.shadow.shadowed) if self.shadow else {}
+                return JSONResponse({"predictions": [known]})
             read = functools.partial(form, body, request.headers, self.inputs, self.about)
             images = self.inputs.modality == "image"  # which take a while to decode
             asked = await asyncio.to_thread(read) if images else read()
@@ -219,6 +276,8 @@ class Server:
         for i, found in enumerate(everything.result()):
             if isinstance(found, RefusedError):
                 raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
+        if self.shadow:
+            self.shadow.give(works, everything.result())
         return everything.result()
 
     def drop(self, works: list[Work]) -> None:

@@ -13,7 +13,7 @@ from rekindle.errors import RequestError
 from rekindle.records import Evidence
 from rekindle.serve.model import ServedModel
 from rekindle.train.modelfolder import digest_of
-from rekindle.train.storage import storage_of
+from rekindle.train.storage import Storage, storage_of
 
 SERVED, _MODEL, _EVIDENCE = "served.json", "model", "evidence.json"
 _JSON = TypeAdapter(ServedModel)
@@ -22,18 +22,23 @@ _JSON = TypeAdapter(ServedModel)
 def stage(model: ServedModel, root: str) -> str:
     """The URI below `root` at which the version lies; copies it there if it does not yet."""
     place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{model.digest[:8]}"
-    storage, folder = storage_of(place), Path(model.path)
+    storage = storage_of(place)
     if storage.size(SERVED) is None:
-        files = {f"{_MODEL}/{path.relative_to(folder).as_posix()}": path
-                 for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
-        if model.evidence:
-            files[_EVIDENCE] = Path(model.evidence)
-        for name, path in files.items():
-            storage.write(name, functools.partial(_copy, path))
-        evidence = _EVIDENCE if model.evidence else ""
-        staged = dataclasses.replace(model, path=_MODEL, evidence=evidence)
-        storage.put_new(SERVED, _JSON.dump_json(staged))
+        storage.put_new(SERVED, _JSON.dump_json(_copied(model, storage, "")))
     return place
+
+
+def _copied(model: ServedModel, storage: Storage, below: str) -> ServedModel:
+    """The version with its paths in the storage, once all its files are there."""
+    folder, kept = Path(model.path), f"{below}{_EVIDENCE}" if model.evidence else ""
+    files = {f"{below}{_MODEL}/{path.relative_to(folder).as_posix()}": path
+             for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+    if kept:
+        files[kept] = Path(model.evidence)
+    for name, path in files.items():
+        storage.write(name, functools.partial(_copy, path))
+    shadow = _copied(model.shadow, storage, "shadow/") if model.shadow else None
+    return dataclasses.replace(model, path=f"{below}{_MODEL}", evidence=kept, shadow=shadow)
 
 
 def staged_in(folder: Path) -> ServedModel:
@@ -42,9 +47,14 @@ def staged_in(folder: Path) -> ServedModel:
     if not (folder / SERVED).is_file():
         what = f"{folder} holds no model that `rekindle deploy` put there"
         raise RequestError(what, fix=f"deploy again; it has to hold {SERVED}")
-    staged = _JSON.validate_json((folder / SERVED).read_bytes())
+    return _checked(_JSON.validate_json((folder / SERVED).read_bytes()), folder)
+
+
+def _checked(staged: ServedModel, folder: Path) -> ServedModel:
     evidence = str(folder / staged.evidence) if staged.evidence else ""
-    model = dataclasses.replace(staged, path=str(folder / staged.path), evidence=evidence)
+    shadow = _checked(staged.shadow, folder) if staged.shadow else None
+    path = str(folder / staged.path)
+    model = dataclasses.replace(staged, path=path, evidence=evidence, shadow=shadow)
     judged = Evidence.read(evidence).model_digest if evidence else model.digest
     if not digest_of(Path(model.path)) == model.digest == judged:
         what = f"the files of version {model.version} are not those that were judged"

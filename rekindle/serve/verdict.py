@@ -9,7 +9,7 @@ allowed: one-sided tests, Fisher's exact and the binomial one."""
 import math
 from itertools import accumulate
 
-from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.deployed import BOUNDS_MS, Shadowed, Traffic
 from rekindle.spec.deploy import DeploySpec
 
 FIRST_LOOK, MOST_ENDS = 10, 1
@@ -51,6 +51,20 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
         slow = _above(canary, cut)
         if _worse((slow, answered), (0, 0), 0.01, level):
             return f"{slow / answered:.1%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms"
+    return ""
+
+
+def breach_in_shadow(shadowed: Shadowed, spec: DeploySpec, look: int) -> str:
+    """The same of a version in the shadow."""
+    if look < 0:
+        return ""
+    level, answered = spec.alpha / 2 / ((look + 1) * (look + 2)), shadowed.answered
+    if _worse((shadowed.failed, answered), (0, 0), spec.max_error_rate, level):
+        return f"in the shadow it failed {shadowed.failed:,} of {answered:,} requests"
+    most = spec.max_disagreement
+    if most is not None and _worse((shadowed.differed, answered), (0, 0), most, level):
+        share = f"{shadowed.differed / answered:.1%} of {answered:,} requests"
+        return f"in the shadow it answered {share} otherwise; {most:.1%} are allowed"
     return ""
 
 

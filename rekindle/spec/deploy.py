@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,9 +17,20 @@ class DeploySpec(Section):
     platform's."""
     replicas: int = Field(1, ge=1, le=1_000)
     """Machines of each version; on this machine always one process."""
+    precision: Literal["", "bf16", "int8"] = ""
+    """Precision that a classifier is served in, on CPUs with int8; default: that of its training.
+    It is measured on the test split first, on this machine."""
+    max_precision_loss: float = Field(0.005, ge=0, lt=1)
+    """Share of the test split's labels that it may answer wrongly because of `precision`."""
     budget_usd_per_day: float | None = Field(None, gt=0)
     """What a deployment may cost a day while one version answers; a dearer one, or one whose price
     is unknown, is refused."""
+    shadow: int = Field(0, ge=0, lt=100)
+    """Percent of requests that the new version also answers, unseen, before its canary: for as long
+    as a step, the version before answers them on machines that hold both, and both are compared."""
+    max_disagreement: float | None = Field(None, gt=0, lt=1)
+    """Share of requests that it may answer in the shadow with another label, other tags or another
+    text than the version before; default: they are only counted."""
     canary: tuple[int, ...] = (10, 50)
     """Percent of requests that the new version gets, one step after another, before it gets all;
     `[]`: it gets all at once."""

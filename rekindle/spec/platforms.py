@@ -157,6 +157,12 @@ class KubeflowSpec(PlatformSection):
     accelerator_nodes: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Labels of the nodes with a GPU, by the name that `distribute()` calls it: `{H100:
     {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}`."""
+    claim: ClusterName | None = None
+    """PersistentVolumeClaim that is mounted at `artifact_root`, if that is a folder, in the pods of
+    `rekindle deploy`."""
+    gateway: str = Field("", pattern=r"^([a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*)?$")
+    """Gateway of the Gateway API, `NAMESPACE/NAME`, that shares requests among the versions of
+    `rekindle deploy`; without one, `deploy.canary` has to be `[]`."""
     secrets: dict[VariableName, ClusterSecret] = Field(default_factory=dict)
     """Environment variables of all steps from secrets of the cluster: `{HF_TOKEN:
     name-of-secret/key}`."""

@@ -17,7 +17,7 @@ from tests.gpu.here import CPU_ONLY, FAIL, FIGURE, PASS, ROOT, Here, Row, TooSma
 from tests.gpu.table import Result
 
 TINY = Here.of("cpu", True)
-SLOW = ("start", "resume", "compile", "memory", "speed", "deepspeed")
+SLOW = ("start", "resume", "compile", "memory", "speed", "deepspeed", "optimizer")
 QUICK = tuple(name for name in runner.CHECKS if name not in SLOW)
 # checks that a CPU judges in full or in part
 JUDGED = (

@@ -15,6 +15,7 @@ import pytest
 from rekindle.records import Evidence, Fingerprint, TrainingSummary
 from rekindle.registry.models import Registry, register
 from rekindle.registry.promotion import promote
+from rekindle.spec.load import load_target
 from rekindle.spec.model import RegisterSpec
 from rekindle.train.modelfolder import weights_sha256
 from tests.registry.versions import registry_in
@@ -193,3 +194,44 @@ def test_files_that_are_not_those_that_were_registered_are_not_loaded(place, tmp
         assert done.returncode == 2, done.stdout + done.stderr
         assert "are not those that were registered" in done.stderr
     assert not (tmp_path / "y.jsonl").exists()
+
+
+def test_a_step_of_a_pipeline_predicts_and_goes_on(place):
+    """The component, by `rekindle run` of a pipeline that has nothing else."""
+    (place / "nightly.py").write_text("""
+from kfp import dsl
+from components.batch_predict import batch_predict
+
+
+@dsl.component(base_image="python:3.11")
+def told(rows: int, version: str):
+    print(f"{rows} rows of version {version}")
+
+
+@dsl.pipeline(name="nightly")
+def nightly(data: str, register: str, root: str, source: str, output: str):
+    done = batch_predict(
+        name="tickets", task="text_classification", data=data, register=register, artifact_root=root,
+        source=source, output=output,
+    )
+    done.set_caching_options(False)
+    told(rows=done.outputs["rows"], version=done.outputs["version"])
+""")
+    spec = load_target(place / "tickets.yaml")
+    arguments = {
+        "data": spec.data.model_dump_json(), "register": RegisterSpec().model_dump_json(), "root": str(place / "home"),
+        "source": str(place / "few.jsonl"), "output": str(place / "step.parquet"),
+    }  # fmt: skip
+    config = {"name": "nightly", "pipeline": "nightly.py:nightly", "arguments": arguments}
+    (place / "nightly.yaml").write_text(json.dumps(config))
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "rekindle.cli.main", "run", "nightly.yaml", "--home", "runs", "--json"],
+            cwd=place, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert pq.read_table(place / "step.parquet").column("id").to_pylist() == [
+            f"t{i}" for i in range(8)
+        ]
+    logs = "".join(path.read_text() for path in (place / "runs").rglob("log.txt"))
+    assert "8 rows of version 1" in logs

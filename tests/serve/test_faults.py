@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rekindle.serve.deployed import ASK_SHADOW
 from tests.serve import models
 from tests.serve.servers import Running, running
 
@@ -173,3 +174,29 @@ def test_a_port_that_is_taken_is_a_wrong_request(model):
         assert "Address already in use" in second.log.read_text()
         assert "pass another --port, or 0 for any free one" in second.log.read_text()
         second.client.close()
+
+
+def test_what_the_shadow_answers_is_counted_and_nobody_sees_it(model, tmp_path):
+    code = models.OWN_TASK.replace("        if len(numbers) > 4:", """        if (numbers > 80).any():
+            raise ValueError("poisoned")
+        numbers = torch.where(numbers > 50, -numbers, numbers)
+        if len(numbers) > 4:""")  # fmt: skip
+    shadow = models.own(tmp_path / "next", code, "4")
+
+    def counted(server):
+        body = {"instances": [ASK_SHADOW]}
+        return server.client.post("/predict", json=body).json()["predictions"][0]
+
+    server = Running.of(model.with_shadow(shadow)).ready()
+    try:
+        before = counted(server)
+        for number in ("10", "60", "85", "not a number"):
+            server.client.post("/predict", json={"instances": [{"text": number}]})
+        server.until(lambda: counted(server)["answered"] == before["answered"] + 3)
+        after = counted(server)
+        assert (after["failed"], after["differed"], after["spared"]) == (1, 1, 0)
+        assert after["replica"] == before["replica"]
+    finally:
+        server.stop()
+    with running(model) as server:
+        assert counted(server) == {}

@@ -153,6 +153,27 @@ def test_a_poisoned_version_goes_back_by_itself_and_clients_see_none_of_it(deplo
 
 
 @pytest.mark.slow
+def test_a_version_in_the_shadow_is_compared_and_not_seen(deployed):
+    first, good = deployed.own("1"), deployed.own("2")
+    bad = deployed.own("3", OWN_TASK.replace("[numbers, -numbers]", "[20 - numbers, numbers - 20]"))
+    deployed.rollout().to(first)
+    spec = FAST.model_copy(update={"shadow": 50, "max_disagreement": 0.02, "min_requests": 300})
+    with Load(deployed.url, 1_000_000) as load:
+        for model in (bad, good):
+            made = deployed.rollout(spec)
+            made.before = first
+            made.to(model)
+            if model is bad:
+                assert {version for _, version in load.seen} == {"1", "03"}
+    assert statuses(load) == {200}
+    reasons = {event.state: event.reason for event in deployed.events if event.version == "3"}
+    assert "in the shadow it answered" in reasons["rolled_back"]
+    (told,) = (e.reason for e in deployed.events if (e.state, e.version) == ("create", "2"))
+    assert "requests in the shadow, 0 otherwise than the version before, 0 failed" in told
+    assert set(deployed.endpoint.status().versions) == {"1", "2"}
+
+
+@pytest.mark.slow
 def test_a_router_that_is_killed_takes_its_servers_along_and_the_same_command_starts_it_again(
     deployed,
 ):

@@ -6,15 +6,17 @@ import dataclasses
 import pytest
 
 from rekindle.errors import RequestError, StepError
-from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Traffic
 from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
 from rekindle.train.storage import storage_of
+from tests.serve.models import own
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100)
+SHADOW = FAST.model_copy(update={"shadow": 20, "max_disagreement": 0.05, "canary": ()})
 
 
 class Killed(BaseException):
@@ -29,8 +31,9 @@ class Platform:
 
     def __init__(self):
         self.versions, self.shares, self.number, self.calls = set(), {}, 0, []
+        self.seen = {"failed": 0, "differed": 0}  # in the shadow
         self.kill = (0, "")  # at the nth call, "before" or "after"
-        self.broken, self.fails, self.requests = set(), {}, 500
+        self.broken, self.wrong, self.fails, self.requests = set(), set(), {}, 500
 
     def __getattribute__(self, name):
         if name not in CALLS:
@@ -53,8 +56,22 @@ class Platform:
             raise StepError("its image was not found")
         self.versions.add(model.version)
 
-    def smoke(self, model):
+    def ask(self, model, body):
         assert model.version in self.versions
+        if body == {"instances": [ASK_SHADOW]}:
+            assert self.shares[model.version] > 0
+            return {
+                "predictions": [
+                    {"replica": "a", "answered": self.requests, "spared": 0, **self.seen}
+                ]
+            }
+        assert body == {"instances": [{"text": "1"}]}
+        wrong = (
+            {}
+            if model.version in self.wrong
+            else {"label": "high", "probability": 0.8807970779778824}
+        )
+        return {"predictions": [wrong]}
 
     def split(self, shares, number):
         assert sum(shares.values()) == 100
@@ -90,9 +107,10 @@ class World:
     def __init__(self, folder, spec=FAST):
         self.platform, self.folder, self.spec = Platform(), folder, spec
 
-    def rollout(self, wait=True):
+    def rollout(self, wait=True, shadow_of=""):
         log = Log(storage_of(self.folder / "log"), lambda event: None)
-        return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None)
+        before = model(shadow_of) if shadow_of else None
+        return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None, before)
 
     def states(self):
         return [event.state for event in self.rollout().log.events()]
@@ -144,6 +162,49 @@ def test_a_canary_that_fails_is_rolled_back_with_its_reason(world):
     event = world.rollout().to(model("2"))
     assert (event.state, event.version) == ("rolled_back", "2")
     assert "it failed 100 of 500 requests; 1.0% are allowed" in event.reason
+    assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+def test_a_version_that_answers_otherwise_than_it_was_judged_gets_no_requests(world, tmp_path):
+    proven = own(tmp_path / "proven")
+    world.rollout().to(dataclasses.replace(proven, version="1"))
+    world.platform.wrong = {"2"}
+    event = world.rollout().to(dataclasses.replace(proven, version="2"))
+    assert (
+        "to row 1 of its test split the model answers label None, and was judged by 'high'"
+        in event.reason
+    )
+    assert world.states()[-4:] == ["create", "smoke", "roll_back", "rolled_back"]
+
+
+def test_a_version_is_in_the_shadow_of_the_one_before_first(world):
+    world.rollout().to(model("1"))
+    world.spec = SHADOW
+    world.platform.requests = 99
+    for _ in range(2):
+        assert world.rollout(False, "1").to(model("2")).state == "shadow"
+        assert world.platform.shares == {"02": 20, "1": 80}
+    with pytest.raises(RequestError, match="is 0, and a version is in the shadow"):
+        world.rollout().to(model("2"))
+    world.platform.requests, world.platform.seen["differed"] = 100, 4
+    world.rollout(False, "1").to(model("2"))
+    assert world.states()[-5:] == ["shadow", "create", "smoke", "live", "settled"]
+    assert world.end == ("settled", "2", {"2": 100}, {"1", "2"})
+    told = "of 100 requests in the shadow, 4 otherwise than the version before, 0 failed"
+    assert told in [event.reason for event in world.rollout().log.events()]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [({"differed": 100}, "answered 20.0% of 500 requests otherwise; 5.0% are allowed"),
+     ({"failed": 30}, "in the shadow it failed 30 of 500 requests")],
+)  # fmt: skip
+def test_who_answers_worse_in_the_shadow_is_not_seen_by_anybody(world, seen, reason):
+    world.rollout().to(model("1"))
+    world.spec = SHADOW
+    world.platform.seen.update(seen)
+    assert reason in world.rollout(True, "1").to(model("2")).reason
+    assert world.states()[-3:] == ["shadow", "roll_back", "rolled_back"]
     assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
 
 
@@ -228,7 +289,7 @@ def test_a_number_that_the_registry_gave_out_again_is_another_model(world):
     world.rollout().to(model("1"))
     other = dataclasses.replace(model("1"), digest="other")
     with pytest.raises(
-        RequestError, match="version 1 is another model than the one deployed before"
+        RequestError, match="version 1 is another model, or has another precision, than the"
     ):
         world.rollout().to(other)
     world.rollout().delete()

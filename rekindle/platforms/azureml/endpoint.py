@@ -26,7 +26,6 @@ from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec
@@ -44,7 +43,7 @@ _PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failu
 class AzureMLEndpoint:
     """The deployment of the model `model`; its endpoint's name is unique in the region."""
 
-    poll_seconds = 15.0
+    poll_seconds, sees_latency = 15.0, False
 
     def __init__(self, place: AzureMLSpec, deploy: DeploySpec, model: str) -> None:
         self.place, self.model = place, model
@@ -112,21 +111,15 @@ class AzureMLEndpoint:
             },
         })  # fmt: skip
 
-    def smoke(self, model: ServedModel) -> None:
-        """See `Endpoint.smoke`."""
-
-        def ask(body: dict[str, Any]) -> Any:
-            self._endpoint()
-            name = _short(self.model, f"v{model.version}-{model.digest[:8]}")
-            response = self._ask(
-                "POST", self.address, body, headers={"azureml-model-deployment": name}
-            )
-            if response.status_code != 200:
-                what = f"smoke: the endpoint answered {response.status_code}: "
-                raise StepError(what + response.text()[:300], where=self.address)
-            return response.json()
-
-        prove(model, ask)
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """See `Endpoint.ask`."""
+        self._endpoint()
+        name = _short(self.model, f"v{model.version}-{model.digest[:8]}")
+        response = self._ask("POST", self.address, body, headers={"azureml-model-deployment": name})
+        if response.status_code != 200:
+            what = f"smoke: the endpoint answered {response.status_code}: "
+            raise StepError(what + response.text()[:300], where=self.address)
+        return response.json()
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """See `Endpoint.split`; what the same event set already stays, and is counted on."""

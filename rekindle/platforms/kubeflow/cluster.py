@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
-from rekindle.errors import StepError
+from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError, Stopped, growing, request, retried
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,26 @@ class Cluster:
     def around(cls, account: Path, server: str, **more: Any) -> Self:
         """The cluster that this pod runs in."""
         return cls(server, account / "token", account / "ca.crt", **more)
+
+    @classmethod
+    def configured(cls, patience_seconds: float) -> Self:
+        """The cluster of kubectl's current context, or the one around us; RequestError if nothing
+        says which."""
+        if ACCOUNT.exists():
+            return cls.around(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
+        from kubernetes import client, config
+
+        found = client.Configuration()
+        try:
+            config.load_kube_config(client_configuration=found)
+        except config.ConfigException as error:
+            fix = "name a context: kubectl config use-context NAME, or set KUBECONFIG"
+            raise RequestError(f"no cluster is configured: {error}", fix=fix) from error
+        token = found.get_api_key_with_prefix("authorization") or ""
+        certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
+        authority = Path(found.ssl_ca_cert) if found.ssl_ca_cert else ""
+        words = (found.host, token.removeprefix("Bearer "), authority, certificate)
+        return cls(*words, patience_seconds=patience_seconds)
 
     def get(self, path: str, **query: str) -> dict[str, Any] | None:
         """An object or list; None if there is none."""
@@ -104,6 +124,25 @@ class Cluster:
         known: Collection[int],
     ) -> dict[str, Any] | None:  # fmt: skip
         """The answer; None for a `known` status, StepError for others and where no retry helped."""
+        try:
+            return self.answer(method, path, query, body)
+        except HttpError as error:
+            if error.status in known:
+                return None
+            if isinstance(error, Stopped):
+                raise
+            if not passing(error):
+                what = f"the API server refuses with {error}"
+                fix = _FIXES.get(error.status, "")
+                raise StepError(what, where=f"{method} {path}", fix=fix) from None
+            what = f"the API server does not answer: {error}"
+            fix = f"it was asked for {self.patience_seconds:g} s; look at the cluster"
+            raise StepError(what, where=f"{method} {self.server}{path}", fix=fix) from None
+
+    def answer(
+        self, method: str, path: str, query: Mapping[str, str], body: Any = None
+    ) -> dict[str, Any]:
+        """The answer; HttpError where the server refuses, or no retry helped."""
         url = f"{self.server}{_target(path, query)}"
 
         def once() -> dict[str, Any]:
@@ -115,21 +154,8 @@ class Cluster:
         def notice(error: HttpError, pause: float) -> None:
             log.warning("%s %s: %s; again in %.1f s", method, path, error, pause)
 
-        try:
-            pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
-            return retried(once, pauses, stop=self.stopping, transient=_passing, notice=notice)
-        except HttpError as error:
-            if error.status in known:
-                return None
-            if isinstance(error, Stopped):
-                raise
-            if not _passing(error):
-                what = f"the API server refuses with {error}"
-                fix = _FIXES.get(error.status, "")
-                raise StepError(what, where=f"{method} {path}", fix=fix) from None
-            what = f"the API server does not answer: {error}"
-            fix = f"it was asked for {self.patience_seconds:g} s; look at the cluster"
-            raise StepError(what, where=f"{method} {self.server}{path}", fix=fix) from None
+        pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
+        return retried(once, pauses, stop=self.stopping, transient=passing, notice=notice)
 
     def _tls(self) -> ssl.SSLContext | None:
         """How the server is verified and this client proves who it is; None for plain HTTP."""
@@ -152,6 +178,6 @@ def _target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def _passing(error: HttpError) -> bool:
+def passing(error: HttpError) -> bool:
     """Whether the same request may yet succeed: also after 401, for tokens rotate."""
     return error.transient or error.status == 401

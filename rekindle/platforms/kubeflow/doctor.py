@@ -20,7 +20,7 @@ from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, NotChecked, about
 from rekindle.platforms.kubeflow.client import images, token_of, trainers
-from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster
+from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
@@ -54,6 +54,8 @@ def checks(place: KubeflowSpec, definition: Definition | None) -> Iterator[Check
     if definition is None or trainers(definition):
         name = f"clustertrainingruntime {place.runtime}"
         yield Check("runtime", name, functools.partial(runtime, place))
+    if place.gateway:
+        yield Check("gateway", place.gateway, functools.partial(gateway, place))
 
 
 def api(place: KubeflowSpec) -> str:
@@ -103,7 +105,7 @@ def cluster(place: KubeflowSpec) -> str:
 
     Without such a context KFP's API alone is enough."""
     try:
-        there = _cluster()
+        there = Cluster.configured(_PATIENCE_SECONDS)
     except RequestError as error:
         if place.host:
             raise NotChecked(error.problems[0].what) from None
@@ -117,7 +119,7 @@ def cluster(place: KubeflowSpec) -> str:
 
 def runtime(place: KubeflowSpec) -> str:
     """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
-    there = _cluster()
+    there = Cluster.configured(_PATIENCE_SECONDS)
     if there.get(_TRAINER) is None:
         what = "the cluster has no Kubeflow Trainer v2"
         raise RequestError(what, where=there.server, fix=_INSTALL)
@@ -128,23 +130,15 @@ def runtime(place: KubeflowSpec) -> str:
     return place.runtime
 
 
-def _cluster() -> Cluster:
-    """The API server and how to speak to it; RequestError if nothing says which."""
-    if ACCOUNT.exists():
-        return Cluster.around(ACCOUNT, IN_CLUSTER, patience_seconds=_PATIENCE_SECONDS)
-    from kubernetes import client, config
-
-    found = client.Configuration()
-    try:
-        config.load_kube_config(client_configuration=found)
-    except config.ConfigException as error:
-        fix = "name a context: kubectl config use-context NAME, or set KUBECONFIG"
-        raise RequestError(f"no cluster is configured: {error}", fix=fix) from error
-    token = found.get_api_key_with_prefix("authorization") or ""
-    certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
-    authority = Path(found.ssl_ca_cert) if found.ssl_ca_cert else ""
-    words = (found.host, token.removeprefix("Bearer "), authority, certificate)
-    return Cluster(*words, patience_seconds=_PATIENCE_SECONDS)
+def gateway(place: KubeflowSpec) -> str:
+    """Whether the cluster has the Gateway that shares requests among Deployments."""
+    namespace, _, name = place.gateway.partition("/")
+    path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
+    if Cluster.configured(_PATIENCE_SECONDS).get(path) is None:
+        what = f"the cluster has no Gateway {place.gateway} of the Gateway API v1"
+        fix = "make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []"
+        raise RequestError(what, fix=fix)
+    return f"{place.gateway}, for versions that are Deployments"
 
 
 def _token(challenge: str) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.process import is_running
@@ -39,7 +40,7 @@ class LocalEndpoint:
     """The deployment in `folder`. `host` and `port` are those that it has, if there is one, and
     RequestError is raised where others are asked for. `environment` is added to the router's."""
 
-    poll_seconds = 1.0
+    poll_seconds, sees_latency = 1.0, True
 
     def __init__(
         self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]
@@ -88,14 +89,13 @@ class LocalEndpoint:
                 raise StepError(what, where=str(self.folder / f"version-{model.version}.txt"))
             time.sleep(_LOOK_SECONDS)
 
-    def smoke(self, model: ServedModel) -> None:
-        """See `Endpoint.smoke`: the server has proven itself over HTTP before it was ready, so what
-        is left is the way to it."""
-        path = f"/v2/models/{model.name}/versions/{model.version}"
-        status, text = self._get(path, {VERSION: model.version})
-        if status != 200 or model.version not in json.loads(text).get("versions", ()):
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """See `Endpoint.ask`."""
+        status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
+        if status != 200:
             what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
             raise StepError(what, where=self.address)
+        return json.loads(text)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """See `Endpoint.split`."""
@@ -125,7 +125,7 @@ class LocalEndpoint:
         """What the router says, None where it does not run. Raises RequestError where another
         program listens."""
         try:
-            status, text = self._get(STATUS)
+            status, text = self._sent("GET", STATUS, {})
             found = STATUS_JSON.validate_json(text) if status == 200 else None
         except ConnectionError:
             return None
@@ -171,10 +171,12 @@ class LocalEndpoint:
                 env={**os.environ, **self.environment}, cwd="/",
             )  # fmt: skip
 
-    def _get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    def _sent(
+        self, method: str, path: str, headers: Mapping[str, str], body: str | None = None
+    ) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
-            connection.request("GET", path, headers=dict(headers or {}))
+            connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:

@@ -23,7 +23,6 @@ from rekindle.platforms.sagemaker.doctor import Account
 from rekindle.platforms.submission import digest_of, plain_name
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
@@ -41,7 +40,7 @@ _METRICS = ("Invocations", "Invocation5XXErrors", "InvocationModelErrors", "Invo
 class SageMakerEndpoint:
     """The deployment of `model`; see `rekindle.serve.rollout.Endpoint`."""
 
-    poll_seconds = 15.0
+    poll_seconds, sees_latency = 15.0, False
 
     def __init__(self, place: SageMakerSpec, deploy: DeploySpec, model: str) -> None:
         self.place, self.deploy, self.model, self.account = place, deploy, model, Account(place, {})
@@ -93,20 +92,16 @@ class SageMakerEndpoint:
                 raise StepError(f"{what}{self._log_end(variant)}", where=self.name) from None
             self._weigh(api, weights)
 
-    def smoke(self, model: ServedModel) -> None:
-        """See `Endpoint.smoke`."""
-
-        def ask(body: dict[str, Any]) -> Any:
-            with self.account.client("sagemaker-runtime") as api:
-                try:
-                    return json.load(api.invoke_endpoint(
-                        EndpointName=self.name, TargetVariant=self._variant(model),
-                        ContentType="application/json", Body=json.dumps(body),
-                    )["Body"])  # fmt: skip
-                except api.exceptions.ModelError as error:
-                    raise StepError(f"smoke: {error}", where=self.address) from None
-
-        prove(model, ask)
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """See `Endpoint.ask`."""
+        with self.account.client("sagemaker-runtime") as api:
+            try:
+                return json.load(api.invoke_endpoint(
+                    EndpointName=self.name, TargetVariant=self._variant(model),
+                    ContentType="application/json", Body=json.dumps(body),
+                )["Body"])  # fmt: skip
+            except api.exceptions.ModelError as error:
+                raise StepError(f"smoke: {error}", where=self.address) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """See `Endpoint.split`."""

@@ -1,10 +1,11 @@
 """A deployment on Vertex AI: an endpoint, in which each version is a DeployedModel. Names and ids
 are ours: what an interrupted command made, or has under way, is found by them.
 
-A request cannot choose among deployed models (PredictRequest has no field for it), so a version is
-smoked on a second endpoint of its own. `response_count` has requests by class of status code, while
-`prediction_count` has instances and `error_count` also what clients did wrong. Authority:
-aiplatform_v1 2.7; cloud.google.com/monitoring/api/metrics_gcp. Untested against a real project."""
+A request cannot choose among deployed models (PredictRequest has no field for it), so a version
+without a share is asked on a second endpoint of its own. `response_count` has requests by class of
+status code, while `prediction_count` has instances and `error_count` also what clients did wrong.
+Authority: aiplatform_v1 2.7; cloud.google.com/monitoring/api/metrics_gcp. Untested against a real
+project."""
 
 import contextlib
 import hashlib
@@ -22,14 +23,17 @@ from rekindle.platforms.vertex.launcher import text_of
 from rekindle.platforms.vertex.runs import Message, asked, on_pages
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
-from rekindle.serve.smoke import prove
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 
 LABEL, NUMBER, SINCE = "rekindle", "rekindle-split", "rekindle-since"
 LAG_SECONDS = 240  # what is newer may yet change: points come up to 120 s late
-_TRIES, _LONGEST = 5, 3 * 3600.0  # seconds: the service ends a deployment after 2 hours at most
+_TRIES, _ASKS, _LONGEST = (
+    5,
+    200,
+    3 * 3600.0,
+)  # seconds: the service ends a deployment after 2 hours at most
 _Done = Callable[[], Any]
 _OF = 'resource.type="aiplatform.googleapis.com/Endpoint" AND resource.labels.endpoint_id='
 _LOGS = "https://logging.googleapis.com/v2/entries:list"
@@ -39,7 +43,7 @@ _COUNT = 'metric.type="aiplatform.googleapis.com/prediction/online/response_coun
 class VertexEndpoint:
     """The deployment of the model `name`, as `Endpoint` describes its methods."""
 
-    poll_seconds = 15.0
+    poll_seconds, sees_latency = 15.0, False
 
     def __init__(self, place: VertexSpec, deploy: DeploySpec, name: str) -> None:
         self.place, self.deploy, self.id = place, deploy, _id(name)
@@ -73,20 +77,20 @@ class VertexEndpoint:
         self._do("models:upload", of, lambda: self._own(of), body)
         self._stand(self.main, model, {})
 
-    def smoke(self, model: ServedModel) -> None:
-        path, id = f"endpoints/{self._name(model)}", _deployed_id(model)
-
-        def ask(body: Message) -> Any:
+    def ask(self, model: ServedModel, body: Message) -> Any:
+        """See `Endpoint.ask`; the endpoint of its own lasts until the next `split`."""
+        path, id = self.main, _deployed_id(model)
+        if not int(self._own(path).get("trafficSplit", {}).get(id, 0)):
+            path = f"endpoints/{self._name(model)}"
             self._stand(path, model, {"trafficSplit": {"0": 100}})
+        for _ in range(_ASKS):  # which version answers is drawn by the shares
             answer = self._call("POST", f"{path}:predict", json=body)
-            if answer.get("deployedModelId") != id:
-                raise StepError(f"smoke: {answer.get('deployedModelId')} answered instead of {id}")
-            return answer
-
-        prove(model, ask)
-        self._remove(path, set())
+            if answer.get("deployedModelId") == id:
+                return answer
+        raise StepError(f"{answer.get('deployedModelId')} answers instead of {id}", where=path)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
+        self.retain(set(_versions(self._own(self.main))), number)
         for _ in range(_TRIES):
             versions = _versions(found := self._own(self.main))
             if missing := shares.keys() - versions.keys():

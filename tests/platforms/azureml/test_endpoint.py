@@ -19,13 +19,14 @@ from rekindle.serve.deployed import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
+from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import made, own
 from tests.serve.servers import contained
 from tests.servers.azure import endpoints
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 FAST = DeploySpec(canary=(10,), step_minutes=0, min_requests=100)
 ROOT = "abfs://lake@acc.dfs.core.windows.net/rekindle"
 SETTINGS = PLACE.model_copy(update={"artifact_root": ROOT})
@@ -443,6 +444,11 @@ def test_a_platform_that_does_not_answer_rolls_nothing_back(world):
     with pytest.raises(UnreachableError):
         world.to("2")
     assert world.to("2").state == "settled"
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
+    world.to("1")
+    goes_through_the_shadow(world.rollout, models["1"], models["2"], world.there.answering.shadowed)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import made, own
 from tests.serve.servers import contained
 from tests.servers.aws import hosting
@@ -32,7 +33,7 @@ from tests.support.sagemaker_compile import PLACE
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100, machine="ml.m5.xlarge")
 SHORT = FAST.model_copy(update={"canary": (50,)})
 
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 STORIES: dict[str, tuple[tuple[str, ...], str, dict[str, float]]] = {
     "first": ((), "1", {}),
     "next": (("1",), "2", {}),
@@ -419,6 +420,12 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
             told(world)
             assert world.platform.kill == (0, ""), "it was not killed"
             assert (world.end, world.states()) == (end, states)
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, versions):
+    world.rollout().to(versions["1"])
+    shadowed = world.account.answering.shadowed
+    goes_through_the_shadow(world.rollout, versions["1"], versions["2"], shadowed)
 
 
 @pytest.mark.slow

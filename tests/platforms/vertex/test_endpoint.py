@@ -21,6 +21,7 @@ from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
+from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import made, own
 from tests.serve.servers import contained
 from tests.servers.google.endpoints import Endpoints
@@ -34,7 +35,8 @@ PLACE = VertexSpec(
     image="europe-docker.pkg.dev/forge/r/train@sha256:1", service_account="s@forge.iam",
     secrets={"HF_TOKEN": "projects/forge/secrets/hf/versions/1"},
 )  # fmt: skip
-CALLS = ("create", "smoke", "split", "observe", "retain", "delete")
+QUESTION = {"instances": [{"text": "1"}]}
+CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 
 
 class Killed(BaseException):
@@ -367,7 +369,7 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     world, hosts, models, monkeypatch
 ):
     methods = {
-        "create": lambda made: made.create(models["2"], 1), "smoke": lambda made: made.smoke(models["2"]),
+        "create": lambda made: made.create(models["2"], 1), "ask": lambda made: made.ask(models["2"], QUESTION),
         "split": lambda made: made.split({"2": 100}, 2), "retain": lambda made: made.retain({"2"}, 2),
         "delete": lambda made: made.delete(),
     }  # fmt: skip
@@ -381,7 +383,8 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     for name, method in methods.items():
         method(Cut(world))
         expected[name] = looks(world)
-    assert expected["smoke"][1] == ["tickets"], "the endpoint that proved it is gone"
+    assert len(expected["ask"][1]) == 2, "a version without a share has an endpoint of its own"
+    assert expected["split"][1] == ["tickets"]
     for after in (False, True):
         world = fresh(hosts, world.folder / str(after), models, monkeypatch)
         world.to("1")
@@ -445,6 +448,12 @@ def test_a_name_that_the_service_does_not_take_becomes_one_that_it_takes(world, 
 def test_the_service_refuses_what_the_protos_do_not_have():
     with pytest.raises(Refused, match="no field named"):
         parsed(api.Endpoint, b'{"shares": {}}')
+
+
+def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
+    world.to("1")
+    shadowed = world.service.answering.shadowed
+    goes_through_the_shadow(world.rollout, models["1"], models["2"], shadowed)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.servers import behind
 from tests.servers.aws.rest import _PAGE, ACCOUNT, REGION, Account, Refused
+from tests.servers.shadow import Answering
 from tests.servers.troubles import Broken
 
 _BUSY = ("Creating", "Updating", "Deleting")
@@ -41,6 +42,7 @@ class Hosting(Account):
         self.broken: set[str] = set()
         self.wrong: set[str] = set()
         self.containers: dict[str, str] = {}
+        self.answering = Answering()
         self.crashing: set[str] = set()
         self.fails: dict[str, float] = {}
         self.dying: dict[str, float] = {}
@@ -329,8 +331,8 @@ class Hosting(Account):
             bucket, _, prefix = uri.removeprefix("s3://").partition("/")
             read = self.s3.get_object(Bucket=bucket, Key=f"{prefix}evidence.json")["Body"].read()
             self.evidence[uri] = json.loads(read)
-        rows = {row["content"]: row["answer"] for row in self.evidence[uri]["smoke"]["rows"]}
-        answers = [dict(rows[one["text"]]) for one in body["instances"]]
+        rows = self.evidence[uri]["smoke"]["rows"]
+        answers = self.answering.answers(rows, body["instances"])
         if _version(variant) in self.wrong:
             answers = [{**one, "label": "low"} for one in answers]
         return 200, {"predictions": answers}, ""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.servers import behind
+from tests.servers.shadow import Answering
 from tests.servers.tls_hosts import Answer, Asked
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Endpoints:
         self.fails: dict[str, float] = {}
         self.wrong: set[str] = set()
         self.containers: dict[str, str] = {}
+        self.answering = Answering()
         self.taken: set[str] = set()
         self.requests, self.quota, self.model_status = 500, 100, "500"
         one, both = r"(onlineEndpoints/[\w-]+)", r"(onlineEndpoints/[\w-]+)/(deployments/[\w-]+)"
@@ -234,8 +236,7 @@ class Endpoints:
             fine = answer.status_code == 200
             return Answer(200 if fine else 424, answer.json(), {} if fine else code)
         rows = json.loads((self.folder(made) / "evidence.json").read_text())["smoke"]["rows"]
-        answers = {row["content"]: row["answer"] for row in rows}
-        found = [answers[content] for one in asked.json()["instances"] for content in one.values()]
+        found = self.answering.answers(rows, asked.json()["instances"])
         if name in self.wrong:
             found = [{**one, "label": "low"} for one in found]
         return Answer(200, {"predictions": found})

@@ -35,6 +35,7 @@ from tests.servers.google.rest import (
     parsed,
     shown_of,
 )
+from tests.servers.shadow import Answering
 from tests.servers.tls_hosts import Asked
 
 NUMBERED = f"projects/7/locations/{REGION}"
@@ -63,6 +64,7 @@ class Endpoints(Project):
         self.broken: dict[str, str] = {}
         self.wrong: set[str] = set()
         self.containers: dict[str, str] = {}
+        self.answering, self.asked = Answering(), 0
         self.fails: dict[str, float] = {}
         self.requests, self.quota, self.log_denied = 500, "", False
         self.rivals = 0  # changes of others that come just before a change
@@ -300,7 +302,8 @@ class Endpoints(Project):
         body = asked.json()
         if not endpoint.traffic_split:
             raise Refused(400, "no deployed model has traffic")
-        chosen = max(endpoint.traffic_split, key=endpoint.traffic_split.get)
+        self.asked += 1  # requests are shared, as by the split
+        chosen = sorted(endpoint.traffic_split)[self.asked % len(endpoint.traffic_split)]
         model = next(one.model for one in endpoint.deployed_models if one.id == chosen).rpartition(
             "/"
         )[2]
@@ -309,8 +312,7 @@ class Endpoints(Project):
             return {"predictions": self.through(model, request), **who}
         folder = self.bucket / self.models[model].artifact_uri.removeprefix("gs://")
         rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
-        known = {row["content"]: row["answer"] for row in rows}
-        answers = [dict(known[instance["text"]]) for instance in body["instances"]]
+        answers = self.answering.answers(rows, body["instances"])
         for answer in answers if _version(model) in self.wrong else ():
             answer["label"] = "other"
         self.smoked.append(_version(model))

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from tests.servers.kubeflow.deployments import Deployments
 from tests.servers.kubeflow.pods import problems as pod_problems
 from tests.servers.kubeflow.pods import template_of
 from tests.servers.kubeflow.schema import problems
@@ -36,9 +37,10 @@ MANIFESTS = ROOT / "rekindle" / "platforms" / "kubeflow" / "manifests"
 ACCOUNT = "system:serviceaccount:kubeflow:pipeline-runner"
 NODES = "system:serviceaccount:kubeflow:rekindle-node"
 ADMIN = "system:admin"
+DEPLOYER = "deployer@example.com"  # to whom the Role rekindle-deployer is bound
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v\w+)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
+    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+)(?P<rest>/.*)?)?"
 )
 
 
@@ -82,7 +84,12 @@ class FakeCluster:
         self.environment: dict[str, str] = {}
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
-        self.tokens = {"token-1": ACCOUNT, "token-node": NODES, "admin": ADMIN}
+        self.tokens = {
+            "token-1": ACCOUNT,
+            "token-node": NODES,
+            "admin": ADMIN,
+            "deployer": DEPLOYER,
+        }
         text = (MANIFESTS / "rbac.yaml").read_text() if rbac is None else rbac
         documents = [doc for doc in yaml.safe_load_all(text) if doc]
         roles = {d["metadata"]["name"]: d["rules"] for d in documents if d["kind"] == "Role"}
@@ -93,13 +100,15 @@ class FakeCluster:
             for doc in documents
             for subject in doc.get("subjects", ())
         }
+        self.rules[DEPLOYER] = roles.get("rekindle-deployer", [])
+        self.served = Deployments(self)
         runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
         self.runtimes = {runtime["metadata"]["name"]: runtime}
         self.server = Server(self)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> FakeCluster:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.account = self.folder / "account"
         self.account.mkdir(parents=True)
         (self.account / "token").write_text("token-1")
@@ -186,10 +195,12 @@ class FakeCluster:
         place = {key: value or "" for key, value in match.groupdict().items()}
         self.authorize(method, place, user)
         with self.lock:
-            return self.carry_out(method, place, query, body)
+            who = self.served if self.served.serves(place) else self
+            return who.carry_out(method, place, query, body)
 
     def authorize(self, method: str, place: dict[str, str], user: str) -> None:
-        verbs = {"POST": "create", "DELETE": "delete", "GET": "get" if place["name"] else "list"}
+        verbs = {"POST": "create", "PUT": "update", "DELETE": "delete"}
+        verbs["GET"] = "get" if place["name"] else "list"
         resource = "/".join(filter(None, (place["resource"], place["sub"])))
         if not self.allows(user, verbs[method], place["group"], resource, place["namespace"]):
             raise Refused(
@@ -289,6 +300,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.handle_one("POST")
 
+    def do_PUT(self) -> None:
+        self.handle_one("PUT")
+
     def do_DELETE(self) -> None:
         self.handle_one("DELETE")
 
@@ -336,7 +350,7 @@ class Handler(BaseHTTPRequestHandler):
         return Trouble("")
 
     def reply(self, status: int, answer: Any) -> None:
-        content = json.dumps(answer).encode()
+        content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

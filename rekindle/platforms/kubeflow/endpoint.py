@@ -1,0 +1,336 @@
+"""A deployment in the cluster: a Deployment and a Service a version, and a Service of the model's
+name, whose selector is the version that has most requests and whose annotation is the last split.
+Shares of a canary are weights of an HTTPRoute of the Gateway API; without one there are none.
+
+Counts are those of `/metrics` of each pod, less what they were at the split. Whatever is asked of
+the API server may be repeated; objects of our names without our label are left alone. Untested
+against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rekindle.errors import RequestError, StepError, UnreachableError
+from rekindle.http import HttpError
+from rekindle.platforms.kubeflow.cluster import Cluster, passing
+from rekindle.platforms.kubeflow.serving import (
+    LABEL,
+    READY_SECONDS,
+    VERSION,
+    complete,
+    conditions,
+    counters,
+    named,
+    pods,
+    restarts,
+    service,
+    trouble,
+)
+from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.model import ServedModel
+from rekindle.serve.staging import stage
+from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.platforms import KubeflowSpec
+
+SPLIT = "rekindle.dev/split"
+ROUTE_SECONDS, PATIENCE_SECONDS = 120.0, 60.0
+_PORT, _MOST_CONFLICTS, _PATIENT_POLLS = 80, 10, 4
+_API = {
+    "Deployment": "apps/v1", "Pod": "v1", "Service": "v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+}  # fmt: skip
+_GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
+
+
+class KubeflowEndpoint:
+    """The deployment of the model `model` in the namespace of the config; the cluster is, without
+    another one, that of kubectl's context, or the one around us."""
+
+    poll_seconds, sees_latency = 15.0, True
+
+    def __init__(
+        self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: Cluster | None = None
+    ) -> None:
+        self.cluster = cluster or Cluster.configured(PATIENCE_SECONDS)
+        self.place, self.deploy, self.model, self.name = place, deploy, model, named(model)
+        self.prefix = f"/{place.namespace}/{self.name}"
+        self.address = f"http://{self.name}.{place.namespace}.svc"
+        if place.gateway:
+            self.address = f"{self.prefix} of the Gateway {place.gateway}"
+
+    def usd_per_day(self) -> tuple[str, float | None]:
+        """See `Endpoint.usd_per_day`; what nodes cost is not known. Raises RequestError where the
+        config or the cluster does not allow a deployment."""
+        self._check()
+        on = f" on {self.deploy.machine}" if self.deploy.machine else ""
+        return f"{self.deploy.replicas} pod{'s' * (self.deploy.replicas > 1)}{on}", None
+
+    def standing(self) -> Mapping[str, tuple[str, int]]:
+        """See `Endpoint.standing`."""
+        found, shares, alive = dict[str, tuple[str, int]](), self._shares(), self._listed("Pod")
+        for one in self._listed("Deployment"):
+            version = one["metadata"]["labels"][VERSION]
+            state = "failed" if trouble(version, alive)[1] else "starting"
+            state = "ready" if complete(one) else state
+            state = "stopping" if "deletionTimestamp" in one["metadata"] else state
+            found[version] = state, shares.get(version, 0)
+        return found
+
+    def create(self, model: ServedModel, number: int) -> None:
+        """See `Endpoint.create`."""
+        self._check()
+        uri, name = stage(model, self.place.artifact_root), self._name(model)
+        labels, waits = {LABEL: self.model, VERSION: model.version}, 0
+        self._have("Service", name, service(labels), labels)
+        wanted = pods(self.place, self.deploy, labels, uri)
+        give_up = time.monotonic() + READY_SECONDS
+        while not complete(made := self._have("Deployment", name, wanted, labels)):
+            refused, message = conditions(made.get("status", {})).get("ReplicaFailure", ("", ""))
+            if refused == "True":
+                fix = "raise the quota or correct the policy, then run the command again"
+                raise RequestError(f"the cluster refuses its pods: {message}", where=name, fix=fix)
+            why, ended = trouble(model.version, self._listed("Pod"))
+            waits = waits + 1 if why else 0
+            late = time.monotonic() > give_up
+            if ended or late or (waits >= _PATIENT_POLLS and not why.startswith("no node")):
+                what = f"version {model.version} did not start: {why}"
+                raise StepError(f"{what}{' in time' * (late and not why)}", where=name)
+            time.sleep(self.poll_seconds)
+
+    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+        """See `Endpoint.ask`: by the version's own Service, through the API server."""
+        path = f"{self._path('Service')}/http:{self._name(model)}:{_PORT}/proxy/predict"
+        try:
+            return self.cluster.answer("POST", path, {}, body)
+        except HttpError as error:
+            if error.status in (0, 401, 403):  # the API server's, and not the version's
+                raise _explained(error, path) from None
+            what = f"version {model.version} does not answer: {error}"
+            raise StepError(what, where=self._name(model)) from None
+
+    def split(self, shares: Mapping[str, int], number: int) -> None:
+        """See `Endpoint.split`."""
+        names = {one["metadata"]["labels"][VERSION]: one["metadata"]["name"]
+                 for one in self._listed("Deployment")}  # fmt: skip
+        if missing := sorted(set(shares) - set(names)):
+            fix = "`rekindle deploy CONFIG` deploys it again"
+            raise StepError(f"version {missing[0]} does not run any more", where=self.name, fix=fix)
+        if self.place.gateway:
+            self._route([{"name": names[version], "port": _PORT, "weight": share}
+                         for version, share in sorted(shares.items())])  # fmt: skip
+        elif len(shares) > 1:
+            raise _no_canary("no gateway is named")
+        noted = self._noted()
+        if (noted.get("number"), noted.get("shares")) != (number, dict(shares)):
+            counts = {pod: known[1:] for pod, known in self._counted(certain=True).items()}
+            noted = {"number": number, "shares": dict(shares), "from": counts}
+        first = max(shares, key=lambda version: shares[version])
+        spec = service({LABEL: self.model, VERSION: first})
+        self._have("Service", self.name, spec, {LABEL: self.model}, {SPLIT: json.dumps(noted)})
+
+    def observe(self) -> Mapping[str, Traffic]:
+        """See `Endpoint.observe`; what a pod that has gone counted is not in it."""
+        noted, ends = self._noted(), Counter[str]()
+        sums = {version: Counter[str]() for version in noted.get("shares", ())}
+        for pod, (version, ended, counts) in self._counted(certain=False).items():
+            before, known = noted.get("from", {}).get(pod, (0, {}))
+            ends[version] += ended - before
+            if counts is not None and (ended > before or known is not None):
+                since = Counter(counts)
+                since.subtract(known if ended == before else {})
+                sums.setdefault(version, Counter()).update(since)
+        return {
+            version: Traffic(
+                got["requests"], got["errors"],
+                tuple(got[str(i)] for i in range(len(BOUNDS_MS) + 1)), ends[version],
+            )
+            for version, got in sums.items()
+        }  # fmt: skip
+
+    def retain(self, versions: set[str], number: int) -> None:
+        """See `Endpoint.retain`: pods get time to answer (`terminationGracePeriodSeconds`)."""
+        for kind in ("Deployment", "Service"):
+            for one in self._listed(kind):
+                if one["metadata"]["labels"].get(VERSION, next(iter(versions))) not in versions:
+                    self._delete(kind, one)
+
+    def delete(self) -> None:
+        """See `Endpoint.delete`."""
+        for kind in ("HTTPRoute", "Service", "Deployment"):
+            for one in self._listed(kind):
+                self._delete(kind, one)
+
+    def _check(self) -> None:
+        """RequestError where something is missing, or another's object has the name of ours."""
+        place, here = self.place, "platforms.kubeflow"
+        fix = "an image with rekindle in it, by digest: `make images` builds rekindle-cpu"
+        if not place.image:
+            raise RequestError("a deployment needs an image", where=f"{here}.image", fix=fix)
+        if not place.artifact_root:
+            fix = f"set {here}.artifact_root: s3://my-bucket/rekindle"
+            raise RequestError("a version needs a folder", where=f"{here}.artifact_root", fix=fix)
+        if "://" not in place.artifact_root and not place.claim:
+            fix = f"a URI, or name the PersistentVolumeClaim in {here}.claim"
+            what = f"pods do not see the folder {place.artifact_root}"
+            raise RequestError(what, where=f"{here}.artifact_root", fix=fix)
+        routes = place.gateway and self._ask("GET", self._path("HTTPRoute"), known=(404,))
+        if self.deploy.canary and not place.gateway:
+            raise _no_canary("no gateway is named")
+        if place.gateway and routes is None:
+            raise _no_canary("the cluster has no Gateway API (HTTPRoute, v1)")
+        for kind in ("Service", "HTTPRoute")[: 1 + bool(place.gateway)]:
+            if found := self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)):
+                self._own(kind, found)
+
+    def _route(self, targets: list[dict[str, Any]]) -> None:
+        """Share requests by weights, once the Gateway has taken them."""
+        namespace, _, name = self.place.gateway.partition("/")
+        path = {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
+        spec = {
+            "parentRefs": [{"name": name, "namespace": namespace}],
+            "rules": [{
+                "matches": [{"path": {"type": "PathPrefix", "value": self.prefix}}],
+                "filters": [{"type": "URLRewrite", "urlRewrite": {"path": path}}],
+                "backendRefs": targets,
+            }],
+        }  # fmt: skip
+        give_up = time.monotonic() + ROUTE_SECONDS
+        while True:
+            made = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
+            parents = made.get("status", {}).get("parents", [])
+            said = [conditions(one, made["metadata"]["generation"]) for one in parents]
+            taken = ("Accepted", "ResolvedRefs")
+            if any(all(one.get(kind, ("",))[0] == "True" for kind in taken) for one in said):
+                return
+            if time.monotonic() > give_up:
+                why = "; ".join(text for one in said for state, text in one.values()
+                                if state == "False") or "it has not answered"  # fmt: skip
+                what = f"the Gateway {self.place.gateway} does not take the route: {why}"
+                raise RequestError(what, where=self.name, fix="correct it, then run this again")
+            time.sleep(self.poll_seconds)
+
+    def _shares(self) -> dict[str, int]:
+        """Percent of requests by version, as the route or else the Service has them."""
+        kind = "HTTPRoute" if self.place.gateway else "Service"
+        found = self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)) or {}
+        if not self.place.gateway:
+            version = found.get("spec", {}).get("selector", {}).get(VERSION)
+            return {version: 100} if version else {}
+        names = {one["metadata"]["name"]: one["metadata"]["labels"][VERSION]
+                 for one in self._listed("Deployment")}  # fmt: skip
+        refs = found["spec"]["rules"][0]["backendRefs"] if found else []
+        return {names[one["name"]]: one["weight"] for one in refs if one["name"] in names}
+
+    def _noted(self) -> dict[str, Any]:
+        found = self._ask("GET", f"{self._path('Service')}/{self.name}", known=(404,)) or {}
+        notes = found.get("metadata", {}).get("annotations", {})
+        return dict(json.loads(notes.get(SPLIT, "{}")))
+
+    def _counted(self, certain: bool) -> dict[str, tuple[str, int, Counter[str] | None]]:
+        """Version, restarts and counters of each pod, by its uid; None where it does not answer,
+        which for one that is ready is an error if `certain`."""
+        found = dict[str, tuple[str, int, Counter[str] | None]]()
+        for pod in self._listed("Pod"):
+            meta, text = pod["metadata"], ""
+            path = f"{self._path('Pod')}/{meta['name']}:8080/proxy/metrics"
+            ready = conditions(pod.get("status", {})).get("Ready", ("",))[0] == "True"
+            for last in (False, False, True) if ready else ():
+                try:
+                    text = "\n".join(self.cluster.lines(path))
+                    break
+                except OSError as error:
+                    if last and certain:
+                        what = f"the counters of the pod {meta['name']} cannot be read: {error}"
+                        raise UnreachableError(what, where=path, fix=_GRANT) from error
+            counts = counters(text) if text else None
+            found[meta["uid"]] = meta["labels"][VERSION], restarts(pod), counts
+        return found
+
+    def _have(
+        self, kind: str, name: str, spec: Mapping[str, Any], labels: Mapping[str, str],
+        notes: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The object with this spec and these annotations, made or changed where it is not so."""
+        path, notes = self._path(kind), dict(notes or {})
+        for _ in range(_MOST_CONFLICTS):
+            found = self._ask("GET", f"{path}/{name}", known=(404,))
+            if found is None:
+                meta = {"name": name, "labels": dict(labels), "annotations": notes}
+                body = {"apiVersion": _API[kind], "kind": kind, "metadata": meta, "spec": spec}
+                made = self._ask("POST", path, body, known=(409,))
+            else:
+                self._own(kind, found)
+                meta = found["metadata"]
+                if _holds(found["spec"], spec) and _holds(meta.get("annotations", {}), notes):
+                    return found
+                meta["annotations"] = {**meta.get("annotations", {}), **notes}
+                found["spec"].update(spec)
+                made = self._ask("PUT", f"{path}/{name}", found, known=(404, 409))
+            if made is not None and _holds(made["spec"], spec):
+                return made
+        raise UnreachableError(f"another changes {kind} {name} again and again", where=path)
+
+    def _own(self, kind: str, found: Mapping[str, Any]) -> None:
+        meta = found["metadata"]
+        if meta.get("labels", {}).get(LABEL) != self.model:
+            what = f"{kind} {meta['name']} in {self.place.namespace} is another's"
+            fix = f"it has no label `{LABEL}: {self.model}`; delete it, or name the model otherwise"
+            raise RequestError(what, where="register.model_name", fix=fix)
+
+    def _delete(self, kind: str, found: Mapping[str, Any]) -> None:
+        meta = found["metadata"]
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
+        self._ask("DELETE", f"{self._path(kind)}/{meta['name']}", body, known=(404, 409))
+
+    def _listed(self, kind: str) -> list[dict[str, Any]]:
+        """All of ours, but pods that end."""
+        query = {"labelSelector": f"{LABEL}={self.model}"}
+        found = self._ask("GET", self._path(kind), query=query, known=(404,)) or {}
+        return [one for one in found.get("items") or ()
+                if kind != "Pod" or "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+
+    def _path(self, kind: str) -> str:
+        api = _API[kind]
+        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+        return f"{root}/namespaces/{self.place.namespace}/{kind.lower()}s"
+
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None,
+        known: Collection[int] = (),
+    ) -> dict[str, Any] | None:  # fmt: skip
+        try:
+            return self.cluster.answer(method, path, query or {}, body)
+        except HttpError as error:
+            if error.status in known:
+                return None
+            raise _explained(error, f"{method} {path}") from None
+
+    def _name(self, model: ServedModel) -> str:
+        return named(model.name, f"-v{model.version}-{model.digest[:8]}")
+
+
+def _explained(error: HttpError, where: str) -> RequestError | UnreachableError:
+    if passing(error):
+        return UnreachableError(f"the API server does not answer: {error}", where=where)
+    fix = _GRANT if error.status == 403 and "quota" not in str(error) else ""
+    return RequestError(f"the API server refuses with {error}", where=where, fix=fix)
+
+
+def _no_canary(why: str) -> RequestError:
+    fix = "set deploy.canary: [], or platforms.kubeflow.gateway to a Gateway of the Gateway API"
+    return RequestError(f"nothing can share requests: {why}", where="deploy.canary", fix=fix)
+
+
+def _holds(found: Any, wanted: Any) -> bool:
+    """Whether all that is wanted is there, beside what the API server adds."""
+    if isinstance(wanted, Mapping):
+        have = found or {}  # the API server drops what is empty
+        return all(_holds(have.get(key), one) for key, one in wanted.items())
+    if isinstance(wanted, list):
+        same = isinstance(found, list) and len(found) == len(wanted)
+        return same and all(map(_holds, found, wanted))
+    return bool(found == wanted)

@@ -1,0 +1,121 @@
+"""A lower precision than that of training, where the model's own test split allows it.
+
+The model answers the test split in both, in this process. What is lost of the share of right labels
+(of words, where each has a tag) may not be more than is allowed. The rows that a server proves
+itself by are then those of the evidence, with their answers in that precision."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rekindle.data.examples import open_examples
+from rekindle.errors import RequestError
+from rekindle.records import Check, Evidence, Smoke
+from rekindle.serve.classifier import Classifier
+from rekindle.serve.inputs import Inputs
+from rekindle.serve.model import ServedModel
+from rekindle.serve.smoke import instance_of
+from rekindle.serve.work import Options, RefusedError
+from rekindle.train.modelfolder import ModelFolder, open_model
+from rekindle.train.pieces import HALF, TEST
+
+log = logging.getLogger(__name__)
+
+
+def lowered(
+    model: ServedModel, precision: str, examples: Path | None, most_loss: float, folder: Path
+) -> ServedModel:
+    """The version in `precision` (bf16, int8), with evidence in `folder` that says what it loses on
+    the test split in the folder `examples`; measured once. Raises RequestError where that is more
+    than `most_loss`, or cannot be measured."""
+    file = folder / f"{model.digest[:16]}-{precision}.json"
+    if not file.is_file():
+        opened, evidence = open_model(Path(model.path), model.code), None
+        if opened.task.objective == "tokens":
+            what, fix = f"a language model is not served in {precision} yet", "leave it out"
+            raise RequestError(what, where="deploy.precision", fix=fix)
+        if model.evidence:
+            evidence = Evidence.read(model.evidence)
+        if evidence is None or examples is None or not examples.is_dir():
+            what = f"the test split that judged version {model.version} is not on this machine"
+            fix = "train it here again, or serve it in the precision that it was judged in"
+            raise RequestError(what, where="deploy.precision", fix=fix)
+        folder.mkdir(parents=True, exist_ok=True)
+        _measured(model, opened, precision, examples, evidence).write(file)
+    check = Evidence.read(file).checks[-1]
+    log.info("%s", check.detail)
+    if not (check.value is not None and check.value <= most_loss):
+        fix = "leave deploy.precision out, or raise deploy.max_precision_loss"
+        raise RequestError(
+            f"{check.detail}; {most_loss:.2%} may be lost", where="deploy.precision", fix=fix
+        )
+    return dataclasses.replace(model, precision=precision, evidence=str(file))
+
+
+def _measured(
+    model: ServedModel, opened: ModelFolder, precision: str, examples: Path, evidence: Evidence
+) -> Evidence:
+    before, after = (Classifier(opened, torch.device("cpu"), one) for one in ("", precision))
+    seconds, right, rows, same = [0.0, 0.0], [0, 0], 0, 0
+    for contents, labels in _batches(opened, examples):
+        decisions = []
+        for i, network in enumerate((before, after)):
+            began = time.perf_counter()
+            answers = network.answers(contents, Options())
+            seconds[i] += time.perf_counter() - began
+            decided = map(_decided, answers, labels)
+            decisions.append([decision for found in decided for decision in found])
+        wanted = [label for each in labels for label in each]
+        right = [n + _agreeing(found, wanted) for n, found in zip(right, decisions, strict=True)]
+        rows, same = rows + len(wanted), same + _agreeing(*decisions)
+    loss = (right[0] - right[1]) / max(rows, 1)
+    detail = (
+        f"{precision} answers {right[1] / max(rows, 1):.2%} of {rows:,} held-out labels rightly, "
+        f"before it was {right[0] / max(rows, 1):.2%}; {same / max(rows, 1):.2%} are the same, in "
+        f"{seconds[1] / max(seconds[0], 1e-9):.2f} of the time"
+    )
+    check = Check(name=f"precision_{precision}", passed=rows > 0, detail=detail, value=loss)
+    smoke = evidence.smoke and _proof(model, opened, after, evidence.smoke)
+    return evidence.model_copy(update={"checks": (*evidence.checks, check), "smoke": smoke})
+
+
+def _batches(opened: ModelFolder, examples: Path) -> Iterator[tuple[list[Any], list[list[str]]]]:
+    """Contents, and the labels of each: one, or one a word."""
+    modality, shape = opened.task.modality, opened.settings.get("image_shape")
+    for batch in open_examples(examples, TEST, "label", modality):
+        contents, labels = (batch.column(name).to_pylist() for name in (modality, "label"))
+        if modality == "image":
+            contents = [np.frombuffer(one, np.uint8).reshape(shape) for one in contents]
+        if modality == "words":
+            yield [json.loads(one) if isinstance(one, str) else one for one in contents], labels
+        else:
+            yield contents, [[label] for label in labels]
+
+
+def _decided(answer: Any, labels: list[str]) -> list[str | None]:
+    if isinstance(answer, RefusedError):
+        return [None] * len(labels)
+    return list(answer["tags"]) if "tags" in answer else [answer["label"]]
+
+
+def _agreeing(found: list[str | None], wanted: Sequence[str | None]) -> int:
+    return sum(x == y for x, y in zip(found, wanted, strict=True))
+
+
+def _proof(model: ServedModel, opened: ModelFolder, network: Classifier, kept: Smoke) -> Smoke:
+    """The rows with what the model answers now, where that is clear."""
+    inputs, tolerance = Inputs.of(model, opened), max(kept.tolerance, HALF)
+    contents = [inputs.content(instance_of(row, inputs), row.id) for row in kept.rows]
+    rows = []
+    for row, answer in zip(kept.rows, network.answers(contents, Options()), strict=True):
+        tops = answer.get("probabilities") or [answer.get("probability")]
+        if all(top is not None and top > 0.5 + tolerance for top in tops):
+            rows.append(row.model_copy(update={"answer": {n: answer[n] for n in row.answer}}))
+    return kept.model_copy(update={"tolerance": tolerance, "rows": tuple(rows)})

@@ -1,0 +1,86 @@
+"""A lower precision is served only where the test split was answered almost as well in it."""
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rekindle.data.examples import ExamplesWriter, schema_of
+from rekindle.errors import RequestError
+from rekindle.records import Evidence
+from rekindle.serve.load import loaded
+from rekindle.serve.precision import lowered
+from rekindle.serve.work import Options
+from tests.quick import first
+from tests.serve import models
+from tests.serve.servers import running
+
+# the classes differ by less than int8 can tell beside the first input
+NARROW = models.OWN_TASK.replace("if len(numbers) > 4:", "if len(numbers) > 400:").replace(
+    "return torch.stack([numbers, -numbers], -1)", "return network(torch.stack([numbers, numbers * 0 + 1e4], -1))"
+).replace("        return network\n", """        network.weight.data = torch.tensor([[1.0, 0.5], [-1.0, 0.5]])
+        network.bias.data.zero_()
+        return network
+""").replace("network = torch.nn.Linear(1, 2)\n        network.folder", "network = torch.nn.Linear(2, 2)\n        network.folder")  # fmt: skip
+
+
+def split_of(model, folder):
+    """A test split that the model answers rightly."""
+    network, _, _ = loaded(model)
+    numbers = [str(n) for n in (1, -2, 3, -4, 5, -6, 8, -9)]
+    texts = (numbers if (Path(model.path) / "task.py").is_file() else models.TEXTS) * 50
+    labels = [answer["label"] for answer in network.answers(texts, Options())]
+    table = pa.table({
+        "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
+        "split": ["test"] * len(texts), "label": labels, "text": texts,
+    })  # fmt: skip
+    with ExamplesWriter(folder, schema_of("text", ()), ("test",)) as writer:
+        writer.write("test", table)
+    return folder
+
+
+@pytest.mark.parametrize("precision", first(1, ["int8", "bf16"]))
+def test_a_text_model_is_served_in_it_and_proven_by_its_answers(tmp_path, precision):
+    model = models.made(tmp_path / "m", "text")
+    examples = split_of(model, tmp_path / "examples")
+    less = lowered(model, precision, examples, 0.01, tmp_path / "kept")
+    evidence = Evidence.read(less.evidence)
+    assert evidence.checks[-1].detail.startswith(f"{precision} answers ")
+    assert " of 400 held-out labels rightly, before it was 100.00%" in evidence.checks[-1].detail
+    assert (less.digest, less.precision) == (model.digest, precision)
+    assert less.identity == f"{model.digest}-{precision}"
+    before = Evidence.read(model.evidence).smoke
+    assert evidence.smoke.tolerance == 0.05
+    assert evidence.smoke.rows
+    pairs = {row.id: row.answer for row in before.rows}
+    assert any(
+        row.answer["probability"] != pairs[row.id]["probability"] for row in evidence.smoke.rows
+    )
+    (tmp_path / "examples" / "test.arrow").unlink()
+    assert lowered(model, precision, examples, 0.01, tmp_path / "kept") == less  # measured once
+    with running(less) as server:
+        answers = server.predict(*models.TEXTS[:2], column="body").json()["predictions"]
+    for answer, row in zip(answers, before.rows, strict=False):
+        assert answer["label"] == row.answer["label"]
+        assert answer["probability"] == pytest.approx(row.answer["probability"], abs=0.05)
+
+
+def test_what_loses_more_is_refused(tmp_path):
+    model = models.own(tmp_path / "m", NARROW)
+    examples = split_of(model, tmp_path / "examples")
+    with pytest.raises(RequestError, match=r"int8 answers \d\d\.\d\d% of 400 .* 1.00% may be lost"):
+        lowered(model, "int8", examples, 0.01, tmp_path / "kept")
+    assert lowered(model, "int8", examples, 0.9, tmp_path / "kept").precision == "int8"
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    model = models.own(tmp_path / "m")
+    for change, where in (({"evidence": ""}, tmp_path), ({}, None), ({}, tmp_path / "gone")):
+        with pytest.raises(
+            RequestError, match="the test split that judged version 3 is not on this"
+        ):
+            lowered(dataclasses.replace(model, **change), "int8", where, 0.01, tmp_path / "kept")
+    writer = models.made(tmp_path / "w", "text-lm")
+    with pytest.raises(RequestError, match="a language model is not served in int8 yet"):
+        lowered(writer, "int8", tmp_path, 0.01, tmp_path / "kept")
