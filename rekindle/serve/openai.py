@@ -96,7 +96,7 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 
 async def _events(
-    server: Server, work: Work, head: dict[str, Any], options: Mapping[str, bool]
+    server: Server, work: Work, head: dict[str, Any], options: Mapping[Any, bool]
 ) -> AsyncIterator[bytes]:
     assert work.answer is not None
     chat = head["object"] == "chat.completion"

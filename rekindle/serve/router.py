@@ -167,8 +167,9 @@ class Router:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
-        same = {"access_log": None, "auto_decompress": False}  # bodies pass as they came
-        runner = web.AppRunner(self.app, handler_cancellation=True, **same)
+        runner = web.AppRunner(  # bodies pass as they came
+            self.app, access_log=None, handler_cancellation=True, auto_decompress=False
+        )
         await runner.setup()
         await web.SockSite(runner, listening).start()
         following = loop.create_task(self._follow())
