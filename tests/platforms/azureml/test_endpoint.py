@@ -17,6 +17,7 @@ from rekindle.platforms.azureml import endpoint as module
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
@@ -460,5 +461,5 @@ def test_the_real_server_answers_behind_the_endpoint(world, tmp_path):
     folder = world.there.folder(world.there.there[path])
     with contained(tmp_path, AZUREML_MODEL_DIR=str(folder.parent)) as server:
         world.there.containers[path.rpartition("/")[2]] = server.url
-        platform.smoke(model)
+        prove(model, lambda body: platform.ask(model, body))
         assert server.figure("rekindle_batch_instances_count") == 2  # its own proof, and this one

@@ -17,6 +17,7 @@ from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
 from rekindle.records import Evidence
 from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
@@ -446,7 +447,7 @@ def test_boto3_asks_the_real_server_behind_the_endpoint(world, account, s3, tmp_
         s3.download_file(bucket, one["Key"], str(place))
     with contained(tmp_path, REKINDLE_MODEL=str(folder)) as server:
         account.containers["3"] = server.url
-        world.platform.smoke(model)
+        prove(model, lambda body: world.platform.ask(model, body))
         runtime = boto3.client("sagemaker-runtime")
 
         def invoke(content: str | bytes, media: str, **more: str) -> str:

@@ -18,6 +18,7 @@ from rekindle.platforms.vertex import endpoint as module
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
 from rekindle.records import Evidence
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
@@ -474,7 +475,7 @@ def test_google_s_client_asks_the_real_server_behind_the_endpoint(world, hosts, 
     folder = world.service.bucket / placed.artifact_uri.removeprefix("gs://")
     with contained(tmp_path, AIP_STORAGE_URI=str(folder)) as server:
         world.service.containers["3"] = server.url
-        platform.smoke(model)
+        prove(model, lambda body: platform.ask(model, body))
         platform.split({"3": 100}, 2)
         client = aiplatform_v1.PredictionServiceClient(
             transport="rest", client_options={"api_endpoint": f"{REGION}-aiplatform.googleapis.com"}
