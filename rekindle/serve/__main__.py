@@ -3,6 +3,7 @@ becomes it, so that it holds neither the registry's client nor the command line.
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 from pydantic import TypeAdapter
 
@@ -19,10 +20,10 @@ def serve(job: ServeJob) -> None:
     asyncio.run(Server(job, listening).run())
 
 
-def main() -> int:
+def main(job: Callable[[], ServeJob]) -> int:
     """Serve; returns the exit code."""
     try:
-        serve(TypeAdapter(ServeJob).validate_json(sys.argv[1]))
+        serve(job())
     except RekindleError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -30,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(lambda: TypeAdapter(ServeJob).validate_json(sys.argv[1])))

@@ -57,7 +57,7 @@ def predict(
     opened, findings, storage = open_source(data, inputs.modality), Findings(), storage_of(output)
     held = opened.fingerprint()
     work = digest([held, served.identity, inputs.column, data.columns.key or "", suffix])
-    _claim(storage, output, work)
+    _check(storage, output, work)
     kinds = wanted_columns(data, inputs.modality)
     wanted = {n: kinds[n] for n in (inputs.column, data.columns.key) if n in kinds}
     batches = opened.read(wanted, findings)
@@ -70,7 +70,11 @@ def predict(
             break
         name = f"part-{number:05}{suffix}"
         if storage.size(name) is None:
-            storage.put_new(name, _written(_predicted(model, inputs, part), suffix))
+            content = _written(_predicted(model, inputs, part), suffix)
+            if storage.read(WORK) is None:  # rows that cannot be read leave nothing behind
+                storage.put_new(WORK, work.encode())
+            _check(storage, output, work)
+            storage.put_new(name, content)
         else:
             before += 1
         total += len(part)
@@ -87,11 +91,9 @@ def predict(
     return done
 
 
-def _claim(storage: Storage, output: str, work: str) -> None:
-    """Leave word of what this output is. Raises RequestError where it is something else."""
-    if storage.read(WORK) is None:
-        storage.put_new(WORK, work.encode())
-    if storage.read(WORK) != work.encode():
+def _check(storage: Storage, output: str, work: str) -> None:
+    """Raise RequestError where this output is of something else."""
+    if storage.read(WORK) not in (None, work.encode()):
         what = f"{output} holds predictions of another input, model or config"
         raise RequestError(what, where="--output", fix="name another output, or delete this one")
 

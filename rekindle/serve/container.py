@@ -18,9 +18,9 @@ from pathlib import Path
 
 import fsspec
 
-from rekindle.errors import RekindleError, RequestError
+from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
-from rekindle.serve.__main__ import serve
+from rekindle.serve.__main__ import main
 from rekindle.serve.model import ServeJob
 from rekindle.serve.staging import SERVED, staged_in
 
@@ -46,23 +46,16 @@ def model_folder() -> Path:
     raise RequestError(what, fix="set REKINDLE_MODEL to a folder or URI that was staged")
 
 
-def main() -> int:
-    """Serve; returns the exit code."""
-    os.environ.update(compute_threads())  # before torch is imported
-    try:
-        model = staged_in(model_folder())
-        asked = os.environ.get
-        job = ServeJob(
-            model=model, host="0.0.0.0", port=int(asked("AIP_HTTP_PORT", "8080")),  # noqa: S104 - the container's own network
-            health_route=asked("AIP_HEALTH_ROUTE", "/health/ready"),
-            predict_route=asked("AIP_PREDICT_ROUTE", "/predict"), smoke=bool(model.evidence),
-        )  # fmt: skip
-        serve(job)
-    except RekindleError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+def job() -> ServeJob:
+    """What the platform asks for. Raises RekindleError."""
+    model, asked = staged_in(model_folder()), os.environ.get
+    return ServeJob(
+        model=model, host="0.0.0.0", port=int(asked("AIP_HTTP_PORT", "8080")),  # noqa: S104 - the container's own network
+        health_route=asked("AIP_HEALTH_ROUTE", "/health/ready"),
+        predict_route=asked("AIP_PREDICT_ROUTE", "/predict"), smoke=bool(model.evidence),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os.environ.update(compute_threads())  # before torch is imported
+    sys.exit(main(job))

@@ -4,7 +4,6 @@ example: the same for all wire forms and for files. Other columns are left alone
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -82,7 +81,7 @@ class Inputs:
         if isinstance(value, str):
             try:
                 value = base64.b64decode(value, validate=True)
-            except binascii.Error as error:
+            except ValueError as error:
                 what = f"{place}: an image is base64 of a file, or lists of numbers: {error}"
                 raise RefusedError(400, what) from None
         pixels = images.pixels(value, place, findings)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -22,13 +22,16 @@ from rekindle.serve.work import Options, RefusedError, Work
 if TYPE_CHECKING:
     from rekindle.serve.server import Server
 
+_LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
+
 
 class _Asked(Body):
     model: str
-    max_tokens: int = 64
+    max_tokens: int = Field(64, validation_alias=_LIMITS)
     temperature: float = 0.0
     seed: int | None = None
     stream: bool = False
+    stream_options: dict[Literal["include_usage"], bool] | None = None
     n: int = Field(1, ge=1, le=1)
 
 
@@ -62,15 +65,19 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
     if asked.stream:
         work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
         server.waiting.put([work])
-        return StreamingResponse(_events(server, work, head), media_type="text/event-stream")
+        events = _events(server, work, head, asked.stream_options or {})
+        return StreamingResponse(events, media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
-    counts = found["prompt_tokens"], found["tokens"]
-    usage = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
     message = {"role": "assistant", "content": found["text"]}
     one = {"message": message} if kind is Chat else {"text": found["text"]}
-    whole = _choice(head, one, found["finish_reason"])
-    body = dumped({**whole, "usage": {**usage, "total_tokens": sum(counts)}})
-    return Response(body, media_type=JSON)
+    whole = {**_choice(head, one, found["finish_reason"]), "usage": _usage(found)}
+    return Response(dumped(whole), media_type=JSON)
+
+
+def listed(server: Server, path: str) -> dict[str, Any]:
+    """`GET /v1/models`, and of one of them."""
+    model = {"id": server.model.name, "object": "model", "created": 0, "owned_by": "rekindle"}
+    return {"object": "list", "data": [model]} if path == "/v1/models" else model
 
 
 def error_of(error: RefusedError) -> dict[str, Any]:
@@ -83,24 +90,37 @@ def _choice(head: dict[str, Any], one: dict[str, Any], reason: str | None) -> di
     return {**head, "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **one}]}
 
 
-async def _events(server: Server, work: Work, head: dict[str, Any]) -> AsyncIterator[bytes]:
+def _usage(found: dict[str, Any]) -> dict[str, int]:
+    counts = {"prompt_tokens": found["prompt_tokens"], "completion_tokens": found["tokens"]}
+    return {**counts, "total_tokens": sum(counts.values())}
+
+
+async def _events(
+    server: Server, work: Work, head: dict[str, Any], options: Mapping[Any, bool]
+) -> AsyncIterator[bytes]:
     assert work.answer is not None
     chat = head["object"] == "chat.completion"
     head |= {"object": "chat.completion.chunk"} if chat else {}
 
-    def event(text: str, reason: str | None = None) -> bytes:
-        one = {"delta": {"content": text}} if chat else {"text": text}
+    def event(text: str, reason: str | None = None, **role: str) -> bytes:
+        one = {"delta": {**role, "content": text}} if chat else {"text": text}
         return b"data: " + dumped(_choice(head, one, reason)) + b"\n\n"
 
     server.accepted += 1
     try:
+        if chat:
+            yield event("", role="assistant")
         async for text in _texts(server, work):
             yield event(text)
         found = await work.answer
         if isinstance(found, RefusedError):
             yield b"data: " + dumped(error_of(found)) + b"\n\n"
         else:
-            yield event("", found["finish_reason"]) + b"data: [DONE]\n\n"
+            yield event("", found["finish_reason"])
+            if options.get("include_usage"):
+                usage = {**head, "choices": [], "usage": _usage(found)}
+                yield b"data: " + dumped(usage) + b"\n\n"
+            yield b"data: [DONE]\n\n"
     finally:
         server.accepted -= 1
         if not work.answer.done():

@@ -156,7 +156,7 @@ class Router:
         self.folder, self.wanted = folder, WANTED_JSON.validate_json((folder / WANTED).read_bytes())
         self.backends: dict[str, Backend] = {}
         self.stopping: set[asyncio.Task[None]] = set()
-        self.draining, self.accepted, self.answered = False, 0, 0
+        self.draining, self.unread, self.accepted, self.answered = False, False, 0, 0
         self.ended = asyncio.Event()
         self.app = web.Application(client_max_size=4 * MOST_BYTES)
         self.app.router.add_get(STATUS, self._status)
@@ -167,7 +167,9 @@ class Router:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
-        runner = web.AppRunner(self.app, access_log=None, handler_cancellation=True)
+        runner = web.AppRunner(  # bodies pass as they came
+            self.app, access_log=None, handler_cancellation=True, auto_decompress=False
+        )
         await runner.setup()
         await web.SockSite(runner, listening).start()
         following = loop.create_task(self._follow())
@@ -188,7 +190,9 @@ class Router:
         try:
             wanted = WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
         except (OSError, ValueError):  # what was wanted before goes on
-            log.exception("%s cannot be read", self.folder / WANTED)
+            if not self.unread:
+                log.exception("%s cannot be read", self.folder / WANTED)
+            self.unread = True
             return
         models = {model.version: model for model in wanted.models}
         for version, backend in [*self.backends.items()]:
@@ -201,7 +205,7 @@ class Router:
                 self.backends[version] = Backend(model, self.folder)
             if self.backends[version].number != wanted.number:
                 self.backends[version].count(wanted.number)
-        self.wanted = wanted
+        self.wanted, self.unread = wanted, False
 
     async def _drain(self) -> None:
         self.draining = True
@@ -236,7 +240,7 @@ class Router:
         time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
-        while time.monotonic() < give_up:
+        while time.monotonic() < give_up and (not asked or asked in self.backends):
             backend = self._chosen(asked, failed)
             if backend is None:
                 if last is not None:
@@ -251,7 +255,7 @@ class Router:
                 await backend.look()
             elif answer.status != 503:  # it is not merely ending
                 failed[backend.model.version], last = _TRIES, answer
-        return last or _refused(f"{f'version {asked}' if asked else 'no version'} is ready")
+        return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
 
     def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that

@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import rekindle
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
@@ -37,6 +38,7 @@ from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waitin
 
 DRAIN_SECONDS = 30.0
 _PROOF = "x-rekindle-proof"
+_ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _DECISION = ("label", "tags", "text")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
@@ -125,7 +127,7 @@ class Server:
         gets: dict[str, Endpoint] = {
             **dict.fromkeys(("/health/live", "/v2/health/live", "/metrics"), self._plain),
             **dict.fromkeys(ready, self._ready),
-            **{path: self._counted(path, self._about) for path in (*models, "/openapi.json")},
+            **{path: self._counted(path, self._about) for path in (*models, *_ABOUT)},
         }
         for path, one in posts.items():
             yield Route(path, self._counted(path, one), methods=["POST"])
@@ -229,7 +231,7 @@ class Server:
                 response = Response(status_code=499)
             except RefusedError as error:
                 self.figures.refused.labels(error.reason).inc()
-                body = openai.error_of(error) if "completions" in route else {"error": str(error)}
+                body = openai.error_of(error) if route.startswith("/v1") else {"error": str(error)}
                 again = {"retry-after": "1"} if error.status in (429, 503) else None
                 response = JSONResponse(body, error.status, again)
             finally:
@@ -250,7 +252,7 @@ class Server:
             images = self.inputs.modality == "image"  # which take a while to decode
             asked = await asyncio.to_thread(read) if images else read()
             found = await self.predictions(request, asked.contents, asked.options)
-            return Response(asked.render(found), media_type=asked.media)
+            return Response(asked.render(found), 200, asked.headers, asked.media)
 
         return endpoint
 
@@ -295,8 +297,13 @@ class Server:
         return JSONResponse({"ready": ready, "state": self.state}, 200 if ready else 503)
 
     async def _about(self, request: Request) -> Response:
-        if request.url.path == "/openapi.json":
+        if (path := request.url.path) == "/openapi.json":
             return JSONResponse(wire.document(self.about, self.inputs))
+        if path == "/v2":
+            us = {"name": "rekindle", "version": rekindle.__version__}
+            return JSONResponse({**us, "extensions": ["binary_tensor_data"]})
+        if path.startswith("/v1/"):
+            return JSONResponse(openai.listed(self, path))
         inputs = [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}]
         named = {"name": self.model.name, "versions": [self.model.version], "platform": "rekindle"}
         return JSONResponse({**named, "inputs": inputs, "outputs": []})

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import json
+import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,8 +22,10 @@ from rekindle.serve.work import Options, Prediction, RefusedError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-MOST_BYTES = 4 << 20
+MOST_BYTES, MOST_INSTANCES = 4 << 20, 256
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
+_JSON_LENGTH = "inference-header-content-length"
+_KINDS = {bool: ("BOOL", "?"), float: ("FP64", "d"), int: ("INT64", "q")}
 _Read = TypeVar("_Read", bound=BaseModel)
 
 
@@ -35,18 +38,18 @@ class Body(BaseModel):
 class Predict(Body):
     """`POST /predict`."""
 
-    instances: list[dict[str, Any]] = Field(min_length=1, max_length=256)
+    instances: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_INSTANCES)
     parameters: Options | None = None
 
 
 class Tensor(Body):
-    """An input of the Open Inference Protocol."""
+    """An input of the Open Inference Protocol, or the name of an output."""
 
     name: str
-    shape: list[int] = Field(min_length=1)
-    datatype: Literal["BYTES"]
-    data: list[str | list[str]]
-    parameters: dict[str, Any] = Field({}, max_length=0)
+    shape: list[int] = []
+    datatype: Literal["BYTES"] = "BYTES"
+    data: list[str | list[str]] = []
+    parameters: dict[Literal["binary_data_size", "binary_data"], int | bool] = {}
 
 
 class Infer(Body):
@@ -54,18 +57,20 @@ class Infer(Body):
 
     id: str = ""
     inputs: list[Tensor] = Field(min_length=1, max_length=1)
-    outputs: list[dict[str, Any]] = []
-    parameters: Options | None = None
+    outputs: list[Tensor] = []
+    parameters: dict[str, Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a request asks; `render` makes the body of the response, of type `media`."""
+    """What a request asks; `render` makes the body of the response, of type `media`, and may fill
+    its `headers`."""
 
     contents: list[Any]
     options: Options
     render: Callable[[list[Prediction]], bytes]
     media: str = JSON
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
@@ -78,7 +83,8 @@ def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any)
 def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
     """The same in JSON; or an instance a line, answered by a prediction a line; or a text a row."""
     media = headers.get("content-type", JSON).partition(";")[0].strip()
-    if headers.get("accept", "*/*").partition(";")[0] not in ("*/*", "", media):
+    accepted = [one.partition(";")[0].strip() for one in headers.get("accept", "").split(",")]
+    if not {"*/*", "", media}.intersection(accepted):
         raise RefusedError(406, f"the response has the type of the request, {media}")
     if media == JSON:
         return predict(body, headers, inputs, about)
@@ -101,32 +107,64 @@ def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: 
 
 def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
     """One input, called as the column, BYTES [N]: lists and chats as JSON, images in base64. The
-    outputs are the fields of predictions, lists as JSON."""
-    asked = read(Infer, body)
-    tensor = asked.inputs[0]
+    outputs are the fields of predictions, lists as JSON. With the extension for binary data, as
+    NVIDIA's client asks by default: values behind the JSON, in the order of the tensors."""
+    cut = headers.get(_JSON_LENGTH, "")
+    head, raw = (
+        (body[: int(cut)], body[int(cut) :]) if cut.isdecimal() and len(cut) < 9 else (body, b"")
+    )
+    asked = read(Infer, head)
+    tensor, given, answer_headers = asked.inputs[0], asked.parameters, dict[str, str]()
     if tensor.name != inputs.column:
         raise RefusedError(400, f"inputs: one input, called `{inputs.column}`, is needed")
     texts = [text for row in tensor.data for text in (row if isinstance(row, list) else [row])]
-    if tensor.shape not in ([len(texts)], [len(texts), 1]):
+    texts += _strings(raw, tensor.parameters.get("binary_data_size", 0))
+    if tensor.shape not in ([len(texts)], [len(texts), 1]) or not 0 < len(texts) <= MOST_INSTANCES:
         what = f"inputs: the shape {tensor.shape} does not hold {len(texts)} values"
-        raise RefusedError(400, what)
+        raise RefusedError(400, f"{what}, or they are not 1 to {MOST_INSTANCES}")
     values = [inputs.encoded(text, f"data {i}") for i, text in enumerate(texts)]
     contents = inputs.contents([{inputs.column: value} for value in values])
+    binary = given.pop("binary_data_output", False)
+    options = _options(read(Options, dumped(given)) if given else None, inputs)
     same = {"id": asked.id, "model_name": about["name"], "model_version": about["version"]}
 
     def render(found: list[Prediction]) -> bytes:
         names = _names(found)
-        tensors = [_tensor(name, [one.get(name, False) for one in found]) for name in names]
-        wanted = [output.get("name") for output in asked.outputs] or names
-        return dumped({**same, "outputs": [one for one in tensors if one["name"] in wanted]})
+        wanted = {one.name: one.parameters.get("binary_data") for one in asked.outputs}
+        if missing := sorted(wanted.keys() - {*names, "truncated"}):
+            raise RefusedError(400, f"outputs: there is no `{missing[0]}`; there is {names}")
+        wanted = wanted or dict.fromkeys(names, binary)
+        pairs = [_tensor(n, [one.get(n, False) for one in found], wanted[n]) for n in wanted]
+        outputs, ends = zip(*pairs, strict=True)
+        head, end = dumped({**same, "outputs": outputs}), b"".join(ends)
+        answer_headers.update({_JSON_LENGTH: str(len(head))} if end else {})
+        return head + end
 
-    return Asked(contents, _options(asked.parameters, inputs), render)
+    return Asked(contents, options, render, headers=answer_headers)
 
 
-def _tensor(name: str, values: list[Any]) -> dict[str, Any]:
-    kind = {bool: "BOOL", float: "FP64", int: "INT64"}.get(type(values[0]), "BYTES")
+def _tensor(name: str, values: list[Any], binary: Any) -> tuple[dict[str, Any], bytes]:
+    """An output, and the bytes of it that follow the JSON."""
+    kind, form = _KINDS.get(type(values[0]), ("BYTES", ""))
     data = [dumped(value).decode() if isinstance(value, list) else value for value in values]
-    return {"name": name, "datatype": kind, "shape": [len(data)], "data": data}
+    tensor = {"name": name, "datatype": kind, "shape": [len(data)]}
+    if not binary:
+        return {**tensor, "data": data}, b""
+    parts = [one.encode() for one in data] if kind == "BYTES" else []
+    end = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    end = end or struct.pack(f"<{len(data)}{form}", *data)
+    return {**tensor, "parameters": {"binary_data_size": len(end)}}, end
+
+
+def _strings(raw: bytes, size: int) -> list[str]:
+    """The values of a binary input, each behind its length in 4 bytes, little endian."""
+    found, at = list[str](), 0
+    while at < len(raw) == size:
+        begin, at = at + 4, at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        found.append(raw[begin:at].decode(errors="surrogateescape"))  # which no text may have
+    if at != size or len(raw) != size:
+        raise RefusedError(400, f"inputs: of {size} bytes in strings {len(raw)} follow the JSON")
+    return found
 
 
 def _names(found: list[Prediction]) -> list[str]:
@@ -162,6 +200,8 @@ def read(kind: type[_Read], body: bytes) -> _Read:
 async def read_body(request: Request) -> bytes:
     """The body; RefusedError 413 where it is too large. It is read to its end all the same, up to a
     bound, so that the client gets the answer."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedError(415, "the body is compressed: send it as it is")
     pieces, size = list[bytes](), 0
     async for piece in request.stream():
         size += len(piece)

@@ -1,11 +1,15 @@
-"""The cpu image, as containers/build.sh makes it: what it holds, how it ends, how two of it train.
+"""The cpu image, as containers/build.sh makes it: what it holds, how it ends, how two of it train, what it serves.
 
 Against a real daemon, where one answers and has the image; `make test-containers` sees to both."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import time
 import uuid
@@ -13,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rekindle.data.ingest import ingest
@@ -20,7 +25,7 @@ from rekindle.data.shard import shard
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.docker import Docker, find
-from rekindle.records import TrainingSummary
+from rekindle.records import Evidence, TrainingSummary
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
@@ -201,3 +206,110 @@ def _node(containers: Containers, node: int, network: str) -> str:
     (entry,) = (f"{name}={value}" for name, value in place.environment().items())
     run = (*HARDENED, f"--network={network}", f"--name={network}-{node}", f"--env={entry}")
     return containers.train(f"node-{node}", run)
+
+
+# where a platform puts the model and what it sets; what is asked, and where
+PLATFORMS: dict[str, tuple[str, dict[str, str], str, str, str]] = {
+    "SageMaker": ("/opt/ml/model", {}, "8080", "/ping", "/invocations"),
+    "Vertex AI": (
+        "/staged", {"AIP_STORAGE_URI": "/staged", "AIP_HTTP_PORT": "8085", "AIP_HEALTH_ROUTE": "/health",
+                    "AIP_PREDICT_ROUTE": "/v1/endpoints/7:predict"},
+        "8085", "/health", "/v1/endpoints/7:predict",
+    ),
+    "Azure ML": (
+        "/var/azureml-app/azureml-models/tickets/1/v3", {"AZUREML_MODEL_DIR": "/var/azureml-app/azureml-models/tickets/1",
+        "REKINDLE_SERVE": "1"}, "8080", "/health/ready", "/predict",
+    ),
+    "KServe": ("/mnt/models", {}, "8080", "/v2/health/ready", "/v2/models/tickets/infer"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Versions as a deployment stages them, readable by the image's user: a classifier of images, the same with a
+    file changed, and a language model."""
+    from rekindle.serve.staging import stage
+    from tests.serve import models
+
+    root = tmp_path_factory.mktemp("staged")
+    found = {kind: Path(stage(models.made(root / f"{kind}-made", kind), str(root / kind)))
+             for kind in ("image", "text-lm")}  # fmt: skip
+    found["changed"] = shutil.copytree(found["image"], root / "changed")
+    weights = next(found["changed"].rglob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return found
+
+
+def test_it_serves_where_each_platform_puts_the_model_and_drains_on_sigterm(
+    containers: Containers, staged: dict[str, Path]
+) -> None:
+    """Read-only, on a network that leads nowhere else."""
+    network = f"rekindle-{uuid.uuid4().hex[:8]}"
+    containers.words("network", "create", "--internal", network)
+    hardened = (*HARDENED, f"--network={network}")
+    try:
+        nodes = {
+            name: containers.start(
+                *(() if "REKINDLE_SERVE" in environment else ("serve",)),
+                run=(
+                    *hardened, f"--volume={staged['text-lm' if name == 'KServe' else 'image']}:{place}:ro",
+                    *(f"--env={key}={value}" for key, value in environment.items()),
+                ),
+            )
+            for name, (place, environment, *_) in PLATFORMS.items()
+        }  # fmt: skip
+        changed = containers.start("serve", run=(*hardened, f"--volume={staged['changed']}:/opt/ml/model:ro"))  # fmt: skip
+        inspect = f'--format={{{{(index .NetworkSettings.Networks "{network}").IPAddress}}}}'
+        for name, node in nodes.items():
+            _ask(containers, node, containers.words("inspect", inspect, node), name, staged)
+        assert containers.wait(changed) == 2
+        assert "are not those that were judged" in containers.log(changed)
+    finally:
+        containers.clear()
+        containers.words("network", "rm", network)
+
+
+def _ask(
+    containers: Containers, node: str, address: str, name: str, staged: dict[str, Path]
+) -> None:
+    """Wait for the container of a platform, ask it as the platform does, and stop it."""
+    _, _, port, health, route = PLATFORMS[name]
+    deadline, url = time.monotonic() + SECONDS, f"http://{address}:{port}"
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(health).status_code == 200:
+                    break
+            assert time.monotonic() < deadline, containers.log(node)
+            time.sleep(0.1)
+        log = containers.log(node)
+        assert re.search("tickets version 3 at .*, proven by [68] rows of its test split", log), log
+        if name != "KServe":
+            rows = Evidence.read(staged["image"] / "evidence.json").smoke.rows
+            body: dict[str, Any] = {"instances": [{"image": row.content} for row in rows]}
+            answers = client.post(route, json=body).json()["predictions"]
+            assert [one["label"] for one in answers] == [row.answer["label"] for row in rows]
+            containers.words("stop", "--time=60", node)
+        else:
+            tensor = {
+                "name": "body",
+                "shape": [48],
+                "datatype": "BYTES",
+                "data": ["the parcel"] * 48,
+            }
+            body = {"inputs": [tensor], "parameters": {"max_new_tokens": 100}}
+            with concurrent.futures.ThreadPoolExecutor() as pool:  # accepted before, answered after
+                answer = pool.submit(client.post, route, json=body)
+                while "rekindle_batch_instances_count 2.0" not in client.get("/metrics").text:
+                    assert not answer.done(), answer.result().text
+                    time.sleep(0.02)
+                containers.words("kill", "--signal=TERM", node)
+                assert not answer.done()
+                found = answer.result()
+            (texts,) = [one for one in found.json()["outputs"] if one["name"] == "text"]
+            assert (found.status_code, len(texts["data"])) == (200, 48)
+    assert containers.wait(node) == 0, containers.log(node)

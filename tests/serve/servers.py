@@ -89,3 +89,14 @@ def running(model: ServedModel, smoke: bool = True) -> Iterator[Running]:
         yield server.ready()
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def contained(folder: Path, **environment: str) -> Iterator[Running]:
+    """What a container of a platform runs, with the platform's variables; it is ready."""
+    words, port = [sys.executable, "-P", "-m", "rekindle.serve.container"], free_port()
+    server = Running(words, port, folder, AIP_HTTP_PORT=str(port), **environment)
+    try:
+        yield server.ready()
+    finally:
+        server.stop()

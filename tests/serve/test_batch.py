@@ -136,6 +136,10 @@ def test_rows_that_cannot_be_read_are_named(place, lines, code, said):
     done = predict(place, "bad.jsonl", output, code=code)
     assert said in done.stderr
     assert not list((place / output).glob("part-*"))
+    (place / "bad.jsonl").write_text(
+        '{"id": 1, "body": "a"}\n'
+    )  # corrected, the same command goes on
+    predict(place, "bad.jsonl", output)
 
 
 def test_what_is_no_output_and_what_is_no_home_are_wrong_requests(place, tmp_path):

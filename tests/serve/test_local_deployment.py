@@ -1,7 +1,9 @@
 """Deployments on this machine with real processes, under load: no request is lost, bad versions go back."""
 
 import collections
+import gzip
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +221,37 @@ def test_a_version_with_other_answers_is_never_asked(deployed):
     assert (event.state, event.previous) == ("rolled_back", "")
     assert "smoke: to row 1 of its test split the model answers label 'low'" in event.reason
     assert deployed.endpoint.status() is None
+
+
+def test_a_router_whose_folder_is_gone_says_so_once_and_goes_on(deployed):
+    first = deployed.own("1")
+    deployed.rollout().to(first)
+    folder = deployed.folder / "d"
+    log = (folder / "router.txt").open()
+    shutil.rmtree(folder)
+    time.sleep(1.5)  # it looks ten times a second
+    assert log.read().count("wanted.json cannot be read") == 1
+    assert deployed.predict(1).status_code == 200
+    deployed.rollout().to(first)
+    assert deployed.endpoint.status().versions["1"].state == "ready"
+    (folder / "wanted.json").unlink()
+    time.sleep(0.5)
+    log.seek(0)
+    assert log.read().count("wanted.json cannot be read") == 2
+
+
+def test_what_a_version_cannot_read_or_is_not_there_is_refused_at_once(deployed):
+    """A body that is compressed passes as it came: were it read in between, its length would be another."""
+    deployed.rollout().to(deployed.own("1"))
+    body = gzip.compress(b'{"instances": [{"text": "1"}]}')
+    packed = {"content-encoding": "gzip"}
+    response = httpx.post(f"{deployed.url}/predict", content=body, headers=packed, timeout=10)
+    assert response.status_code == 415
+    assert "the body is compressed" in response.json()["error"]
+    began = time.monotonic()
+    response = deployed.predict(1, **{VERSION: "9"})
+    assert (response.status_code, response.json()) == (503, {"error": "version 9 is not ready"})
+    assert time.monotonic() < began + 10
 
 
 def test_another_program_at_the_port_is_named(deployed):

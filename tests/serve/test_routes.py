@@ -169,6 +169,10 @@ def test_the_open_inference_protocol_is_spoken(server, rows, path):
         ("tickets/infer", v2(["a"], shape=[2]), 400, "inputs: the shape [2] does not hold 1 values"),
         ("tickets/infer", v2(["a"], datatype="FP32"), 400, "inputs.0.datatype: Input should be 'BYTES'"),
         ("tickets/infer", {"inputs": []}, 400, "inputs: List should have at least 1 item"),
+        ("tickets/infer", v2([]), 400, "inputs: the shape [0] does not hold 0 values"),
+        ("tickets/infer", v2(["a"] * 257), 400, "inputs: the shape [257] does not hold 257 values, or they are not 1 to 256"),
+        ("tickets/infer", {**v2(["a"]), "outputs": [{"name": "score"}]}, 400, "outputs: there is no `score`; there is ['label', 'probability']"),
+        ("tickets/infer", {**v2(["a"]), "parameters": {"max_new_tokens": 2}}, 400, "parameters: this model is no language model"),
     ],
 )  # fmt: skip
 def test_what_the_open_inference_protocol_must_not_ask_is_refused(server, path, body, status, said):

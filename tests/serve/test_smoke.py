@@ -82,6 +82,8 @@ def test_without_rows_it_is_served_only_if_that_is_asked_for(tmp_path):
     with running(model, smoke=False) as server:
         assert server.predict(models.contents("image")[0][0], column="image").status_code == 200
         assert "proven by nothing, as you asked" in server.log.read_text()
+        for wrong in ("é", "a", "", 3, [[[]]], {"b64": "aGk="}):
+            assert server.predict(wrong, column="image").status_code == 400, wrong
 
 
 @pytest.mark.slow

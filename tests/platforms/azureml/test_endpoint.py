@@ -17,10 +17,12 @@ from rekindle.platforms.azureml import endpoint as module
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
-from tests.serve.models import own
+from tests.serve.models import made, own
+from tests.serve.servers import contained
 from tests.servers.azure import endpoints
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE
@@ -448,3 +450,16 @@ def test_a_platform_that_does_not_answer_rolls_nothing_back(world):
 def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
     world.to("1")
     goes_through_the_shadow(world.rollout, models["1"], models["2"], world.there.answering.shadowed)
+
+
+@pytest.mark.slow
+def test_the_real_server_answers_behind_the_endpoint(world, tmp_path):
+    model = made(tmp_path / "made", "text")
+    platform = world.endpoint()
+    platform.create(model, 1)
+    (path,) = (path for path in world.there.there if "/deployments/" in path)
+    folder = world.there.folder(world.there.there[path])
+    with contained(tmp_path, AZUREML_MODEL_DIR=str(folder.parent)) as server:
+        world.there.containers[path.rpartition("/")[2]] = server.url
+        prove(model, lambda body: platform.ask(model, body))
+        assert server.figure("rekindle_batch_instances_count") == 2  # its own proof, and this one

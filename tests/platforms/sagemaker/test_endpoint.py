@@ -14,8 +14,10 @@ import pytest
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
+from rekindle.records import Evidence
 from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
@@ -23,6 +25,7 @@ from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.serve.models import champion, made, own
+from tests.serve.servers import contained
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
 from tests.servers.troubles import Fault
@@ -440,3 +443,50 @@ def test_the_step_of_a_pipeline_deploys_the_champion(world: World, tmp_path: Pat
         done = deploy.python_func(config=json.dumps(config), artifact_root=PLACE["artifact_root"])
         assert done == (world.platform.address, "1")
     assert world.platform.standing() == {"1": ("ready", 100)}
+
+
+@pytest.mark.slow
+def test_boto3_asks_the_real_server_behind_the_endpoint(world, account, s3, tmp_path) -> None:
+    """What was staged in S3 is downloaded, as the service does, and served by what the container runs."""
+    import boto3
+
+    model = made(tmp_path / "made", "text")
+    rows = Evidence.read(model.evidence).smoke.rows
+    world.platform.create(model, 1)
+    (placed,) = account.things["model"].values()
+    uri = placed["body"]["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["S3Uri"]
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    folder = tmp_path / "opt-ml-model"
+    for one in s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
+        place = folder / one["Key"].removeprefix(prefix)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        s3.download_file(bucket, one["Key"], str(place))
+    with contained(tmp_path, REKINDLE_MODEL=str(folder)) as server:
+        account.containers["3"] = server.url
+        prove(model, lambda body: world.platform.ask(model, body))
+        runtime = boto3.client("sagemaker-runtime")
+
+        def invoke(content: str | bytes, media: str, **more: str) -> str:
+            found = runtime.invoke_endpoint(
+                EndpointName="tickets", Body=content, ContentType=media, **more
+            )
+            assert found["InvokedProductionVariant"] == f"tickets-v3-{model.digest[:8]}"
+            assert found["ContentType"].startswith(media.partition(";")[0])
+            return found["Body"].read().decode()
+
+        instances, labels = [{"body": r.content} for r in rows], [r.answer["label"] for r in rows]
+        body = json.dumps({"instances": instances})
+        for more in ({}, {"Accept": "application/json"}, {"Accept": "application/json, */*;q=0.5"}):
+            found = json.loads(invoke(body, "application/json", **more))["predictions"]
+            assert [one["label"] for one in found] == labels
+        lines = "".join(json.dumps(one) + "\n" for one in instances)
+        found = invoke(lines, "application/jsonlines").splitlines()
+        assert [json.loads(line)["label"] for line in found] == labels
+        cells = "\n".join(f'"{row.content}"' for row in rows)
+        found = invoke(cells, "text/csv; charset=utf-8").splitlines()
+        assert [line.split(",")[0] for line in found] == labels
+        with pytest.raises(
+            runtime.exceptions.ModelError, match="there is no column `body`"
+        ) as error:
+            invoke(json.dumps({"instances": [{"text": "a"}]}), "application/json")
+        assert error.value.response["OriginalStatusCode"] == 400

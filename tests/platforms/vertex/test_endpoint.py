@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import shutil
 
+import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import _registry
@@ -14,12 +16,15 @@ from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex import endpoint as module
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
+from rekindle.records import Evidence
 from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
-from tests.serve.models import own
+from tests.serve.models import made, own
+from tests.serve.servers import contained
 from tests.servers.google.endpoints import Endpoints
 from tests.servers.google.rest import HOSTS, PROJECT, REGION, Refused, api, key_file, parsed
 from tests.servers.tls_hosts import Hosts
@@ -450,3 +455,57 @@ def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
     world.to("1")
     shadowed = world.service.answering.shadowed
     goes_through_the_shadow(world.rollout, models["1"], models["2"], shadowed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "text-lm", "image"])
+def test_google_s_client_asks_the_real_server_behind_the_endpoint(world, hosts, tmp_path, kind):
+    """Numbers of a request come as floats: as many tokens as are asked for, and the pixels of an image."""
+    from google.cloud import aiplatform_v1
+    from google.protobuf import json_format, struct_pb2
+
+    model = made(tmp_path / "made", kind)
+    rows, platform = (
+        Evidence.read(model.evidence).smoke.rows,
+        VertexEndpoint(PLACE, FAST, "tickets"),
+    )
+    platform.poll_seconds = 0.0
+    platform.create(model, 1)
+    (placed,) = world.service.models.values()
+    folder = world.service.bucket / placed.artifact_uri.removeprefix("gs://")
+    with contained(tmp_path, AIP_STORAGE_URI=str(folder)) as server:
+        world.service.containers["3"] = server.url
+        prove(model, lambda body: platform.ask(model, body))
+        platform.split({"3": 100}, 2)
+        client = aiplatform_v1.PredictionServiceClient(
+            transport="rest", client_options={"api_endpoint": f"{REGION}-aiplatform.googleapis.com"}
+        )
+
+        def ask(instances, **parameters):
+            value = json_format.ParseDict(parameters, struct_pb2.Value()) if parameters else None
+            return client.predict(
+                endpoint=f"projects/{PROJECT}/locations/{REGION}/endpoints/tickets",
+                instances=[json_format.ParseDict(one, struct_pb2.Value()) for one in instances],
+                parameters=value,
+            )
+
+        if kind == "image":
+            import base64
+            import io
+
+            from PIL import Image
+
+            files = [io.BytesIO(base64.b64decode(row.content)) for row in rows]
+            pixels = [[[int(v) for v in line] for line in np.asarray(Image.open(f))] for f in files]
+            instances = [{"image": one} for one in pixels]
+        elif kind == "text":
+            instances = [{"body": row.content} for row in rows]
+        else:
+            instances = [{"body": json.loads(row.content)[0][1]} for row in rows]
+        more = {"max_new_tokens": 8, "seed": 1} if kind == "text-lm" else {}
+        found = ask(instances, **more)
+        assert found.deployed_model_id
+        name = "text" if kind == "text-lm" else "label"
+        assert [dict(one)[name] for one in found.predictions] == [r.answer[name] for r in rows]
+        with pytest.raises(Exception, match="there is no column"):
+            ask([{"wrong": "a"}])

@@ -5,7 +5,7 @@ Requests are held against botocore's models. An update whose new variants never 
 configuration before, and without a reason if `silent`; without RetainAllVariantProperties it resets weights and counts
 (hashicorp/terraform-provider-aws#48997, #49069); it needs the configuration before (#40048), and is refused while another
 goes on. A new configuration may show up late (CreateEndpoint's documentation). A container answers what the evidence in
-S3 says, wrongly if its version is in `wrong`. Time is the service's own: it passes with each look."""
+S3 says, wrongly if its version is in `wrong`; or it is the server that `containers` names for the version. Time is the service's own: it passes with each look."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.servers import behind
 from tests.servers.aws.rest import _PAGE, ACCOUNT, REGION, Account, Refused
 from tests.servers.shadow import Answering
 from tests.servers.troubles import Broken
@@ -40,6 +41,7 @@ class Hosting(Account):
         self.things: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in _NOUNS}
         self.broken: set[str] = set()
         self.wrong: set[str] = set()
+        self.containers: dict[str, str] = {}
         self.answering = Answering()
         self.crashing: set[str] = set()
         self.fails: dict[str, float] = {}
@@ -252,6 +254,11 @@ class Hosting(Account):
         self.idle(EndpointName).update(status="Deleting", looks=2)
         return {}
 
+    def heaviest(self, name: str) -> str:
+        """The variant with the largest share, which a request gets that names none."""
+        variants = self.get("endpoint", name)["variants"]
+        return max(variants, key=lambda variant: variants[variant]["weight"])
+
     def tags_of(self, arn: str) -> dict[str, str]:
         kind, _, name = arn.split(":")[-1].partition("/")
         tags: dict[str, str] = self.get(kind, name)["tags"]
@@ -287,6 +294,22 @@ class Hosting(Account):
             if broken.dropped():
                 raise ConnectionError from None
             return broken.fault.status, {"Message": "as the test wants it"}, broken.fault.code
+
+    def through(
+        self, name: str, variant: str, body: bytes, headers: Any
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """HTTP's status, the body and headers of what the container of a variant answers."""
+        answer = behind.answered(f"{self.containers[_version(variant)]}/invocations", body, headers)
+        if answer.status_code == 200:
+            return 200, answer.content, {"Content-Type": answer.headers["content-type"]}
+        whose = "client" if answer.status_code < 500 else "server"
+        message = f'Received {whose} error ({answer.status_code}) from primary with message "{answer.text}"'
+        error = {
+            "Message": message,
+            "OriginalStatusCode": answer.status_code,
+            "OriginalMessage": answer.text,
+        }
+        return 424, json.dumps(error).encode(), {"x-amzn-ErrorType": "ModelError"}
 
     def invoke(
         self, name: str, variant: str, body: dict[str, Any]
@@ -362,13 +385,15 @@ def serving(account: Hosting) -> Iterator[str]:
                 self.close_connection = True
 
         def runtime(self, raw: bytes) -> None:
-            variant = self.headers["X-Amzn-SageMaker-Target-Variant"]
             name = self.path.split("/")[2]
+            variant = self.headers["X-Amzn-SageMaker-Target-Variant"] or account.heaviest(name)
+            invoked = {"x-Amzn-Invoked-Production-Variant": variant}
+            if _version(variant) in account.containers:
+                status, content, headers = account.through(name, variant, raw, self.headers)
+                self.reply(status, content, {**headers, **invoked})
+                return
             done = account.invoked(name, variant, json.loads(raw))
-            headers = {
-                "x-Amzn-Invoked-Production-Variant": variant,
-                "Content-Type": "application/json",
-            }
+            headers = {**invoked, "Content-Type": "application/json"}
             headers |= {"x-amzn-ErrorType": done[2]} if done[2] else {}
             self.reply(done[0], json.dumps(done[1]).encode(), headers)
 

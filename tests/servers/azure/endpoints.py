@@ -4,7 +4,8 @@ models, logs, scoring by Entra's tokens, and the metrics of Azure Monitor.
 What is asked is checked against the SDK's own models: fields that they lack, or that are read only,
 are refused, as are traffic that does not sum to 100 or 0, names of others, references to nothing,
 changes while another is under way (409), and deleting what has traffic. States last a few polls. A
-container answers from the evidence that lies in the folder of its model.
+container answers from the evidence that lies in the folder of its model, or is the server that
+`containers` names for the deployment.
 
 Authority: azure-ai-ml 1.35.2 (arm_ml_service, 2025-12-01), learn.microsoft.com/azure/machine-learning
 (how-to-troubleshoot-online-endpoints), learn.microsoft.com/rest/api/monitor/metrics/list."""
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.servers import behind
 from tests.servers.shadow import Answering
 from tests.servers.tls_hosts import Answer, Asked
 
@@ -45,6 +47,7 @@ class Endpoints:
         self.broken: dict[str, str] = {}
         self.fails: dict[str, float] = {}
         self.wrong: set[str] = set()
+        self.containers: dict[str, str] = {}
         self.answering = Answering()
         self.taken: set[str] = set()
         self.requests, self.quota, self.model_status = 500, 100, "500"
@@ -227,6 +230,11 @@ class Endpoints:
         made = self.there.get(f"{endpoint}/deployments/{name}")
         if (asked.method, asked.path) != ("POST", "/predict") or made is None:
             raise self.refused(404, "NotFound", f"there is no deployment {name}")
+        if name in self.containers:
+            answer = behind.answered(f"{self.containers[name]}/predict", asked.body, asked.headers)
+            code = {"ms-azureml-model-error-statuscode": str(answer.status_code)}
+            fine = answer.status_code == 200
+            return Answer(200 if fine else 424, answer.json(), {} if fine else code)
         rows = json.loads((self.folder(made) / "evidence.json").read_text())["smoke"]["rows"]
         found = self.answering.answers(rows, asked.json()["instances"])
         if name in self.wrong:

@@ -5,7 +5,9 @@ Bodies are parsed into the service's own protos. What takes time is an operation
 `polls`-th look at it. Names have the project's number, as the service's have. Refused are ids that are
 taken, or have another form, shares that do not add up to 100 or name what is not there, a change with an
 old etag, taking away what has a share, deleting what is in use. A container answers requests by the rows
-of the evidence that was staged for it, `wrong` versions otherwise; `broken` ones never become ready.
+of the evidence that was staged for it, `wrong` versions otherwise; `broken` ones never become ready. Where
+`containers` names a server for the version, that one answers: numbers of a request reach it as floats, as
+those of protobuf's Value are, and the service keeps its `predictions` alone.
 
 Authority: endpoint.py, endpoint_service.py, model_service.py and prediction_service.py of aiplatform_v1;
 timeSeries.list of cloud.google.com/monitoring/api. How the service words its refusals is a guess."""
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from google.cloud import aiplatform_v1 as api
+from google.protobuf.json_format import MessageToDict
 
+from tests.servers import behind
 from tests.servers.google.rest import (
     PARENT,
     PROJECT,
@@ -59,6 +63,7 @@ class Endpoints(Project):
         self.operations: dict[str, dict[str, Any]] = {}
         self.broken: dict[str, str] = {}
         self.wrong: set[str] = set()
+        self.containers: dict[str, str] = {}
         self.answering, self.asked = Answering(), 0
         self.fails: dict[str, float] = {}
         self.requests, self.quota, self.log_denied = 500, "", False
@@ -293,7 +298,8 @@ class Endpoints(Project):
 
     def predict(self, asked: Asked, kind: str, id: str) -> Any:
         self.get(asked, kind, id)
-        endpoint, body = self.endpoints[id], parsed(api.PredictRequest, asked.body) and asked.json()
+        endpoint, request = self.endpoints[id], parsed(api.PredictRequest, asked.body)
+        body = asked.json()
         if not endpoint.traffic_split:
             raise Refused(400, "no deployed model has traffic")
         self.asked += 1  # requests are shared, as by the split
@@ -301,17 +307,30 @@ class Endpoints(Project):
         model = next(one.model for one in endpoint.deployed_models if one.id == chosen).rpartition(
             "/"
         )[2]
+        who = {"deployedModelId": chosen, "model": f"{NUMBERED}/models/{model}"}
+        if _version(model) in self.containers:
+            return {"predictions": self.through(model, request), **who}
         folder = self.bucket / self.models[model].artifact_uri.removeprefix("gs://")
         rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
         answers = self.answering.answers(rows, body["instances"])
         for answer in answers if _version(model) in self.wrong else ():
             answer["label"] = "other"
         self.smoked.append(_version(model))
-        return {
-            "predictions": answers,
-            "deployedModelId": chosen,
-            "model": f"{NUMBERED}/models/{model}",
-        }
+        return {"predictions": answers, **who}
+
+    def through(self, model: str, request: Any) -> Any:
+        """The predictions of the container."""
+        body = {"instances": list(map(MessageToDict, type(request).pb(request).instances))}
+        if "parameters" in request:
+            body["parameters"] = MessageToDict(type(request).pb(request).parameters)
+        route = self.models[model].container_spec.predict_route
+        url = f"{self.containers[_version(model)]}{route}"
+        answer = behind.answered(
+            url, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, answer.text)
+        return answer.json()["predictions"]
 
     def series(self, asked: Asked) -> Any:
         """Of each deployed model with a share and each class of codes: a point that began before the
