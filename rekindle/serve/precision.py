@@ -17,7 +17,7 @@ import torch
 
 from rekindle.data.examples import open_examples
 from rekindle.errors import RequestError
-from rekindle.records import Check, Evidence, Smoke
+from rekindle.records import Check, Evidence, Smoke, SmokeRow
 from rekindle.serve.classifier import Classifier
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.model import ServedModel
@@ -113,9 +113,15 @@ def _proof(model: ServedModel, opened: ModelFolder, network: Classifier, kept: S
     """The rows with what the model answers now, where that is clear."""
     inputs, tolerance = Inputs.of(model, opened), max(kept.tolerance, HALF)
     contents = [inputs.content(instance_of(row, inputs), row.id) for row in kept.rows]
-    rows = []
+    rows, clear = list[SmokeRow](), list[SmokeRow]()
     for row, answer in zip(kept.rows, network.answers(contents, Options()), strict=True):
         tops = answer.get("probabilities") or [answer.get("probability")]
-        if all(top is not None and top > 0.5 + tolerance for top in tops):
-            rows.append(row.model_copy(update={"answer": {n: answer[n] for n in row.answer}}))
+        now = row.model_copy(update={"answer": {name: answer[name] for name in row.answer}})
+        same = all(answer[name] == row.answer[name] for name in {"label", "tags"} & answer.keys())
+        rows += [now] * same
+        clear += [now] * (same and all(top and top > 0.5 + tolerance for top in tops))
+    rows = clear or rows  # other processors round otherwise
+    if not rows:
+        what = f"none of the rows that prove version {model.version} is answered alike"
+        raise RequestError(what, where="deploy.precision", fix="leave it out")
     return kept.model_copy(update={"tolerance": tolerance, "rows": tuple(rows)})
