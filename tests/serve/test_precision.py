@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 
 from rekindle.data.examples import ExamplesWriter, schema_of
 from rekindle.errors import RequestError
 from rekindle.records import Evidence
+from rekindle.serve.classifier import Int8Linear
 from rekindle.serve.load import loaded
 from rekindle.serve.precision import lowered
 from rekindle.serve.work import Options
@@ -84,3 +86,12 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     writer = models.made(tmp_path / "w", "text-lm")
     with pytest.raises(RequestError, match="a language model is not served in int8 yet"):
         lowered(writer, "int8", tmp_path, 0.01, tmp_path / "kept")
+
+
+def test_a_layer_in_8_bits_is_close_to_what_it_was():
+    torch.manual_seed(0)
+    linear, inputs = torch.nn.Linear(64, 24), torch.randn(3, 5, 64)
+    torch.nn.init.normal_(linear.bias, std=3.0)
+    with torch.inference_mode():
+        assert (Int8Linear(linear)(inputs) - linear(inputs)).abs().max() < 0.03
+        assert torch.equal(Int8Linear(linear)(torch.zeros(1, 64))[0], linear.bias)

@@ -54,6 +54,10 @@ class Platform:
     def create(self, model, number):
         if model.version in self.broken:
             raise StepError("its image was not found")
+        alone = model.version.startswith("0") or not any(
+            one.startswith("0") for one in self.versions
+        )
+        assert alone, "the shadow is over"
         self.versions.add(model.version)
 
     def ask(self, model, body):
