@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError
@@ -135,14 +135,11 @@ class Platform:
 
     def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
         """Where the model `name` is deployed."""
-        if self.name not in ENDPOINTS:
-            what = f"models are not deployed to {self.name} yet"
-            raise RequestError(what, fix=f"one of local, {', '.join(ENDPOINTS)}")
-        made: Callable[..., Endpoint] = getattr(self._module("endpoint"), ENDPOINTS[self.name])
-        endpoint = made(self.settings, deploy, name)
-        if deploy.max_p99_ms and not endpoint.sees_latency:
+        made = getattr(self._module("endpoint"), ENDPOINTS[self.name])
+        if deploy.max_p99_ms and not made.sees_latency:
             what = f"answers on {self.name} are not judged by latency"
             raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
+        endpoint: Endpoint = made(self.settings, deploy, name)
         return endpoint
 
     def _module(self, name: str) -> Any:

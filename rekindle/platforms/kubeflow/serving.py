@@ -45,11 +45,12 @@ def pods(
 ) -> dict[str, Any]:
     """The spec of a version's Deployment; its pods wait there for `uri`, or find it mounted."""
     machine = deploy.machine
-    env: list[Any] = [{"name": "HOME", "value": "/tmp"}, {"name": "REKINDLE_MODEL", "value": uri}]  # noqa: S108
+    work = "/tmp"  # noqa: S108 - a volume of the pod alone
+    env: list[Any] = [{"name": "HOME", "value": work}, {"name": "REKINDLE_MODEL", "value": uri}]
     for variable, (name, key) in sorted(secrets_of(place).items()):
         env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
     volumes: list[Any] = [{"name": "work", "emptyDir": {}}]
-    mounts: list[Any] = [{"name": "work", "mountPath": "/tmp"}]  # noqa: S108
+    mounts: list[Any] = [{"name": "work", "mountPath": work}]
     if place.claim and "://" not in place.artifact_root:
         claim = {"claimName": place.claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claim})
