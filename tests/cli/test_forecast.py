@@ -118,6 +118,7 @@ def test_platform_region_prices_and_examples_are_those_of_the_command_line(tmp_p
     assert list(tmp_path.iterdir()) == [own], "a plan writes nothing"
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_what_the_command_line_says(plans):
     for plan in plans:
         said = words(shown(plan))

@@ -31,6 +31,7 @@ def half_made(database, *steps):
             opened.execute(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
     [

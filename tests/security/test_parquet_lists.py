@@ -63,6 +63,7 @@ print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_dictionary", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rows_that_are_large_together_are_read_a_few_at_a_time(as_dictionary, tmp_path):
     """60 rows of 16 MB each: a gigabyte of letters."""

@@ -223,6 +223,7 @@ def test_a_version_with_other_answers_is_never_asked(deployed):
     assert deployed.endpoint.status() is None
 
 
+@pytest.mark.slow
 def test_a_router_whose_folder_is_gone_says_so_once_and_goes_on(deployed):
     first = deployed.own("1")
     deployed.rollout().to(first)

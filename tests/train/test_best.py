@@ -60,6 +60,7 @@ def summary(gang):
     return TrainingSummary.read(gang.folder / f"training-{gang.attempt}" / "training.json")
 
 
+@pytest.mark.slow
 def test_patience_ends_it_and_the_best_weights_are_the_model(whole, texts):
     found, losses = summary(whole), curve(whole)
     best = min(losses, key=losses.get)

@@ -57,6 +57,7 @@ def share_of_rare(gang, shards):
     return shares[list(opened.manifest.labels).index("rare")].item()
 
 
+@pytest.mark.slow
 def test_a_class_counts_what_its_weight_says(tmp_path, shards):
     assert share_of_rare(trained(tmp_path / "natural", shards), shards) < 0.2
     weighed = trained(tmp_path / "weighed", shards, class_weights="balanced")

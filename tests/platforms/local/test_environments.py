@@ -99,6 +99,7 @@ def test_packages_are_installed_beside_what_is_here_and_leave_it_alone(tmp_path,
     assert values(run(graph, home, env=env, fresh=True)) == values(record)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_ends_the_run_before_its_first_step(tmp_path, env):
     home = tmp_path / "home"
     with pytest.raises(RequestError) as caught:

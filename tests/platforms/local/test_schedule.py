@@ -136,6 +136,7 @@ class Desk:
         return sorted(self.folder.glob(".rekindle/runs/*/run.json"))
 
 
+@pytest.mark.slow
 def test_a_line_of_the_crontab_runs_the_config_again_and_again(tmp_path):
     desk = Desk(tmp_path)
     desk.crontab.write_text("MAILTO=ada\n0 1 * * * backup\n")

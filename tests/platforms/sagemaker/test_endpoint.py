@@ -429,6 +429,7 @@ def test_a_version_goes_through_the_shadow_of_the_one_before(world, versions):
     goes_through_the_shadow(world.rollout, versions["1"], versions["2"], shadowed)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_pipeline_deploys_the_champion(world: World, tmp_path: Path) -> None:
     from components.deploy import deploy
 

@@ -366,6 +366,7 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
             assert (killed.end, killed.states()) == (end, states)
 
 
+@pytest.mark.slow
 def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     world, hosts, models, monkeypatch
 ):
