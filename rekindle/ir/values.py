@@ -44,7 +44,7 @@ def from_ir(value: Any, kind: ParameterType) -> Any:
 
 
 def mismatch(value: Any, kind: ParameterType) -> str | None:
-    """Why `value` is not of `kind`, or None. A bool is no number, an int is a valid double."""
+    """Why `value` is not of `kind`, or None. A bool is not a number, an int is a valid double."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "STRING": isinstance(value, str), "BOOLEAN": isinstance(value, bool),

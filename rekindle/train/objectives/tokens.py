@@ -60,10 +60,9 @@ class Tokens(Objective):
             return base.sendable(hidden_BTH)
         assert micro.targets is not None
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
-        states_NH, scale = base.of_targets(hidden_BTH, micro.targets), 1 / micro.count[0]
-        loss, right = linear_cross_entropy(
-            states_NH, head.weight, micro.labels, scale, part.tp_group,
-            not part.sequence_parallel, lesson,
+        loss, right = linear_cross_entropy(  # states without a name go once they are cast
+            base.of_targets(hidden_BTH, micro.targets), head.weight, micro.labels,
+            1 / micro.count[0], part.tp_group, not part.sequence_parallel, lesson,
         )  # fmt: skip
         return base.row(loss, right, torch.full_like(loss, len(micro.targets)))
 
