@@ -118,6 +118,10 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
             f"{what} is on this machine; a cluster cannot reach it", "register.tracking_uri",
             "name a tracking server, such as https://mlflow.example.com",
         )  # fmt: skip
+    if spec.deploy.after_promotion and spec.deploy.precision:
+        what = "a step that deploys has no test split to measure the precision on"
+        fix = "leave one of them out; `rekindle deploy` measures it where the model was trained"
+        yield Problem(what, "deploy.precision", fix)
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
         what = "checkpoints need a place that outlives a step"

@@ -59,7 +59,7 @@ _FORMS = {
 
 
 def strict(section: type[S], values: Any) -> S:
-    """Validated as JSON: a list may fill a tuple, but "3" is not a number. Raises ValidationError."""
+    """Validated as JSON: a list may fill a tuple, "3" is not a number. Raises ValidationError."""
     return section.model_validate_json(json.dumps(values, default=str), strict=True)
 
 

@@ -102,6 +102,7 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
         (sagemaker(platforms__sagemaker__image="train:latest"), "is not in ECR"),
         (sagemaker(register__tracking_uri="''"), "the embedded registry is on this machine"),
         (sagemaker(platforms__sagemaker__colour="red"), "colour"),
+        (sagemaker(deploy__after_promotion="true", deploy__precision="int8"), "has no test split"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_writes_nothing_and_says_what_to_do(asked, says, tmp_path):
