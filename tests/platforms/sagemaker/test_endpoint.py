@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.errors import PlatformError, RequestError, UnreachableError
+from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
 from rekindle.records import Evidence
@@ -440,6 +440,10 @@ def test_the_step_of_a_pipeline_deploys_the_champion(world: World, tmp_path: Pat
         "data": {"source": "x", "columns": {"text": "body"}},
         "platforms": {"sagemaker": PLACE},
     }  # fmt: skip
+    world.account.wrong.add("1")
+    with pytest.raises(StepError, match="version 1 was rolled back, no version answers: smoke"):
+        deploy.python_func(config=json.dumps(config), artifact_root=PLACE["artifact_root"])
+    world.account.wrong.clear()
     for _ in range(2):  # the second time it is there
         done = deploy.python_func(config=json.dumps(config), artifact_root=PLACE["artifact_root"])
         assert done == (world.platform.address, "1")
