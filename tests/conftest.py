@@ -1,7 +1,9 @@
 """Options of the whole suite."""
 
-# what takes longest goes first, so that two processes end together
+import argparse
+import inspect
 import sys
+import time
 
 import pytest
 
@@ -20,6 +22,7 @@ else:
     )
     hypothesis.settings.load_profile("rekindle")
 
+# what takes longest goes first, so that two processes end together
 FIRST = ("tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/platforms/")
 
 
@@ -43,3 +46,20 @@ def _no_store_of_another_test():
     """s3fs keeps its clients by their arguments, and each test's server has an address of its own."""
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+# seconds between two looks at how fast the machine is
+EVERY = 10
+SOURCE = inspect.getsource(argparse)
+_looked = 0.0
+
+
+@pytest.fixture(autouse=True)
+def _pace(record_property):
+    """Leave with some tests the milliseconds that Python takes to compile one file: what durations.py holds times against."""
+    global _looked
+    if time.monotonic() - _looked > EVERY:
+        began = time.thread_time()
+        compile(SOURCE, "argparse.py", "exec")
+        record_property("pace", round(1000 * (time.thread_time() - began), 2))
+        _looked = time.monotonic()

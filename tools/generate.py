@@ -2,7 +2,8 @@
 `python -m tools.generate [FOLDER]`.
 
 `configs/schema.json` for editors, `configs/README.md`, `docs/layouts.md` and `docs/features.md` for
-people, `configs/schemas/` for programs that read records and `--json`. A test compares them with
+people, `configs/schemas/` for programs that read records and `--json`, and what the shipped
+pipelines compile to, so that no command has to wait for KFP's compiler. A test compares them with
 what this module makes."""
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rekindle.app.pipeline import DEPLOYING, PIPELINE, shipped, sources_line
 from rekindle.catalog.features import Carried, table
+from rekindle.ir.compile import compile_pipeline
 from rekindle.outputs import ANSWERS
 from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary
 from rekindle.spec import layout_support
@@ -150,6 +153,11 @@ def generated(configs: Path) -> dict[str, str]:
         "../docs/layouts.md": layouts(),
         "../docs/features.md": feature_table(),
     }
+    for target in (PIPELINE, DEPLOYING):
+        path, _, function = target.partition(":")
+        source = shipped(path)
+        text = sources_line(source) + compile_pipeline(f"{source}:{function}")
+        files[f"../{Path(path).with_suffix('.yaml')}"] = text
     for name, record in records.items():
         files[f"schemas/{name}.json"] = _json(record.model_json_schema())
     return files

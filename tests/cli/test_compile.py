@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from kfp import dsl
 
 from rekindle import distribute
 from rekindle.app.compile import compiled
+from rekindle.app.pipeline import precompiled
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
@@ -46,6 +48,16 @@ def test_the_golden_file_is_what_compile_writes_every_time(platform, tmp_path, r
     if request.config.getoption("--regenerate"):
         golden.write_text(texts[0])
     assert texts[0] == golden.read_text(), "run `make generate` and read the difference"
+
+
+def test_the_shipped_pipeline_is_compiled_anew_once_what_it_is_made_of_changed(tmp_path):
+    for folder in ("pipelines", "components"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    source = tmp_path / "pipelines/continuous_training.py"
+    assert read(precompiled(source)).inputs.parameters
+    with (tmp_path / "components/ingest.py").open("a") as file:
+        file.write("# changed\n")
+    assert not precompiled(source)
 
 
 @pytest.mark.slow
