@@ -33,7 +33,9 @@ quick` (or `all`); CI fails where `make test` takes 30 % longer than the first c
 def seconds_by_file(junit: Path) -> dict[str, float]:
     """Of each file of tests, at a pace of `PACE_MS`; as they were where the pace was not looked at."""
     root = ET.parse(junit)
-    looks = [float(each.get("value", 0)) for each in root.iter("property") if each.get("name") == "pace"]
+    looks = [
+        float(each.get("value", 0)) for each in root.iter("property") if each.get("name") == "pace"
+    ]
     scale = PACE_MS / statistics.mean(looks) if looks else 1.0
     found: dict[str, float] = collections.Counter()
     for case in root.iter("testcase"):

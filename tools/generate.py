@@ -153,13 +153,19 @@ def generated(configs: Path) -> dict[str, str]:
         "../docs/layouts.md": layouts(),
         "../docs/features.md": feature_table(),
     }
-    for target in (PIPELINE, DEPLOYING):
-        path, _, function = target.partition(":")
-        source = shipped(path)
-        text = sources_line(source) + compile_pipeline(f"{source}:{function}")
-        files[f"../{Path(path).with_suffix('.yaml')}"] = text
     for name, record in records.items():
         files[f"schemas/{name}.json"] = _json(record.model_json_schema())
+    return files
+
+
+def pipelines() -> dict[str, str]:
+    """Relative path -> what the shipped pipelines compile to, below a line that names the
+    sources."""
+    files = {}
+    for target in (PIPELINE, DEPLOYING):
+        path, _, function = target.partition(":")
+        text = sources_line(shipped(path)) + compile_pipeline(f"{shipped(path)}:{function}")
+        files[f"../{Path(path).with_suffix('.yaml')}"] = text
     return files
 
 
@@ -260,7 +266,7 @@ def _one_line(text: str) -> str:
 def main() -> None:
     """Write everything under the folder given, or `configs`."""
     configs = Path(sys.argv[1] if len(sys.argv) > 1 else "configs")
-    for name, text in generated(configs).items():
+    for name, text in (generated(configs) | pipelines()).items():
         target = configs / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """A table of bad inputs: exit code 2 before anything is written, or 1 with a clear error and nothing lost.
 
-Each case is a real process in a folder of its own. No traceback without -v; every problem says what to do.
+Each case has a folder of its own, and where something runs a process. No traceback without -v; every problem says what to do.
 """
 
 import json
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rekindle.cli.main import invoke
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\
@@ -137,14 +139,17 @@ def snapshot(folder):
 @pytest.mark.parametrize(
     ("prepare", "words", "says"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
 )
-def test_a_wrong_request_is_refused_before_anything_is_written(tmp_path, prepare, words, says):
+def test_a_wrong_request_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capfd, prepare, words, says
+):
     prepare(tmp_path)
     before = snapshot(tmp_path)
-    done = run(tmp_path, *words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "me:secret" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    code, said = invoke(words), capfd.readouterr()
+    assert code == 2, said
+    assert says in said.err
+    assert "Traceback" not in said.err
+    assert "me:secret" not in said.err
     assert snapshot(tmp_path) == before
 
 

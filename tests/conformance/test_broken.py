@@ -18,6 +18,7 @@ from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
 from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec
+from tests.quick import first
 from tests.support.conformance import AMAZON, AZURE, GOOGLE, VALUES
 from tests.support.conformance_broken import broken
 from tests.support.samples import files, needs_samples
@@ -43,7 +44,7 @@ def compiled_everywhere(text: str, graph: Graph) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_a_broken_pipeline_is_refused_and_never_crashes(seed: int) -> None:
     chance = random.Random(seed)
     samples = [

@@ -32,6 +32,7 @@ def same(gang, by_torchrun):
     assert gang.weights == by_torchrun.weights
 
 
+@pytest.mark.slow
 def test_a_killed_rank_restarts_all_and_the_bits_are_those_of_torchrun(gang, by_torchrun):
     gang.start().until_step(25)
     ranks = gang.workers()
@@ -85,7 +86,6 @@ dist.barrier()
 """
 
 
-@pytest.mark.slow
 def test_an_error_of_a_script_names_the_rank_and_what_it_said(gang):
     script = gang.folder / "own.py"
     script.write_text(SCRIPT)

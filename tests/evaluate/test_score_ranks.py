@@ -89,6 +89,7 @@ def test_a_task_that_writes_slowly_is_waited_for(worlds, tmp_path):
     assert len(Scores.read(tmp_path / "out" / "scores.json").samples) == 3, log
 
 
+@pytest.mark.slow
 def test_a_failure_before_everything_is_scored_fails(worlds, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(worlds["writes"], broken)
@@ -99,6 +100,7 @@ def test_a_failure_before_everything_is_scored_fails(worlds, tmp_path):
     assert "no samples were written" not in log
 
 
+@pytest.mark.slow
 def test_nodes_that_would_compute_unlike_each_other_are_refused(worlds, tmp_path):
     folder = worlds["writes"]
     job = job_of(

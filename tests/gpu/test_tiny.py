@@ -67,6 +67,7 @@ def check(name, rows, said):
 
 
 @here_only
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", QUICK)
 def test_the_code_of_a_quick_check_runs_on_a_cpu_and_finds_no_fault(name, quick):

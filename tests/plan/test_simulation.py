@@ -57,6 +57,7 @@ def test_times_and_costs_scatter_as_those_of_thirty_thousand_runs(
     _check(setting, mtbf_hours, 3 * RUNS)
 
 
+@pytest.mark.slow
 def test_hundreds_of_interruptions_are_counted_too() -> None:
     work = Work(2_500, 10.0, 1.0, 5.0, wait_seconds=60.0)
     found = followed(work, 1, 60.0, 1_000, seed=5)

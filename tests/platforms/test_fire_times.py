@@ -8,6 +8,7 @@ and starts the second once; Vertex AI and Azure ML do not say. `CLOCKS` has each
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import importlib
 import itertools
 import zoneinfo
@@ -98,6 +99,7 @@ def lowered(platform: str, cron: str, zone: str) -> Lowered:
     return found
 
 
+@functools.cache
 def windows(zone: str) -> list[dt.datetime]:
     """Moments to look on from: ordinary ones, and shortly and some days before the clock changes."""
     begin, hour = dt.datetime(2027, 1, 1, tzinfo=dt.UTC), dt.timedelta(hours=1)

@@ -49,6 +49,7 @@ def test_a_database_that_was_made_by_half_is_made_anew(tmp_path, capsys, steps):
     assert champion_state(where).version == "1"
 
 
+@pytest.mark.slow
 def test_a_broken_database_that_holds_models_is_left_alone(tmp_path):
     where = registry_in(tmp_path)
     promote(where, *registered(where, model_in(tmp_path / "1", b"one")))

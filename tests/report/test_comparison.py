@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from rekindle.records import Contender, RunRecord, Scores, StepRecord
 from rekindle.report import comparison
 from rekindle.spec.model import EvaluateSpec, GateSpec
 from tests.report.homes import Home, fingerprint, manifest, spec
+from tests.support import cli as in_process
 
 LABELS = ("bad", "good")
 ROWS = 200
@@ -89,10 +88,8 @@ def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: obje
 
 
 def cli(home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", "compare", *words, "--home", str(home)],
-        capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
+    asked = ("compare", *words, "--home", home)
+    done = in_process.rekindle(*asked, env={"NO_COLOR": "1"}, check=False)
     assert done.returncode == code, done.stderr
     return done
 

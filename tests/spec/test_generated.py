@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.spec.load import load_target
-from tools.generate import generated
+from tools.generate import generated, pipelines
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -14,6 +14,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.parametrize("name", sorted(generated(CONFIGS)))
 def test_the_file_is_fresh(name):
     assert (CONFIGS / name).read_text() == generated(CONFIGS)[name], "run `make generate`"
+
+
+def test_the_shipped_pipelines_are_what_they_compile_to():
+    for name, text in pipelines().items():
+        assert (CONFIGS / name).read_text() == text, "run `make generate`"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.name)

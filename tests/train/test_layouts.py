@@ -165,6 +165,7 @@ FAMILIES = [
     for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens", "starcoder2": "tokens"}.items()
     for axes in (("shard",), ("tp",), ("pp",))
 ]  # fmt: skip
+FAMILIES.append(Case(Cell("tokens", ("pp",), "zero_bubble"), "gpt2"))
 UNPACKED = [
     Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]
 ]
@@ -180,11 +181,10 @@ def runs_here(case):
 
 
 QUICK = [
-    *(Case(Cell("image", (axis,))) for axis in ("dp", "tp")),
-    *(Case(Cell("tokens", (axis,))) for axis in ("dp", "shard", "tp", "cp")),
-    Case(Cell("tokens", ("pp",), "1f1b")), Case(Cell("tokens", ("pp",), "zero_bubble"), "gpt2"),
+    Case(Cell("image", ("dp",))), Case(Cell("text", ("tp",))),
+    *(Case(Cell("tokens", (axis,))) for axis in ("shard", "cp")),
+    Case(Cell("tokens", ("pp",), "1f1b")), Case(Cell("tokens", ("shard", "tp"))),
     Case(Cell("tokens", ("shard",), checkpointing="full", precision="bf16", lora=True)),
-    Case(Cell("text", ("tp",))), Case(Cell("tokens", ("shard", "tp"))),
 ]  # fmt: skip
 QUICK = [case for case in QUICK if runs_here(case)]
 FAULTS = [
@@ -216,7 +216,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("quick"), [*QUICK, *COMPOSED[:2], *WRONG[:2]])
+    return launch(tmp_path_factory.mktemp("quick"), [*QUICK, *COMPOSED[:2], *WRONG[:1]])
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -246,7 +246,7 @@ def test_a_composed_layout_takes_the_steps_of_one_rank_before_it_trains(quick, c
     takes_the_same_steps(quick, case)
 
 
-@pytest.mark.parametrize("case", WRONG[:2], ids=str)
+@pytest.mark.parametrize("case", WRONG[:1], ids=str)
 def test_a_composed_layout_that_takes_other_steps_is_refused_before_it_trains(quick, case):
     is_refused(quick, case)
 
@@ -268,7 +268,7 @@ REST = list(generated_once(case for case in [*ALL, *FAMILIES, *UNPACKED] if case
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[2:]])
+    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[1:]])
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_every_other_composed_layout_takes_the_steps_of_one_rank_before_it_train
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("case", WRONG[2:], ids=str)
+@pytest.mark.parametrize("case", WRONG[1:], ids=str)
 def test_every_other_wrong_step_is_refused_before_training(rest, case):
     is_refused(rest, case)
 

@@ -144,7 +144,7 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", first(2, STAGES))
+@pytest.mark.parametrize("stage", first(1, STAGES))
 def test_a_launcher_killed_at_any_stage_is_replaced_by_one_that_finds_its_job(
     stage: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -266,6 +266,7 @@ def test_a_job_goes_with_its_run(cluster: FakeCluster, tmp_path: Path) -> None:
     assert cluster.jobs == {}
 
 
+@pytest.mark.slow
 def test_a_job_that_somebody_deletes_fails_the_step(cluster: FakeCluster, tmp_path: Path) -> None:
     step = Step(tmp_path, cluster, gate=str(tmp_path / "never"))
     launcher = step.pod()
@@ -398,6 +399,7 @@ def test_troubles_that_pass_are_waited_for(
     assert cluster.troubles[0].times == 0
 
 
+@pytest.mark.slow
 def test_troubles_that_do_not_pass_end_the_launcher_and_not_the_job(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -455,6 +457,7 @@ def test_a_permission_that_is_missing_is_named(verb: str, tmp_path: Path) -> Non
         assert "rekindle doctor --platform kubeflow" in step.said()
 
 
+@pytest.mark.slow
 def test_a_launcher_step_that_others_read_says_where_its_artifacts_are(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_run_that_was_deleted_takes_its_job_along(task: Task) -> None:
     only(task.service).wait_for("CANCELLED")
 
 
+@pytest.mark.slow
 def test_a_launcher_cancelled_while_the_service_fails_still_cancels(task: Task) -> None:
     task.behave = "wait"
     launcher = task.launcher()

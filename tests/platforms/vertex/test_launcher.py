@@ -117,6 +117,7 @@ def test_what_stopped_after_a_save_goes_on_in_the_next_attempt(task: Task) -> No
     assert sorted(models)[1] == "half a model", "each attempt has a place of its own"
 
 
+@pytest.mark.slow
 def test_a_node_that_is_ended_before_it_could_save_too_hides_no_save(task: Task) -> None:
     task.behave = "alone,ok"  # the service ends node 1 when node 0 has ended
     code, told = ended(task.launcher())
@@ -141,6 +142,7 @@ def test_spot_machines_that_were_taken_away_are_asked_for_again(task: Task) -> N
     check_result(task)
 
 
+@pytest.mark.slow
 def test_spot_machines_are_asked_for_so_often_and_no_more(task: Task) -> None:
     task.label, task.behave, task.place = "exec-fit-2", "preempt,preempt,ok", {"max_preemptions": 1}
     code, told = ended(task.launcher())
@@ -196,6 +198,7 @@ def test_a_log_that_may_not_be_read_does_no_harm(task: Task) -> None:
     assert task.service.calls["log"] == 1
 
 
+@pytest.mark.slow
 def test_each_line_of_the_log_is_said_once(task: Task) -> None:
     task.behave = "wait"
     launcher = task.launcher()
@@ -208,6 +211,7 @@ def test_each_line_of_the_log_is_said_once(task: Task) -> None:
     assert told.count("node 0: attempt 1 of node 0 is told: wait") == 1
 
 
+@pytest.mark.slow
 def test_turns_of_a_loop_with_other_inputs_have_other_jobs(task: Task) -> None:
     other = Task(task.service, task.folder, item="b")
     assert ended(task.launcher())[0] == 0
