@@ -95,6 +95,10 @@ def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
         spec = Spec.model_validate(record.spec)
         if target in (None, spec.model_name):
             return spec, ""
+    known = [entry.run_id for entry in ledger(home).entries]
+    if known and target not in (None, "latest") and not any(i.startswith(target) for i in known):
+        what, fix = f"no config, model or run is called `{target}`", "`rekindle runs` lists them"
+        raise RequestError(what, where=str(home), fix=fix)
     record = find_run(home, target or "latest")
     registered = collect(record, history=False).registration
     if registered is None:

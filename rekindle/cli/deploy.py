@@ -1,6 +1,7 @@
 """`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`, `rollback` and
 `delete` of a deployment."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _WORDS = {
     "delete": "deleting",
     "deleted": "deleted",
 }
+_SILENT_SECONDS = 60.0
 _platform = click.option("--platform", type=click.Choice(["local", *ENDPOINTS]), default="local",
                          show_default=True, help="Where; local is this machine.")  # fmt: skip
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
@@ -87,7 +89,9 @@ def start(
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    options = deploy.Options(platform, host, port, wait, may, say, watching())
+    options = deploy.Options(
+        platform, host, port, wait, may, say, watching(spec.deploy.min_requests)
+    )
     if done := deploy.deploy(spec, home, options):
         tell(done, "\n".join(_lines(done)), as_json)
 
@@ -144,16 +148,18 @@ def _line(event: RolloutEvent) -> str:
     return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
 
 
-def watching() -> Callable[[RolloutEvent, Traffic], None]:
-    """Prints how many requests a version that is watched has had."""
-    seen = dict[int, int]()
+def watching(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
+    """Prints how many requests a version that is watched has had; a verdict takes `needed`."""
+    seen = dict[int, tuple[int, float]]()  # requests by event when they were printed last
 
     def show(event: RolloutEvent, traffic: Traffic) -> None:
-        """A line whenever the requests of the canary have doubled."""
-        if traffic.requests >= 2 * seen.get(event.number, 5):
-            seen[event.number] = traffic.requests
+        """A line at first, whenever they have doubled, and every minute."""
+        before, at = seen.get(event.number, (0, -_SILENT_SECONDS))
+        if traffic.requests >= max(10, 2 * before) or time.monotonic() - at > _SILENT_SECONDS:
+            seen[event.number] = traffic.requests, time.monotonic()
             failed = f", {traffic.errors:,} failed" if traffic.errors else ""
-            click.echo(f"  {event.state}: {traffic.requests:,} requests{failed}", err=True)
+            told = f"{traffic.requests:,} of at least {needed:,} requests{failed}"
+            click.echo(f"  {event.state}: {told}", err=True)
 
     return show
 

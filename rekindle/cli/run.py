@@ -89,7 +89,8 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
         from rekindle.app import deploy
         from rekindle.cli.deploy import say, watching
 
-        watched = deploy.Options(wait=True, on_event=say, on_traffic=watching())
+        seen = watching(spec.deploy.min_requests)
+        watched = deploy.Options(wait=True, on_event=say, on_traffic=seen)
         deploy.deploy(spec, options.home, watched)
     return result
 

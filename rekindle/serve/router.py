@@ -41,7 +41,7 @@ from rekindle.serve.deployed import (
 )
 from rekindle.serve.listening import listen
 from rekindle.serve.model import ServedModel, ServeJob
-from rekindle.serve.wire import MOST_BYTES
+from rekindle.serve.wire import MOST_BYTES, TOO_LARGE
 
 log = logging.getLogger(__name__)
 
@@ -226,12 +226,18 @@ class Router:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
-            return _refused("the router is stopping")
+            refused = _refused("the router is stopping")
+            refused.force_close()
+            return refused
         self.accepted += 1
         try:
             answer = await self._answered(request, await request.read())
             self.answered += request.method == "POST"
+            if self.draining:  # the client's next request needs another connection
+                answer.force_close()
             return answer
+        except web.HTTPRequestEntityTooLarge:
+            return web.json_response({"error": TOO_LARGE}, status=413)
         finally:
             self.accepted -= 1
 

@@ -236,6 +236,8 @@ class Server:
                 response = JSONResponse(body, error.status, again)
             finally:
                 self.accepted -= 1
+            if self.state == "draining":  # the client's next request needs another connection
+                response.headers["connection"] = "close"
             taken = time.perf_counter() - began
             self.figures.seconds.labels(route, response.status_code).observe(taken)
             return response
@@ -306,7 +308,7 @@ class Server:
             return JSONResponse(openai.listed(self, path))
         inputs = [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}]
         named = {"name": self.model.name, "versions": [self.model.version], "platform": "rekindle"}
-        return JSONResponse({**named, "inputs": inputs, "outputs": []})
+        return JSONResponse({**named, "inputs": inputs, "outputs": wire.outputs(self.inputs)})
 
 
 def _deliver(events: list[Event]) -> None:

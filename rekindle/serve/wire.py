@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MOST_BYTES, MOST_INSTANCES = 4 << 20, 256
+TOO_LARGE = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 _JSON_LENGTH = "inference-header-content-length"
 _KINDS = {bool: ("BOOL", "?"), float: ("FP64", "d"), int: ("INT64", "q")}
@@ -143,6 +144,14 @@ def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -
     return Asked(contents, options, render, headers=answer_headers)
 
 
+def outputs(inputs: Inputs) -> list[dict[str, Any]]:
+    """What `infer` answers with, as the metadata of a model describes it."""
+    numbers = {"probability": "FP64", "prompt_tokens": "INT64", "tokens": "INT64"}
+    names = ["tags", "probabilities"] if inputs.modality == "words" else ["label", "probability"]
+    names = ["text", "prompt_tokens", "tokens", "finish_reason"] if inputs.form else names
+    return [{"name": n, "datatype": numbers.get(n, "BYTES"), "shape": [-1]} for n in names]
+
+
 def _tensor(name: str, values: list[Any], binary: Any) -> tuple[dict[str, Any], bytes]:
     """An output, and the bytes of it that follow the JSON."""
     kind, form = _KINDS.get(type(values[0]), ("BYTES", ""))
@@ -210,8 +219,7 @@ async def read_body(request: Request) -> bytes:
         elif size > 16 * MOST_BYTES:
             break
     if size > MOST_BYTES:
-        what = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
-        raise RefusedError(413, what, "too_large")
+        raise RefusedError(413, TOO_LARGE, "too_large")
     return b"".join(pieces)
 
 

@@ -97,5 +97,5 @@ def _check_names(home):
     found = {name: wanted(name, home) for name in (None, "tickets", run, run[:12], "latest")}
     assert {spec.model_name for spec, _ in found.values()} == {"tickets"}
     assert [version for _, version in found.values()] == ["", "", "1", "1", "1"]
-    with pytest.raises(RequestError, match="there is no run `nothing`"):
+    with pytest.raises(RequestError, match="no config, model or run is called `nothing`"):
         wanted("nothing", home)

@@ -117,7 +117,8 @@ def test_sigterm_answers_what_was_accepted_and_nothing_new(model):
         assert server.client.get("/health/live").status_code == 200
         body = {"instances": [{"text": "1"}]}
         for _ in range(50):  # also on connections that are new
-            assert httpx.post(f"{server.url}/predict", json=body).status_code == 503
+            refused = httpx.post(f"{server.url}/predict", json=body)
+            assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         release(model)
         assert waits.result().json()["predictions"][0]["label"] == "high"
         assert server.ended() == 0

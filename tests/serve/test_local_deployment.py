@@ -19,6 +19,7 @@ from rekindle.launch.process import is_running
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.serve.deployed import VERSION
 from rekindle.serve.rollout import Log, Rollout
+from rekindle.serve.wire import TOO_LARGE
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
 from tests.ports import free_port
@@ -249,6 +250,8 @@ def test_what_a_version_cannot_read_or_is_not_there_is_refused_at_once(deployed)
     response = httpx.post(f"{deployed.url}/predict", content=body, headers=packed, timeout=10)
     assert response.status_code == 415
     assert "the body is compressed" in response.json()["error"]
+    response = httpx.post(f"{deployed.url}/predict", content=b"a" * (17 << 20), timeout=30)
+    assert (response.status_code, response.json()["error"]) == (413, TOO_LARGE)
     began = time.monotonic()
     response = deployed.predict(1, **{VERSION: "9"})
     assert (response.status_code, response.json()) == (503, {"error": "version 9 is not ready"})

@@ -5,7 +5,9 @@ import dataclasses
 
 import pytest
 
+from rekindle.cli.deploy import watching
 from rekindle.errors import RequestError, StepError
+from rekindle.records import RolloutEvent
 from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Traffic
 from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
@@ -380,3 +382,17 @@ def test_a_command_killed_before_or_after_any_entry_of_the_log_is_completed_too(
                     killed.rollout().to(model(version))
             assert killed.end == plain.end
             assert killed.states() == plain.states()
+
+
+def test_a_version_that_gets_no_requests_is_spoken_of_too(capsys):
+    event = RolloutEvent(
+        number=3, state="canary", version="2", previous="1", at="2026-11-26T17:00:00+00:00",
+        shares={"2": 10, "1": 90}, reason="", digest="",
+    )  # fmt: skip
+    show = watching(200)
+    for requests, errors in ((0, 0), (3, 0), (12, 1), (13, 1), (24, 1)):
+        show(event, Traffic(requests, errors, ()))
+    assert capsys.readouterr().err.splitlines() == [
+        "  canary: 0 of at least 200 requests", "  canary: 12 of at least 200 requests, 1 failed",
+        "  canary: 24 of at least 200 requests, 1 failed",
+    ]  # fmt: skip

@@ -152,6 +152,8 @@ def test_the_open_inference_protocol_is_spoken(server, rows, path):
     )
     found = server.client.post(f"/v2/models/{path}/infer", json={"id": "q", **v2(texts)}).json()
     assert (found["id"], found["model_name"], found["model_version"]) == ("q", "tickets", "3")
+    known = [(one["name"], one["datatype"]) for one in found["outputs"]]
+    assert [(one["name"], one["datatype"]) for one in about["outputs"]] == known
     labels, odds = found["outputs"]
     assert (labels["name"], labels["datatype"], labels["shape"]) == ("label", "BYTES", [len(texts)])
     assert (odds["name"], odds["datatype"]) == ("probability", "FP64")
