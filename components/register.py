@@ -70,6 +70,7 @@ def promote(
     name: str,
     register: str,
     artifact_root: str,
+    publish: str,
     registered: dsl.Input[dsl.Artifact],
     evidence: dsl.Input[dsl.Artifact],
     registration: dsl.Output[dsl.Artifact],
@@ -80,18 +81,25 @@ def promote(
         name: Name of the registered model.
         register: The spec's section `register`, as JSON.
         artifact_root: Folder or URI under which rekindle keeps state.
+        publish: The spec's name, task, data and register, and the sections of the platforms of
+            register.publish, as JSON; empty: the version is in no other registry.
         registered: The registration record of the candidate.
         evidence: The evidence record.
         registration: The registration record after the promotion.
     """
+    import tempfile
     from pathlib import Path
 
+    from rekindle.app import champion
     from rekindle.records import Registration
     from rekindle.registry.models import Registry
     from rekindle.registry.promotion import promote as promote_version
-    from rekindle.spec.model import RegisterSpec
+    from rekindle.spec.model import RegisterSpec, Spec
 
     where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
     candidate = Registration.read(registered.path)
     promote_version(where, candidate, Path(evidence.path)).write(registration.path)
+    if publish:
+        home = tempfile.mkdtemp() if "://" in artifact_root else artifact_root
+        champion.publish(Spec.model_validate_json(publish), Path(home))
     registration.metadata["record"] = "registration"

@@ -20,6 +20,7 @@ def continuous_deployment(
     artifact_root: str,
     deploy: str,
     code_commit: str = "",
+    publish: str = "",
 ):
     """Retrain, judge, register and promote a model, and roll it out.
 
@@ -34,11 +35,12 @@ def continuous_deployment(
         artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
         deploy: What the component `deploy` has to know of the config, as JSON.
         code_commit: Commit of the user's code, for lineage.
+        publish: What publishing a champion on platforms has to know of the config, as JSON.
     """
     registered, judged = retrained(
         name, task, data, model, train, evaluate, register, artifact_root, code_commit
     )
     with dsl.If(registered.outputs["promote"] == True, name="gate"):
-        champion = promoted(name, register, artifact_root, registered, judged)
+        champion = promoted(name, register, artifact_root, publish, registered, judged)
         deployed = deploy_step(config=deploy, artifact_root=artifact_root).after(champion)
         deployed.set_caching_options(False)

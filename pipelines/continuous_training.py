@@ -50,10 +50,10 @@ def retrained(name, task, data, model, train, evaluate, register, artifact_root,
     return registered, judged
 
 
-def promoted(name, register, artifact_root, registered, judged):
+def promoted(name, register, artifact_root, publish, registered, judged):
     """The step behind the gate."""
     promoted = promote_step(
-        name=name, register=register, artifact_root=artifact_root,
+        name=name, register=register, artifact_root=artifact_root, publish=publish,
         registered=registered.outputs["registration"], evidence=judged.outputs["evidence"],
     )  # fmt: skip
     promoted.set_caching_options(False)
@@ -71,6 +71,7 @@ def continuous_training(
     register: str,
     artifact_root: str,
     code_commit: str = "",
+    publish: str = "",
 ):
     """Retrain, judge and register a model; promote it only on evidence.
 
@@ -84,9 +85,10 @@ def continuous_training(
         register: The spec's section `register`, as JSON.
         artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
         code_commit: Commit of the user's code, for lineage.
+        publish: What publishing a champion on platforms has to know of the config, as JSON.
     """
     registered, judged = retrained(
         name, task, data, model, train, evaluate, register, artifact_root, code_commit
     )
     with dsl.If(registered.outputs["promote"] == True, name="gate"):
-        promoted(name, register, artifact_root, registered, judged)
+        promoted(name, register, artifact_root, publish, registered, judged)

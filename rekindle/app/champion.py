@@ -5,11 +5,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rekindle.app.runs import read_run, shown_anew
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, SpecError
+from rekindle.launch.events import emit
+from rekindle.platforms.platform import Platform
 from rekindle.records import Decision, Registration, RunRecord
 from rekindle.registry import promotion
 from rekindle.registry.history import existing
 from rekindle.registry.models import Registry, aliases, registration
+from rekindle.registry.served import lineage_of, note_published, served_model
 from rekindle.report.collect import collect
 from rekindle.report.ledger import ledger
 from rekindle.spec.model import Spec
@@ -38,7 +41,25 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     registered.write(found.files["registration"])
     shown_anew(record, home)
     _show(home, where, {before, version})
+    publish(Spec.model_validate(record.spec), home)
     return registered, done
+
+
+def publish(spec: Spec, home: Path) -> None:
+    """Put the champion into the model registries of `register.publish`, and its names there into
+    ours."""
+    where = registry_of(spec, home)
+    if not spec.registration.publish:
+        return
+    model = served_model(where, spec.data, spec.task)
+    lineage = lineage_of(where, model.version)
+    for name in spec.registration.publish:
+        if problems := getattr(spec.platforms, name).missing():
+            raise SpecError(problems)
+        publisher = Platform.of(name, spec.platforms).publisher(where.name)
+        named = publisher.publish(model, lineage)
+        emit("notice", text=f"version {model.version} is the champion on {name}: {named}")
+        note_published(where, model.version, name, named)
 
 
 def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, str]:

@@ -85,6 +85,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
             kept = f"version {last.previous} answers" if last.previous else "no version answers"
             if last.previous:
                 champion.roll_back(home, where, last.reason, last.previous)
+                champion.publish(spec, home)
             raise StepError(
                 f"version {last.version} was rolled back, {kept}: {last.reason}",
                 fix="`rekindle promote RUN --reason WHY` makes it champion again, for another try",
@@ -99,6 +100,7 @@ def roll_back(
     `options` name; returns the versions before and after."""
     where = champion.registry_of(spec, home)
     moved = champion.roll_back(home, where, reason, to)
+    champion.publish(spec, home)
     folder = home.resolve() / DEPLOYMENTS / spec.model_name
     here = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     for platform in [options.platform] if options else here:

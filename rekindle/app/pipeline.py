@@ -87,10 +87,11 @@ def arguments_of(
         "register": spec.registration.model_dump_json(),
         "artifact_root": artifact_root, "code_commit": code_commit(),
     }  # fmt: skip
-    if spec.pipeline is None and "deploy" in graph.inputs.parameters:
-        needed = ("name", "task", "data", "registration", "deploy")
-        known: dict[str, Any] = {**dict.fromkeys(needed, True), "platforms": {platform}}
-        filled["deploy"] = spec.model_dump_json(include=known, by_alias=True)
+    if spec.pipeline is None:
+        published = spec.registration.publish
+        filled["publish"] = _for_the_champion(spec, published) if published else ""
+        if "deploy" in graph.inputs.parameters:
+            filled["deploy"] = _for_the_champion(spec, (platform,), deploy=True)
     parameters = graph.inputs.parameters
     wanted: Iterable[str] = spec.receives
     if spec.pipeline is None or spec.receives == "all":
@@ -100,6 +101,13 @@ def arguments_of(
     if problems := list(_open(spec, open_ones, filled)):
         raise RequestError(problems)
     return values
+
+
+def _for_the_champion(spec: Spec, platforms: Iterable[str], **more: bool) -> str:
+    """What steps behind the gate have to know of the config, as JSON."""
+    known = dict.fromkeys(("name", "task", "data", "registration"), True) | more
+    wanted: dict[str, Any] = {**known, "platforms": {*platforms}}
+    return spec.model_dump_json(include=wanted, by_alias=True)
 
 
 _SECTIONS = {"task", "data", "model", "train", "evaluate", "register"}

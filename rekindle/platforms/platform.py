@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rekindle.errors import RequestError
 from rekindle.platforms.submission import SubmissionPreview
+from rekindle.spec.deploy import DeploySpec
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
     from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
+    from rekindle.serve.model import ServedModel
     from rekindle.serve.rollout import Endpoint
-    from rekindle.spec.deploy import DeploySpec
     from rekindle.spec.platforms import PlatformsSpec
     from rekindle.spec.schedule import ScheduleSpec
 
@@ -37,6 +38,14 @@ ENDPOINTS = {  # those that models are deployed to: classes in their modules `en
     "azureml": "AzureMLEndpoint", "kubeflow": "KubeflowEndpoint", "sagemaker": "SageMakerEndpoint",
     "vertex": "VertexEndpoint",
 }  # fmt: skip
+
+
+class Publisher(Protocol):
+    """The model registry of a platform: its endpoint, on those that `register.publish` may name."""
+
+    def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
+        """Make the version the champion there, with what it was made of; returns its name there. A
+        version that is there is found again. RequestError where others made what is called so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +150,11 @@ class Platform:
             raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
         endpoint: Endpoint = made(self.settings, deploy, name)
         return endpoint
+
+    def publisher(self, name: str) -> Publisher:
+        """Where versions of the model `name` are published."""
+        publisher: Publisher = self.endpoint(DeploySpec(), name)  # type: ignore[assignment]
+        return publisher
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

@@ -4,13 +4,19 @@ beside them."""
 from pathlib import Path
 
 from rekindle.errors import ChangedModelError, RequestError
-from rekindle.registry.client import tags_of
+from rekindle.registry.client import PREFIX, tags_of
 from rekindle.registry.embedded import DATABASE
 from rekindle.registry.models import CHAMPION, KEPT, Registry, by_alias, fetch_model
 from rekindle.registry.signature import EVIDENCE
 from rekindle.serve.model import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec
+
+_MOST_LINEAGE = 40  # SageMaker keeps 50 properties
+_LINEAGE = (
+    "run_key", "data_fingerprint", "window", "init_from", "code_commit", "versions", "seed",
+    "weights_sha256", "model_digest", "evidence_sha256", "reason",
+)  # fmt: skip
 
 
 def served_model(
@@ -43,3 +49,18 @@ def served_model(
         evidence=str(evidence) if KEPT in tags else "", code=where.code(task),
         columns=data.columns, image_size=data.image_size,
     )  # fmt: skip
+
+
+def lineage_of(where: Registry, version: str) -> dict[str, str]:
+    """Where a version is registered, and what it was made of, for other registries."""
+    with where.open(f"ask for version {version} of {where.name}") as client:
+        tags = tags_of(client.get_model_version(where.name, version))
+    known = {k: v for k, v in tags.items() if k in _LINEAGE or k.startswith("metric.")}
+    lineage = {"registry": where.shown_uri, "version": version, **known}
+    return dict(list(lineage.items())[:_MOST_LINEAGE])
+
+
+def note_published(where: Registry, version: str, platform: str, name: str) -> None:
+    """Tag the version with its name in the registry of a platform."""
+    with where.open(f"note where version {version} of {where.name} is") as client:
+        client.set_model_version_tag(where.name, version, f"{PREFIX}published.{platform}", name)

@@ -251,6 +251,20 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             yield ("evaluate", "floor", metric), what, "raise it"
 
 
+def _published(spec: Spec) -> Iterator[Finding]:
+    for name in spec.registration.publish:
+        section = getattr(spec.platforms, name)
+        lacking = {problem.where: (problem.what, problem.fix) for problem in section.missing()}
+        for field in ("artifact_root", "image"):
+            where, what = f"{section.PATH}.{field}", f"register.publish needs it for {name}"
+            if not getattr(section, field):
+                lacking.setdefault(where, (what, f"set {where}"))
+        for where, (what, fix) in lacking.items():
+            yield tuple(where.split(".")), what, fix
+    if spec.registration.publish and spec.data is None:
+        yield ("register", "publish"), "without data, columns of inputs are unknown", "name data"
+
+
 def _schedule(spec: Spec) -> Iterator[Finding]:
     if spec.schedule is not None:
         for field, what, fix in schedule.findings(spec.schedule):
@@ -313,5 +327,5 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 _RULES = (
     _task, _pipeline, _data, _documents, _train, _engine, _optimizer, _quantised, _entrypoint,
-    _gate, _schedule, _secrets,
+    _gate, _published, _schedule, _secrets,
 )  # fmt: skip

@@ -444,6 +444,8 @@ class RegisterSpec(Section):
     belong in the environment."""
     approval: Literal["auto", "manual"] = "auto"
     """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
+    publish: tuple[Literal["azureml", "sagemaker", "vertex"], ...] = ()
+    """Platforms whose own model registry gets each champion too, as their sections say."""
     trust_code: bool = False
     """Run the code of a user's own task that a champion, a teacher or the model of `init_from`
     brings, although it is not this config's, byte for byte."""

@@ -244,8 +244,6 @@ class SageMakerSpec(PlatformSection):
     an argument become a ForEach, so that a run may be given another list."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
     """How long a job on spot machines waits for them, in all."""
-    model_package_group: str = Field("", pattern=r"^([a-zA-Z0-9](-*[a-zA-Z0-9]){0,62})?$")
-    """Group of SageMaker's model registry that gets each promoted model too."""
 
 
 class AzureMLSpec(PlatformSection):

@@ -87,11 +87,12 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
     asked = sagemaker(
         resources__nodes=4, resources__gpus_per_node=8, resources__accelerator="H100",
         resources__spot="true", resources__max_run_hours=48, resources__budget_usd=100,
-        platforms__sagemaker__model_package_group="digits",
+        register__publish="[sagemaker]",
     )  # fmt: skip
     rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path)
     (path,) = tmp_path.glob("*.sagemaker.json")
-    *steps, gate = json.loads(path.read_text())["Steps"]
+    definition = json.loads(path.read_text())
+    *steps, gate = definition["Steps"]
     jobs = {step["Name"]: step["Arguments"] for step in steps if step["Type"] == "Training"}
     assert list(jobs) == ["finetune", "score"]
     for job in jobs.values():
@@ -100,10 +101,10 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
         }  # fmt: skip
         assert job["EnableManagedSpotTraining"]
         assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 48 * 3_600
-    promoted, registered = gate["Arguments"]["IfSteps"]
-    assert registered["Type"] == "RegisterModel"
-    assert registered["DependsOn"] == [promoted["Name"]]
-    assert registered["Arguments"]["ModelPackageGroupName"] == "digits"
+    (promoted,) = gate["Arguments"]["IfSteps"]
+    known = json.dumps([definition["Parameters"], promoted])
+    assert "publish" in known
+    assert "arn:aws:iam::123456789012:role/me" in known, "the step knows where"
 
 
 @pytest.mark.parametrize(

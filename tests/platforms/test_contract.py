@@ -3,13 +3,15 @@
 import importlib
 import inspect
 import re
+from typing import get_args
 
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.platforms.platform import ENDPOINTS, PLATFORMS, Platform
+from rekindle.platforms.platform import ENDPOINTS, PLATFORMS, Platform, Publisher
 from rekindle.serve.rollout import Endpoint
 from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.model import RegisterSpec
 from rekindle.spec.platforms import PlatformsSpec
 from tests.platforms.toy import ToySpec
 
@@ -32,7 +34,7 @@ def test_the_table_has_a_section_of_the_config_for_each_platform():
 
 def test_every_question_of_the_seam_is_compared_here():
     methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
-    assert methods == {"outline", "endpoint", *FUNCTIONS}
+    assert methods == {"outline", "endpoint", "publisher", *FUNCTIONS}
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
@@ -82,6 +84,18 @@ def _text(annotation):
 def test_the_toy_answers_as_the_seam_asks(method, monkeypatch):
     monkeypatch.setitem(PLATFORMS, "toy", "tests.platforms.toy")
     _compare("toy", ToySpec, method)
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_platforms_that_publish_have_what_is_asked(name):
+    kind = getattr(importlib.import_module(f"{PLATFORMS[name]}.endpoint"), ENDPOINTS[name])
+    known = list(inspect.signature(Publisher.publish).parameters)
+    publishes = hasattr(kind, "publish")
+    assert publishes == (
+        name in get_args(get_args(RegisterSpec.model_fields["publish"].annotation)[0])
+    )
+    if publishes:
+        assert list(inspect.signature(kind.publish).parameters) == known
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)

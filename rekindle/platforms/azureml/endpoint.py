@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rekindle.catalog.prices import book
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
@@ -65,15 +65,11 @@ class AzureMLEndpoint:
 
     def create(self, model: ServedModel, number: int) -> None:
         """See `Endpoint.create`."""
-        root, version = urlsplit(self.place.artifact_root), f"v{model.version}-{model.digest[:8]}"
-        for field, good, fix in (
-            ("image", self.place.image, "set it to rekindle's image, by digest"),
-            ("artifact_root", root.scheme in ("abfs", "abfss") and root.username,
-             "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"),
-        ):  # fmt: skip
-            if not good:
-                what = "a deployment needs it"
-                raise RequestError(what, where=f"platforms.azureml.{field}", fix=fix)
+        version = f"v{model.version}-{model.digest[:8]}"
+        if not self.place.image:
+            fix = "set it to rekindle's image, by digest"
+            raise RequestError("a deployment needs it", where="platforms.azureml.image", fix=fix)
+        self._root()
         tags = {_TAG: self.model}
         ours: dict[str, Any] = {"location": self._location, "tags": tags}
         if self._endpoint() is None:
@@ -85,18 +81,8 @@ class AzureMLEndpoint:
         path = f"{self.path}/deployments/{_short(self.model, version)}"
         if (other := self._get(path)) and other.get("tags", {}).get(_TAG) != self.model:
             raise self._foreign(path)
-        staged = urlsplit(stage(model, self.place.artifact_root)).path
-        store, (account, _, host) = _hash(f"{root.netloc}/{self.model}"), root.netloc.partition(".")
-        self._asset(f"/datastores/rekindle_{store}", {
-            "datastoreType": "AzureBlob", "accountName": account.rpartition("@")[2],
-            "containerName": root.username, "endpoint": host.removeprefix("dfs."),
-            "protocol": "https", "credentials": {"credentialsType": "None"},
-        })  # fmt: skip
-        uri = workspace_path(self.place).replace("/providers/Microsoft.MachineLearningServices", "")
-        found = self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", {
-            "modelType": "custom_model",
-            "modelUri": f"azureml:/{uri}/datastores/rekindle_{store}/paths{staged}",
-        })  # fmt: skip
+        files = self._files(model)
+        found = self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", files)
         image, routes = self.place.image, {k: {"path": v, "port": 8080} for k, v in _ROUTES.items()}
         environment = self._asset(
             f"/environments/{_short(self.model, _hash(str(image)), 200)}/versions/1",
@@ -184,6 +170,53 @@ class AzureMLEndpoint:
         if self._endpoint() is not None:
             self._remove(self.path)
 
+    def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
+        """See `Publisher.publish`: the versions of a model with the numbers of ours; the champion's
+        stage is Production."""
+        name = f"/models/{_plain(self.model)}/versions"
+        path, mark = f"{name}/{model.version}", model.digest[:32]
+        found = self._get(path)
+        tags = {_TAG: self.model, "digest": mark, **{k: v[:256] for k, v in lineage.items() if v}}
+        if found is None:
+            new = {**self._files(model), "tags": tags, "stage": "Production"}
+            self._ask("PUT", path, {"properties": new}, RequestError)
+        elif (had := found["properties"]).get("tags", {}).get(_TAG) != self.model:
+            raise self._foreign(path)
+        elif had["tags"].get("digest") != mark:
+            what = f"version {model.version} of {_plain(self.model)} is another model there"
+            fix = "a registry that was set up again gives its numbers again: name another model"
+            raise RequestError(what, where=where(self.place), fix=fix)
+        for one in self._all(name):
+            stage_, had = (
+                "Production" if one["name"] == model.version else "Archived",
+                one["properties"],
+            )
+            if had.get("tags", {}).get(_TAG) == self.model and had.get("stage") != stage_:
+                kept = {k: had[k] for k in ("modelType", "modelUri", "tags")} | {"stage": stage_}
+                self._ask("PUT", f"{name}/{one['name']}", {"properties": kept}, RequestError)
+        return workspace_path(self.place) + path
+
+    def _root(self) -> SplitResult:
+        """The folder of storage. RequestError where it is not one in Azure."""
+        root = urlsplit(self.place.artifact_root)
+        if root.scheme not in ("abfs", "abfss") or not root.username:
+            fix = "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+            raise RequestError("it needs one", where="platforms.azureml.artifact_root", fix=fix)
+        return root
+
+    def _files(self, model: ServedModel) -> dict[str, Any]:
+        """A version's files as a model, once they are in a datastore of the workspace."""
+        root, staged = self._root(), urlsplit(stage(model, self.place.artifact_root)).path
+        store, (account, _, host) = _hash(f"{root.netloc}/{self.model}"), root.netloc.partition(".")
+        self._asset(f"/datastores/rekindle_{store}", {
+            "datastoreType": "AzureBlob", "accountName": account.rpartition("@")[2],
+            "containerName": root.username, "endpoint": host.removeprefix("dfs."),
+            "protocol": "https", "credentials": {"credentialsType": "None"},
+        })  # fmt: skip
+        uri = workspace_path(self.place).replace("/providers/Microsoft.MachineLearningServices", "")
+        path = f"azureml:/{uri}/datastores/rekindle_{store}/paths{staged}"
+        return {"modelType": "custom_model", "modelUri": path}
+
     def _endpoint(self) -> dict[str, Any] | None:
         """What Azure says of our endpoint; None where there is none."""
         if (found := self._get(self.path)) and found.get("tags", {}).get(_TAG) != self.model:
@@ -193,12 +226,16 @@ class AzureMLEndpoint:
 
     def _deployments(self) -> dict[str, dict[str, Any]]:
         """Our deployments by version."""
-        page, found = self._get(f"{self.path}/deployments"), list[dict[str, Any]]()
+        found = self._all(f"{self.path}/deployments")
+        ours = [one for one in found if one.get("tags", {}).get(_TAG) == self.model]
+        return {one["tags"][_TAG_VERSION]: one for one in ours}
+
+    def _all(self, path: str) -> list[dict[str, Any]]:
+        page, found = self._get(path), list[dict[str, Any]]()
         while page:
             found += page["value"]
             page = self._get(page["nextLink"]) if page.get("nextLink") else None
-        ours = [one for one in found if one.get("tags", {}).get(_TAG) == self.model]
-        return {one["tags"][_TAG_VERSION]: one for one in ours}
+        return found
 
     def _polls(self) -> Iterator[None]:
         give_up = time.monotonic() + WAIT_SECONDS
@@ -321,8 +358,11 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.lower().encode()).hexdigest()[:8]
 
 
+def _plain(model: str) -> str:
+    text = re.sub(r"[^a-z0-9]+", "-", model)
+    return text if text[0].isalpha() else f"m-{text}"
+
+
 def _short(model: str, rest: str, most: int = 32) -> str:
     """A name that Azure takes: a letter first, then letters, digits and dashes."""
-    text = re.sub(r"[^a-z0-9]+", "-", model)
-    text = text if text[0].isalpha() else f"m-{text}"
-    return f"{text[: most - len(rest) - 1].rstrip('-')}-{rest}"
+    return f"{_plain(model)[: most - len(rest) - 1].rstrip('-')}-{rest}"

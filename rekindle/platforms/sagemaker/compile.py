@@ -21,7 +21,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
-from rekindle.platforms.sagemaker import conditions, jobs, shapes
+from rekindle.platforms.sagemaker import conditions, jobs
 from rekindle.platforms.sagemaker.conditions import divided, loops
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.user_code import ECR
@@ -36,8 +36,6 @@ _SCARCE = {
     "ExceptionType": ["SageMaker.CAPACITY_ERROR", "SageMaker.RESOURCE_LIMIT"],
     "IntervalSeconds": 600, "BackoffRate": 1.0, "ExpireAfterMin": 1_440,
 }  # fmt: skip
-_TRAINED, _PROMOTED = ("finetune", "network"), "promote"
-_REGISTERED = "register-model/"  # no step's path ends so
 
 
 def compile(
@@ -78,14 +76,6 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         fix = "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
         fix += "images build and push CONFIG"
         yield Problem(what, f"{_SECTION}.image", fix)
-    step, output = _TRAINED  # as the shipped pipeline names them
-    made = {node.path: node.outputs.artifacts for node in graph.steps()}
-    promotes = output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
-    if place.model_package_group and not (promotes and place.image):
-        what = f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` "
-        what += "ran, in `image`; not all of that is here"
-        fix = "leave it out, or call your steps so and name an image"
-        yield Problem(what, f"{_SECTION}.model_package_group", fix)
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
@@ -103,7 +93,7 @@ class _Compiler:
         kept = loops(graph, values.keys() - fixed) if "loops" in place.unproven else ()
         flats = {flat.path: flat for flat in flatten(graph, values, kept)}
         self.flat, guarded = divided(flats, values)
-        more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
+        more = (*(_result_of(path) for path in self.flat), *kept)
         names = jobs.names_of([*self.flat, *more])
         self.jobs = jobs.Jobs(place, self.flat, guarded, names, types, values, fixed)
         read = [guard.values.values() for flat in self.flat.values() for guard in flat.guards]
@@ -201,8 +191,6 @@ class _Compiler:
             arguments = self.jobs.repeated(flat, name)
             repeated = {"Name": name, "Type": "Processing", "Arguments": arguments}
             found.append(repeated | _RESULT_FILE)
-        if flat.step.name == _PROMOTED and self.place.model_package_group:
-            found.append(self._registered(flat))
         return found
 
     def _step(self, flat: Flat) -> dict[str, Any]:
@@ -236,26 +224,6 @@ class _Compiler:
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
         return jobs.condition_name(others[0]) if others else self.jobs.names[path]
-
-    def _registered(self, promoted: Flat) -> dict[str, Any]:
-        """A version in SageMaker's own registry of what was promoted."""
-        model = self.jobs.uri(Output(*_TRAINED))
-        parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
-        uri = jobs.joined(*parts, "data/")
-        files = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
-        container = {"Image": self.place.image, "ModelDataSource": {"S3DataSource": files}}
-        plain = ["application/json"]
-        kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
-        arguments = {
-            "ModelPackageGroupName": self.place.model_package_group,
-            "ModelApprovalStatus": "Approved",
-            "InferenceSpecification": {"Containers": [container], **kinds},
-        }
-        at = f"{_SECTION}.model_package_group"
-        self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
-        name, after = self.jobs.names[_REGISTERED], [self.jobs.names[promoted.path]]
-        step = {"Name": name, "Type": "RegisterModel", "Arguments": arguments}
-        return {**step, "DependsOn": after}
 
 
 _RESULT = {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import email.utils
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +32,7 @@ SETTLED_SECONDS, START_SECONDS, LATE_SECONDS = 3_600.0, 900, 60
 _TAG, _SPLIT = "rekindle", "rekindle-split"  # whose it is; number and time of the last split
 _BUSY = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 _STATES = {"Creating": "starting", "Deleting": "stopping", "Failed": "failed"}
-_MISSING = "Could not find"
+_MISSING, _NO_GROUP = "Could not find", "does not exist"
 _CONFLICTS = (_MISSING, "Cannot create already existing", "Cannot update in-progress")
 _TRIES, _LOG_LINES, _LOG_CHARACTERS = 6, 50, 1_000
 _METRICS = ("Invocations", "Invocation5XXErrors", "InvocationModelErrors", "Invocation4XXErrors")
@@ -65,10 +66,8 @@ class SageMakerEndpoint:
 
     def create(self, model: ServedModel, number: int) -> None:
         """See `Endpoint.create`. Without another version it has all the weight at once."""
+        self._image()
         place, variant = self.place, self._variant(model)
-        if not place.image:
-            what, fix = "a version needs an image", "name one of rekindle in ECR, by its digest"
-            raise RequestError(what, where="platforms.sagemaker.image", fix=fix)
         with self.account.client("sagemaker") as api:
             found = self._settled(api)
             if found and found["EndpointStatus"] == "Failed":  # it can only be deleted
@@ -77,10 +76,7 @@ class SageMakerEndpoint:
             if variant in (weights := _weights(found)):
                 return
             self._clean(api, found)  # an attempt before may have had another image
-            source = {"S3DataType": "S3Prefix", "CompressionType": "None",
-                      "S3Uri": f"{stage(model, place.artifact_root)}/"}  # fmt: skip
-            container = {"Image": place.image, "ModelDataSource": {"S3DataSource": source}}
-            body = {"PrimaryContainer": container, "ExecutionRoleArn": place.role_arn}
+            body = {"PrimaryContainer": self._served(model), "ExecutionRoleArn": place.role_arn}
             if place.subnets:
                 inside = {"Subnets": place.subnets, "SecurityGroupIds": place.security_groups}
                 body["VpcConfig"] = inside
@@ -148,6 +144,47 @@ class SageMakerEndpoint:
                         lambda now: api.delete_endpoint(EndpointName=self.name))  # fmt: skip
             self._clean(api, None)
 
+    def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
+        """See `Publisher.publish`: of the packages of a group, the champion's alone is approved, so
+        that what deploys the newest approved one deploys it."""
+        group, title = self.name, f"version {model.version}, {model.digest}"
+        kinds = {"SupportedContentTypes": ["application/json"]}
+        kinds["SupportedResponseMIMETypes"] = kinds["SupportedContentTypes"]
+        words = {k: re.sub(r"[^\w\s.:/=+@-]", " ", v)[:256] for k, v in lineage.items()}
+        properties = {k: v for k, v in words.items() if v}
+        with self.account.client("sagemaker") as api:
+            self._make(api, "model_package_group", group, {})
+            named = {"ModelPackageGroupName": group}
+            pages = api.get_paginator("list_model_packages").paginate(**named)
+            there = [one for page in pages for one in page["ModelPackageSummaryList"]]
+            states = {one["ModelPackageArn"]: one["ModelApprovalStatus"] for one in there}
+            known = [o["ModelPackageArn"] for o in there if o["ModelPackageDescription"] == title]
+            arn: str = known[0] if known else api.create_model_package(
+                **named, ModelPackageDescription=title, ModelApprovalStatus="Approved",
+                InferenceSpecification={"Containers": [self._served(model)], **kinds},
+                CustomerMetadataProperties=properties,
+                ClientToken=f"{model.version}-{model.digest[:20]}",
+            )["ModelPackageArn"]  # fmt: skip
+            changes = {} if states.get(arn, "Approved") == "Approved" else {arn: "Approved"}
+            before = (one for one, state in states.items() if state == "Approved" and one != arn)
+            for one, state in (changes | dict.fromkeys(before, "PendingManualApproval")).items():
+                why = f"version {model.version} is the champion"
+                change = {"ModelApprovalStatus": state, "ApprovalDescription": why}
+                api.update_model_package(ModelPackageArn=one, **change)
+        return arn
+
+    def _served(self, model: ServedModel) -> dict[str, Any]:
+        """The container of a version, once its files are in S3."""
+        uri = f"{stage(model, self.place.artifact_root)}/"
+        source = {"S3DataType": "S3Prefix", "CompressionType": "None", "S3Uri": uri}
+        return {"Image": self._image(), "ModelDataSource": {"S3DataSource": source}}
+
+    def _image(self) -> str:
+        if not self.place.image:
+            what, fix = "a version needs an image", "name one of rekindle in ECR, by its digest"
+            raise RequestError(what, where="platforms.sagemaker.image", fix=fix)
+        return self.place.image
+
     def _variant(self, model: ServedModel) -> str:
         return f"{self.name}-v{model.version}-{model.digest[:8]}"
 
@@ -159,7 +196,7 @@ class SageMakerEndpoint:
             pages = api.get_paginator("list_tags").paginate(ResourceArn=found[f"{noun}Arn"])
             found["tags"] = {one["Key"]: one["Value"] for page in pages for one in page["Tags"]}
         except api.exceptions.ClientError as error:
-            if _MISSING in str(error):
+            if any(words in str(error) for words in (_MISSING, _NO_GROUP)):
                 return None
             raise
         if found["tags"].get(_TAG) != self.model:

@@ -28,6 +28,8 @@ from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 
 LABEL, NUMBER, SINCE = "rekindle", "rekindle-split", "rekindle-since"
+PUBLISHED, DIGEST, VERSION = "rekindle-registry", "rekindle-digest", "rekindle-version"
+_MOST_WORDS = 1_000
 LAG_SECONDS = 240  # what is newer may yet change: points come up to 120 s late
 _TRIES, _ASKS, _LONGEST = (
     5,
@@ -64,16 +66,10 @@ class VertexEndpoint:
                 for v, o in _versions(found).items()}  # fmt: skip
 
     def create(self, model: ServedModel, number: int) -> None:
-        if not self.place.image:
-            fix = "name one in Artifact Registry, by its digest"
-            raise RequestError("an endpoint needs one", where="platforms.vertex.image", fix=fix)
         of = f"models/{self._name(model)}"
         for path in (self.main, of.replace("models", "endpoints", 1), of):
             self._own(path)  # what is foreign is refused before anything is made
-        made = {"artifactUri": stage(model, self.place.artifact_root), "containerSpec": {
-            "imageUri": self.place.image, "args": ["serve"], "predictRoute": "/predict",
-            "healthRoute": "/health/ready", "ports": [{"containerPort": 8080}]}}  # fmt: skip
-        body = {"modelId": of[7:], "model": self._about(of[7:]) | made}
+        body = {"modelId": of[7:], "model": self._about(of[7:]) | self._served(model)}
         self._do("models:upload", of, lambda: self._own(of), body)
         self._stand(self.main, model, {})
 
@@ -134,6 +130,43 @@ class VertexEndpoint:
 
     def delete(self) -> None:
         self.retain(set(), 0)
+
+    def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
+        """See `Publisher.publish`: versions of one model, whose alias `default` is the champion's,
+        as each model has that alias once."""
+        path, mark = f"models/{self.id}", {DIGEST: model.digest[:40], VERSION: model.version}
+        parent = f"{self.project.parent}/{path}"
+        found = self._call("GET", path, 404)
+        if found and found.get("labels", {}).get(PUBLISHED) != self.id:
+            raise self._foreign(path)
+
+        def known() -> Message | None:
+            there = self._pages("models", f"{self.url}/{path}:listVersions", {}) if found else []
+            return next((o for o in there if mark.items() <= o.get("labels", {}).items()), None)
+
+        # without the label of what is deployed, which `retain` removes
+        about = self._about(self.id)
+        about["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
+        said = "\n".join(f"{key}: {value}" for key, value in lineage.items() if value)
+        where = {"parentModel": parent} if found else {"modelId": self.id}
+        if (mine := known()) is None:
+            made = {**about, **self._served(model), "versionDescription": said[:_MOST_WORDS]}
+            self._do("models:upload", path, lambda: known() is not None, {**where, "model": made})
+            found = self._call("GET", path)
+            mine = known() or found
+        named = f"{path}@{mine['versionId']}"
+        if "default" not in mine.get("versionAliases", ()):
+            self._call("POST", f"{named}:mergeVersionAliases", json={"versionAliases": ["default"]})
+        return f"{self.project.parent}/{named}"
+
+    def _served(self, model: ServedModel) -> Message:
+        """What a version's server is made of, once its files are in the bucket."""
+        if not self.place.image:
+            fix = "name one in Artifact Registry, by its digest"
+            raise RequestError("an endpoint needs one", where="platforms.vertex.image", fix=fix)
+        return {"artifactUri": stage(model, self.place.artifact_root), "containerSpec": {
+            "imageUri": self.place.image, "args": ["serve"], "predictRoute": "/predict",
+            "healthRoute": "/health/ready", "ports": [{"containerPort": 8080}]}}  # fmt: skip
 
     def _stand(self, path: str, model: ServedModel, more: Message) -> None:
         """Have the version run in that endpoint, and wait until it is ready."""
@@ -210,9 +243,12 @@ class VertexEndpoint:
         """What is there, {} where nothing is; RequestError where it is not ours."""
         found = self._call("GET", path, 404)
         if found and found.get("labels", {}).get(LABEL) != self.id:
-            what = f"{path} is there, and rekindle did not make it for this model"
-            raise RequestError(what, where=self.url, fix="remove it, or set register.model_name")
+            raise self._foreign(path)
         return found
+
+    def _foreign(self, path: str) -> RequestError:
+        what = f"{path} is there, and rekindle did not make it for this model"
+        return RequestError(what, where=self.url, fix="remove it, or set register.model_name")
 
     def _ids(self, path: str) -> list[str]:
         return [one["id"] for one in self._own(path).get("deployedModels", ())]

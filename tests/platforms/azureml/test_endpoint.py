@@ -4,6 +4,7 @@ killed anywhere, or meets any trouble, ends in the same state."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime
 import os
 import shutil
@@ -463,3 +464,26 @@ def test_the_real_server_answers_behind_the_endpoint(world, tmp_path):
         world.there.containers[path.rpartition("/")[2]] = server.url
         prove(model, lambda body: platform.ask(model, body))
         assert server.figure("rekindle_batch_instances_count") == 2  # its own proof, and this one
+
+
+def test_the_champion_is_the_version_in_production(world):
+    there, assets = world.endpoint(), world.service.assets
+    lineage = {"run_key": "k" * 300, "seed": ""}
+    named = [there.publish(world.models[version], lineage) for version in "112"]
+    paths = [f"models/tickets/versions/{version}" for version in "112"]
+    assert [name.removeprefix(f"{world.service.root}/") for name in named] == paths
+
+    def stages():
+        return [assets[path]["properties"]["stage"] for path in paths[1:]]
+
+    assert stages() == ["Archived", "Production"]
+    tags = assets[paths[0]]["properties"]["tags"]
+    assert (tags["run_key"], tags["rekindle"], "seed" in tags) == ("k" * 256, "tickets", False)
+    there.publish(world.models["1"], lineage)
+    assert stages() == ["Production", "Archived"]
+    other = dataclasses.replace(world.models["2"], digest="0" * 64)
+    with pytest.raises(RequestError, match="is another model there"):
+        there.publish(other, lineage)
+    assets[paths[1]]["properties"]["tags"] = {}
+    with pytest.raises(RequestError, match="was not made by"):
+        there.publish(world.models["1"], lineage)

@@ -205,7 +205,6 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "an unknown machine of several": (spread(2, machine="ml.p9.48xlarge"), {}, {}, "none that the service knows"),
     "a training of months": (spread(2, max_run_hours=700), {}, {}, "672 at most"),
     "GPUs that nobody has": (spread(1, gpus_per_node=16), {}, {}, "no machine has the 16 GPUs"),
-    "a registry for a pipeline that promotes nothing": (pipeline, {"n": 1}, {"model_package_group": "g"}, "once `promote` ran"),
     "too many parameters": (many_parameters(), {}, {}, "201 parameters"),
     "an importer of a path": (module("same").imported, {"uri": "/x"}, {}, "importers"),
 }  # fmt: skip

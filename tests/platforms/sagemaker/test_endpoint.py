@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.app.champion import publish
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
@@ -19,6 +20,7 @@ from rekindle.serve.model import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.model import Spec
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -29,6 +31,8 @@ from tests.serve.servers import contained
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
 from tests.servers.troubles import Fault
+from tests.support.cli import rekindle
+from tests.support.cli_compile import ROOT
 from tests.support.sagemaker_compile import PLACE
 
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100, machine="ml.m5.xlarge")
@@ -495,3 +499,66 @@ def test_boto3_asks_the_real_server_behind_the_endpoint(world, account, s3, tmp_
         ) as error:
             invoke(json.dumps({"instances": [{"text": "a"}]}), "application/json")
         assert error.value.response["OriginalStatusCode"] == 400
+
+
+def test_the_champion_alone_is_an_approved_package_of_its_group(world, versions) -> None:
+    there, packages = world.platform, world.account.packages
+    lineage = {
+        "run_key": "k" * 300,
+        "registry": "https://mlflow",
+        "seed": "",
+        "reason": "0.9 (of 1)",
+    }
+    first = there.publish(versions["1"], lineage)
+    assert (there.publish(versions["1"], lineage), len(packages)) == (first, 1)
+    assert packages[first]["CustomerMetadataProperties"] == {
+        "run_key": "k" * 256, "registry": "https://mlflow", "reason": "0.9  of 1 ",
+    }  # fmt: skip
+    second = there.publish(versions["2"], lineage)
+    third = there.publish(versions["3"], lineage)
+
+    def states() -> list[str]:
+        return [packages[arn]["ModelApprovalStatus"] for arn in (first, second, third)]
+
+    assert states() == ["PendingManualApproval", "PendingManualApproval", "Approved"]
+    packages[second]["ModelApprovalStatus"] = "Rejected"  # by a person
+    assert there.publish(versions["1"], lineage) == first
+    assert states() == ["Approved", "Rejected", "PendingManualApproval"]
+    world.account.things["model-package-group"]["tickets"]["tags"] = {}
+    with pytest.raises(RequestError, match="is foreign"):
+        there.publish(versions["2"], lineage)
+    assert states() == ["Approved", "Rejected", "PendingManualApproval"]
+
+
+def test_what_is_published_is_noted_in_our_registry(world: World, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    home, tracking = tmp_path / "home", f"sqlite:///{tmp_path}/home/mlflow.db"
+    champion(home, made(tmp_path / "made", "text"))
+    config = {
+        "name": "tickets", "task": "text_classification",
+        "data": {"source": "x", "columns": {"text": "body"}},
+        "register": {"tracking_uri": tracking, "publish": ["sagemaker"]},
+        "platforms": {"sagemaker": PLACE},
+    }  # fmt: skip
+    for _ in range(2):
+        publish(Spec.model_validate(config), home)
+    ((arn, package),) = world.account.packages.items()
+    assert package["CustomerMetadataProperties"]["run_key"] == "k"
+    tags = MlflowClient(tracking, tracking).get_model_version("tickets", "1").tags
+    assert tags["rekindle.published.sagemaker"] == arn
+
+
+@pytest.mark.slow
+def test_a_run_publishes_what_its_gate_let_pass(world: World, tmp_path: Path) -> None:
+    """The steps are processes of their own, which ask the same service."""
+    words = [
+        w for key, value in PLACE.items() for w in ("--set", f"platforms.sagemaker.{key}={value}")
+    ]
+    words += ["--set", "register.publish=[sagemaker]", "--home", str(tmp_path / "home")]
+    rekindle("run", "configs/digits.yaml", *words, cwd=ROOT)
+    ((arn, package),) = world.account.packages.items()
+    assert package["ModelApprovalStatus"] == "Approved"
+    assert package["CustomerMetadataProperties"]["version"] == "1"
+    rekindle("run", "configs/digits.yaml", *words, cwd=ROOT)  # all of it is there
+    assert [*world.account.packages] == [arn]

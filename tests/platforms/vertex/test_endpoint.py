@@ -510,3 +510,35 @@ def test_google_s_client_asks_the_real_server_behind_the_endpoint(world, hosts, 
         assert [dict(one)[name] for one in found.predictions] == [r.answer[name] for r in rows]
         with pytest.raises(Exception, match="there is no column"):
             ask([{"wrong": "a"}])
+
+
+def test_the_champion_is_the_default_version_of_a_model_that_no_deployment_removes(world):
+    there, service = Cut(world), world.service
+    first = there.publish(world.models["1"], {"run_key": "abc", "seed": ""})
+    assert first.endswith("/models/tickets@1")
+    assert there.publish(world.models["1"], {}) == first
+    second = there.publish(world.models["2"], {"run_key": "def"})
+    assert second.endswith("/models/tickets@2")
+
+    def aliases():
+        return [list(one.version_aliases) for one in service.versions["tickets"]]
+
+    assert aliases() == [[], ["default"]]
+    one = service.versions["tickets"][0]
+    assert (one.version_description, one.labels["team"]) == ("run_key: abc", "search")
+    assert there.publish(world.models["1"], {}) == first
+    assert aliases() == [["default"], []]
+    assert world.to("3").state == "settled"
+    there.delete()
+    assert (len(service.versions["tickets"]), [*service.models]) == (2, ["tickets"])
+    service.models["tickets"].labels.pop(module.PUBLISHED)
+    with pytest.raises(RequestError, match="rekindle did not make it"):
+        there.publish(world.models["2"], {})
+
+
+def test_a_version_whose_upload_has_no_answer_is_published_once(world):
+    there, service = Cut(world), world.service
+    there.publish(world.models["1"], {})
+    service.faults.append(Fault("POST .*models:upload", "lost"))
+    named = there.publish(world.models["2"], {})
+    assert (named[-9:], len(service.versions["tickets"])) == ("tickets@2", 2)

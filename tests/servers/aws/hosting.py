@@ -24,7 +24,10 @@ from tests.servers.shadow import Answering
 from tests.servers.troubles import Broken
 
 _BUSY = ("Creating", "Updating", "Deleting")
-_NOUNS = {"model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint"}
+_NOUNS = {
+    "model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint",
+    "model-package-group": "ModelPackageGroup",
+}  # fmt: skip
 _LATE = {
     "Invocations": 70,
     "Invocation5XXErrors": 260,
@@ -50,6 +53,7 @@ class Hosting(Account):
         self.per_minute, self.ahead, self.quota = 2_000, 0.0, 20
         self.silent = self.late = False
         self.evidence: dict[str, Any] = {}
+        self.packages: dict[str, dict[str, Any]] = {}
         for kind, noun in _NOUNS.items():
             for verb in ("create", "describe", "delete"):
                 method = getattr(self, f"{verb}_{kind.replace('-', '_')}", None)
@@ -59,6 +63,8 @@ class Hosting(Account):
             "UpdateEndpoint": self.update_endpoint, "ListTags": self.list_tags, "AddTags": self.add_tags,
             "UpdateEndpointWeightsAndCapacities": self.weigh, "GetLogEvents": self.log_events,
             "DescribeLogStreams": self.log_streams, "GetMetricStatistics": self.statistics,
+            "ListModelPackages": self.list_packages, "CreateModelPackage": self.create_package,
+            "UpdateModelPackage": self.update_package,
         }  # fmt: skip
 
     @property
@@ -128,6 +134,55 @@ class Hosting(Account):
         if not uri.endswith("/"):
             raise _invalid("S3Uri of an S3Prefix has to end with a slash")
         return self.add("model", ModelName, body)
+
+    def create_model_package_group(self, ModelPackageGroupName: str, **body: Any) -> dict[str, Any]:
+        return self.add("model-package-group", ModelPackageGroupName, body)
+
+    def describe_model_package_group(self, ModelPackageGroupName: str) -> dict[str, Any]:
+        name = ModelPackageGroupName
+        arn = _arn("model-package-group", name)
+        if name not in self.things["model-package-group"]:
+            raise _invalid(f"ModelPackageGroup {arn} does not exist.")
+        known = {"ModelPackageGroupName": name, "ModelPackageGroupArn": arn, "CreatedBy": {}}
+        return {**known, "ModelPackageGroupStatus": "Completed", "CreationTime": self.clock}
+
+    def list_packages(self, ModelPackageGroupName: str, NextToken: str = "0") -> dict[str, Any]:
+        """One a page, the newest first."""
+        self.describe_model_package_group(ModelPackageGroupName)
+        shown = ("ModelPackageArn", "ModelPackageGroupName", "ModelPackageVersion", "CreationTime",
+                 "ModelPackageStatus", "ModelApprovalStatus", "ModelPackageDescription")  # fmt: skip
+        mine = [one for one in self.packages.values() if one[shown[1]] == ModelPackageGroupName]
+        begin = int(NextToken)
+        found = [{key: one[key] for key in shown} for one in mine[::-1][begin : begin + 1]]
+        more = {"NextToken": str(begin + 1)} if begin + 1 < len(mine) else {}
+        return {"ModelPackageSummaryList": found, **more}
+
+    def create_package(
+        self, ModelPackageGroupName: str, ClientToken: str, **body: Any
+    ) -> dict[str, Any]:
+        """Once a token; its files have to be there."""
+        self.describe_model_package_group(ModelPackageGroupName)
+        known = [arn for arn, one in self.packages.items() if one["token"] == ClientToken]
+        if not known:
+            (container,) = body["InferenceSpecification"]["Containers"]
+            uri = container["ModelDataSource"]["S3DataSource"]["S3Uri"]
+            bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+            if not self.s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["KeyCount"]:
+                raise _invalid(f"Could not find model data at {uri}.")
+            number = len(self.packages) + 1
+            arn = f"{_arn('model-package', ModelPackageGroupName)}/{number}"
+            self.packages[arn] = {
+                **body, "ModelPackageArn": arn, "ModelPackageGroupName": ModelPackageGroupName, "token": ClientToken,
+                "ModelPackageVersion": number, "CreationTime": self.clock, "ModelPackageStatus": "Completed",
+            }  # fmt: skip
+            known = [arn]
+        return {"ModelPackageArn": known[0]}
+
+    def update_package(self, ModelPackageArn: str, **change: Any) -> dict[str, Any]:
+        if ModelPackageArn not in self.packages:
+            raise _invalid(f"ModelPackage {ModelPackageArn} does not exist.")
+        self.packages[ModelPackageArn] |= change
+        return {"ModelPackageArn": ModelPackageArn}
 
     def create_endpoint_config(self, EndpointConfigName: str, **body: Any) -> dict[str, Any]:
         for one in body["ProductionVariants"]:

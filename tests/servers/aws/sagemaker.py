@@ -5,7 +5,7 @@ Processing and Training jobs get their inputs from S3 (a moto_server), the servi
 their environment, and their outputs go back to S3. Hosts of a Training job run side by side; on spot
 machines they are taken away when a test says so (SIGTERM, 120 s, SIGKILL) and started again from
 nothing. Parameters, `Get`, `Std:Join`, `Std:JsonGet` on property files, conditions, DependsOn,
-RegisterModel and caching by the service's own key are what the documentation says of them. What it
+and caching by the service's own key are what the documentation says of them. What it
 does not know it refuses: a definition that runs here uses nothing else."""
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class Execution:
     turns: dict[str, Turn] = dataclasses.field(default_factory=dict)
     stopping: threading.Event = dataclasses.field(default_factory=threading.Event)
     conditions: dict[str, bool] = dataclasses.field(default_factory=dict)
-    registered: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def result(self, step: str, s3: Any) -> dict[str, Any]:
         """result.json of a step."""
@@ -163,7 +162,7 @@ class _Run:
     def step(self, step: dict[str, Any]) -> None:
         run = {
             "Condition": self.condition, "Processing": self.job, "Training": self.job,
-            "RegisterModel": self.register, "ForEach": self.for_each,
+            "ForEach": self.for_each,
         }  # fmt: skip
         assert step["Type"] in run, step["Type"]
         self.turn(step, run[step["Type"]])
@@ -375,15 +374,6 @@ class _Run:
         environment = self.environment(job, TRAINING_JOB_NAME=name)
         words = algorithm["ContainerEntrypoint"]
         return [start(folder / peer, peer, peers, words, environment) for peer in peers]
-
-    def register(self, step: dict[str, Any]) -> None:
-        """A version of a group; its files have to be there."""
-        package = self.value(step["Arguments"])
-        for container in package["InferenceSpecification"]["Containers"]:
-            place = self.service.folder / f"package-{uuid.uuid4().hex[:6]}"
-            download(self.service.s3, container["ModelDataSource"]["S3DataSource"]["S3Uri"], place)
-            assert any(place.iterdir())
-        self.execution.registered.append(package)
 
 
 # docs.aws.amazon.com/sagemaker/latest/dg/pipelines-default-keys.html

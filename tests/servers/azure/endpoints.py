@@ -61,6 +61,7 @@ class Endpoints:
             ("PUT", r"datastores/(\w+)", self.put_datastore),
             ("GET", r"datastores/(rekindle_\w+)", self.get_datastore),
             ("PUT", r"models/([\w.-]+)/versions/([\w.-]+)", self.put_model),
+            ("GET", r"models/([\w.-]+)/versions", self.list_models),
         ]  # fmt: skip
 
     @property
@@ -213,14 +214,33 @@ class Endpoints:
         properties = asked.json()["properties"]
         self.check(properties, "ModelVersionProperties", {"modelUri", "modelType"})
         path = f"models/{name}/versions/{version}"
-        if path in self.workspace.assets:
-            raise self.refused(400, "UserError", "a version cannot be changed")
+        if had := self.workspace.assets.get(path):
+            same = all(
+                had["properties"][key] == properties[key] for key in ("modelUri", "modelType")
+            )
+            if not same:
+                raise self.refused(
+                    400, "UserError", "of a version only tags and stage can be changed"
+                )
+            had["properties"] |= properties
+            return Answer(200, had)
         root = self.workspace.root.replace("/providers/Microsoft.MachineLearningServices", "")
         store = re.fullmatch(rf"azureml:/{root}/(datastores/\w+)/paths/.+",
                              properties["modelUri"])  # fmt: skip
         if not store or store[1] not in self.workspace.assets:
             raise self.refused(400, "UserError", f"nothing lies at {properties['modelUri']}")
         return self.workspace.put_asset(path, properties)
+
+    def list_models(self, asked: Asked, name: str) -> Answer:
+        """One a page."""
+        known = self.workspace.assets
+        found = [one for path, one in known.items() if path.startswith(f"models/{name}/versions/")]
+        begin = int(asked.query.get("$skip", 0))
+        page = {"value": found[begin : begin + 1]}
+        if begin + 1 < len(found):
+            query = f"api-version={asked.query['api-version']}&$skip={begin + 1}"
+            page["nextLink"] = f"https://{asked.host}{asked.path}?{query}"
+        return Answer(200, page)
 
     def score(self, asked: Asked) -> Answer:
         """The service lets the container answer; other than 200 is 424."""

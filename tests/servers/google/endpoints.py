@@ -39,7 +39,7 @@ from tests.servers.shadow import Answering
 from tests.servers.tls_hosts import Asked
 
 NUMBERED = f"projects/7/locations/{REGION}"
-_PATH = re.compile(rf"/v1/{PARENT}/(endpoints|models)(?:/([\w-]+))?(/operations)?(?::(\w+))?")
+_PATH = re.compile(rf"/v1/{PARENT}/(endpoints|models)(?:/([\w@-]+))?(/operations)?(?::(\w+))?")
 _OPERATION = re.compile(rf"/v1/({NUMBERED}/\w+/[\w-]+/operations/\d+)")
 _IDS = {"endpoints": r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "models": r"[a-z_][a-z0-9_-]{0,62}"}
 _SERIES = (
@@ -60,6 +60,7 @@ class Endpoints(Project):
         super().__init__()
         self.bucket, self.polls = bucket, 2
         self.kinds: dict[str, dict[str, Any]] = {"endpoints": {}, "models": {}}
+        self.versions: dict[str, list[Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
         self.broken: dict[str, str] = {}
         self.wrong: set[str] = set()
@@ -118,6 +119,8 @@ class Endpoints(Project):
             ("GET", "endpoints", False, None): self.list, ("GET", "models", False, None): self.list,
             ("GET", "endpoints", True, None): self.get, ("GET", "models", True, None): self.get,
             ("POST", "models", False, "upload"): self.upload,
+            ("GET", "models", True, "listVersions"): self.list_versions,
+            ("POST", "models", True, "mergeVersionAliases"): self.merge_aliases,
             ("POST", "endpoints", False, None): self.create,
             ("POST", "endpoints", True, "deployModel"): self.deploy,
             ("POST", "endpoints", True, "undeployModel"): self.undeploy,
@@ -179,7 +182,12 @@ class Endpoints(Project):
     def upload(self, asked: Asked, kind: str, _: str) -> Any:
         request = parsed(api.UploadModelRequest, asked.body)
         id, model = request.model_id, request.model
-        self.check_new(kind, id, model)
+        if request.parent_model:
+            id = request.parent_model.removeprefix(f"{PARENT}/models/")
+            self.get(asked, kind, id)
+            _check_labels(model.labels)
+        else:
+            self.check_new(kind, id, model)
         container, folder = (
             model.container_spec,
             self.bucket / model.artifact_uri.removeprefix("gs://"),
@@ -190,7 +198,38 @@ class Endpoints(Project):
             raise Refused(400, f"{container.image_uri!r} is not in Artifact Registry")
         if container.env:
             raise Refused(400, "this test wants no environment, in which secrets could be")
-        return self.begin(kind, id, lambda: self.put(kind, id, model), what=f"models/{id}")
+        return self.begin(kind, id, lambda: self.put_version(id, model), what=f"models/{id}")
+
+    def put_version(self, id: str, model: Any) -> None:
+        """The first version has the alias `default`, and is what the model is called by."""
+        there = self.versions[id] if id in self.models else []
+        model.version_id = str(len(there) + 1)
+        if not there:
+            self.versions[id] = there
+            model.version_aliases = ["default"]
+            self.put("models", id, model)
+        there.append(model)
+
+    def list_versions(self, asked: Asked, kind: str, id: str) -> Any:
+        """One a page."""
+        self.get(asked, kind, id)
+        begin, there = int(asked.query.get("pageToken", 0)), self.versions[id]
+        more = {"nextPageToken": str(begin + 1)} if begin + 1 < len(there) else {}
+        return {"models": [shown_of(one) for one in there[begin : begin + 1]], **more}
+
+    def merge_aliases(self, asked: Asked, kind: str, named: str) -> Any:
+        """A model has each alias once, and always a default."""
+        id, _, number = named.partition("@")
+        self.get(asked, kind, id)
+        request = parsed(api.MergeVersionAliasesRequest, asked.body)
+        found = [one for one in self.versions[id] if one.version_id == number]
+        if not found or any(alias.startswith("-") for alias in request.version_aliases):
+            raise Refused(400, f"{named}: {request.version_aliases}")
+        for alias in request.version_aliases:
+            for one in self.versions[id]:
+                one.version_aliases = [kept for kept in one.version_aliases if kept != alias]
+            found[0].version_aliases.append(alias)
+        return shown_of(found[0])
 
     def create(self, asked: Asked, kind: str, _: str) -> Any:
         id, endpoint = asked.query.get("endpointId", ""), parsed(api.Endpoint, asked.body)
