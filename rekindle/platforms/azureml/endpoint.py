@@ -187,12 +187,10 @@ class AzureMLEndpoint:
             fix = "a registry that was set up again gives its numbers again: name another model"
             raise RequestError(what, where=where(self.place), fix=fix)
         for one in self._all(name):
-            stage_, had = (
-                "Production" if one["name"] == model.version else "Archived",
-                one["properties"],
-            )
-            if had.get("tags", {}).get(_TAG) == self.model and had.get("stage") != stage_:
-                kept = {k: had[k] for k in ("modelType", "modelUri", "tags")} | {"stage": stage_}
+            had, is_champion = one["properties"], one["name"] == model.version
+            wanted = {"stage": "Production" if is_champion else "Archived"}
+            if had.get("tags", {}).get(_TAG) == self.model and not wanted.items() <= had.items():
+                kept = {k: had[k] for k in ("modelType", "modelUri", "tags")} | wanted
                 self._ask("PUT", f"{name}/{one['name']}", {"properties": kept}, RequestError)
         return workspace_path(self.place) + path
 

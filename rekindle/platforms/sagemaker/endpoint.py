@@ -158,8 +158,8 @@ class SageMakerEndpoint:
             pages = api.get_paginator("list_model_packages").paginate(**named)
             there = [one for page in pages for one in page["ModelPackageSummaryList"]]
             states = {one["ModelPackageArn"]: one["ModelApprovalStatus"] for one in there}
-            known = [o["ModelPackageArn"] for o in there if o["ModelPackageDescription"] == title]
-            arn: str = known[0] if known else api.create_model_package(
+            mine = [one for one in there if one.get("ModelPackageDescription") == title]
+            arn: str = mine[0]["ModelPackageArn"] if mine else api.create_model_package(
                 **named, ModelPackageDescription=title, ModelApprovalStatus="Approved",
                 InferenceSpecification={"Containers": [self._served(model)], **kinds},
                 CustomerMetadataProperties=properties,

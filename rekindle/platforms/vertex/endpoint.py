@@ -135,27 +135,32 @@ class VertexEndpoint:
         """See `Publisher.publish`: versions of one model, whose alias `default` is the champion's,
         as each model has that alias once."""
         path, mark = f"models/{self.id}", {DIGEST: model.digest[:40], VERSION: model.version}
-        parent = f"{self.project.parent}/{path}"
-        found = self._call("GET", path, 404)
-        if found and found.get("labels", {}).get(PUBLISHED) != self.id:
-            raise self._foreign(path)
 
-        def known() -> Message | None:
-            there = self._pages("models", f"{self.url}/{path}:listVersions", {}) if found else []
-            return next((o for o in there if mark.items() <= o.get("labels", {}).items()), None)
+        def known() -> list[Message]:
+            if not (found := self._call("GET", path, 404)):
+                return []
+            if found.get("labels", {}).get(PUBLISHED) != self.id:
+                raise self._foreign(path)
+            return self._pages("models", f"{self.url}/{path}:listVersions", {})
 
-        # without the label of what is deployed, which `retain` removes
-        about = self._about(self.id)
-        about["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
-        said = "\n".join(f"{key}: {value}" for key, value in lineage.items() if value)
-        where = {"parentModel": parent} if found else {"modelId": self.id}
-        if (mine := known()) is None:
-            made = {**about, **self._served(model), "versionDescription": said[:_MOST_WORDS]}
-            self._do("models:upload", path, lambda: known() is not None, {**where, "model": made})
-            found = self._call("GET", path)
-            mine = known() or found
-        named = f"{path}@{mine['versionId']}"
-        if "default" not in mine.get("versionAliases", ()):
+        def mine() -> list[Message]:
+            return [one for one in known() if mark.items() <= one.get("labels", {}).items()]
+
+        if not mine():
+            said = "\n".join(f"{key}: {value}" for key, value in lineage.items() if value)
+            made = {
+                **self._about(self.id),
+                **self._served(model),
+                "versionDescription": said[:_MOST_WORDS],
+            }
+            # not the label of what is deployed, which `retain` removes
+            made["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
+            parent = {"parentModel": f"{self.project.parent}/{path}"}
+            place = parent if known() else {"modelId": self.id}
+            self._do("models:upload", path, lambda: bool(mine()), {**place, "model": made})
+        (version, *_) = mine()
+        named = f"{path}@{version['versionId']}"
+        if "default" not in version.get("versionAliases", ()):
             self._call("POST", f"{named}:mergeVersionAliases", json={"versionAliases": ["default"]})
         return f"{self.project.parent}/{named}"
 

@@ -522,6 +522,8 @@ def test_the_champion_alone_is_an_approved_package_of_its_group(world, versions)
 
     assert states() == ["PendingManualApproval", "PendingManualApproval", "Approved"]
     packages[second]["ModelApprovalStatus"] = "Rejected"  # by a person
+    another = {**packages[third], "ModelPackageArn": f"{third}0", "token": ""}
+    packages[f"{third}0"] = {k: v for k, v in another.items() if k != "ModelPackageDescription"}
     assert there.publish(versions["1"], lineage) == first
     assert states() == ["Approved", "Rejected", "PendingManualApproval"]
     world.account.things["model-package-group"]["tickets"]["tags"] = {}

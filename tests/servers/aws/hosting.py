@@ -153,7 +153,8 @@ class Hosting(Account):
                  "ModelPackageStatus", "ModelApprovalStatus", "ModelPackageDescription")  # fmt: skip
         mine = [one for one in self.packages.values() if one[shown[1]] == ModelPackageGroupName]
         begin = int(NextToken)
-        found = [{key: one[key] for key in shown} for one in mine[::-1][begin : begin + 1]]
+        page = mine[::-1][begin : begin + 1]
+        found = [{key: one[key] for key in shown if key in one} for one in page]
         more = {"NextToken": str(begin + 1)} if begin + 1 < len(mine) else {}
         return {"ModelPackageSummaryList": found, **more}
 
