@@ -87,7 +87,7 @@ def test_the_shipped_pipeline_receives_everything(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: text_classification\ndata: {source: 'sklearn:digits'}\n")
     spec = load_target(path)
-    assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES
+    assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES | {"publish"}
 
 
 def test_every_parameter_without_a_value_is_named_with_what_to_write(graphs, tmp_path):

@@ -1,6 +1,7 @@
 """Champions over time: the history, the way back, and a person's word against it; on the embedded registry."""
 
 import dataclasses
+import shutil
 
 import pytest
 from mlflow import MlflowClient
@@ -8,8 +9,9 @@ from mlflow import MlflowClient
 from rekindle.errors import RegistryError
 from rekindle.registry import promotion
 from rekindle.registry.history import champion_of
-from rekindle.registry.models import champion_state, fetch_model
+from rekindle.registry.models import Registry, champion_state, fetch_model
 from rekindle.registry.promotion import promote, roll_back
+from rekindle.spec.model import RegisterSpec
 from tests.quick import first
 from tests.registry.versions import model_in, registered, registry_in
 
@@ -18,7 +20,10 @@ class Champions:
     """Versions 1 to `count`, each champion after the one before."""
 
     def __init__(self, folder, count):
-        self.where, self.folder, self.runs = registry_in(folder / "home"), folder, {}
+        self.where = Registry(RegisterSpec(), "digits", str(folder / "home"))
+        self.folder, self.runs = folder, {}
+        if count:
+            registry_in(folder / "home")
         for number in range(1, count + 1):
             self.promoted(str(number))
 
@@ -42,9 +47,19 @@ class Champions:
         return champion_state(self.where).version
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return Champions(tmp_path_factory.mktemp("three"), 3)
+
+
 @pytest.fixture
-def three(tmp_path):
-    return Champions(tmp_path, 3)
+def three(made, tmp_path):
+    """A copy, as a home may be moved."""
+    shutil.copytree(made.folder, tmp_path, dirs_exist_ok=True)
+    copied = Champions(tmp_path, 0)
+    for name, (registration, evidence) in made.runs.items():
+        copied.runs[name] = registration, tmp_path / evidence.relative_to(made.folder)
+    return copied
 
 
 def test_the_history_says_who_was_champion_and_why(three):

@@ -118,8 +118,7 @@ def unnamed(left: Mapping[str, Any]) -> list[str]:
 
 
 QUICK = (
-    "all kinds of arguments", "artifacts and metadata", "nested pipelines", "list of artifacts", "loop over structs",
-    "branches inside a nested pipeline", "OneOf over artifacts",
+    "all kinds of arguments", "nested pipelines", "loop over structs", "OneOf over artifacts"
 )  # fmt: skip
 # cases of same.py for platforms that take a pipeline flat
 _FLAT = [
