@@ -87,16 +87,18 @@ def arguments_of(
         "register": spec.registration.model_dump_json(),
         "artifact_root": artifact_root, "code_commit": code_commit(),
     }  # fmt: skip
-    if spec.pipeline is None:
-        published = spec.registration.publish
-        filled["publish"] = _for_the_champion(spec, published) if published else ""
-        if "deploy" in graph.inputs.parameters:
-            filled["deploy"] = _for_the_champion(spec, (platform,), deploy=True)
+    published = spec.registration.publish
+    filled["publish"] = _for_the_champion(spec, published) if published else ""
+    if spec.pipeline is None and "deploy" in graph.inputs.parameters:
+        filled["deploy"] = _for_the_champion(spec, (platform,), deploy=True)
     parameters = graph.inputs.parameters
     wanted: Iterable[str] = spec.receives
     if spec.pipeline is None or spec.receives == "all":
         wanted = [name for name in filled if name in parameters]
     values = {**{name: filled[name] for name in wanted}, **spec.arguments}
+    if published and not values.get("publish"):
+        what, fix = "the pipeline does not receive it", "write receives: all, or [publish, ...]"
+        raise RequestError(what, where="register.publish", fix=fix)
     open_ones = [parameter for name, parameter in parameters.items() if name not in values]
     if problems := list(_open(spec, open_ones, filled)):
         raise RequestError(problems)

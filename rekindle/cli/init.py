@@ -26,7 +26,10 @@ def command(folder: Path, full: bool, home: Path, as_json: bool) -> None:
         Path(part if full else "") / path.relative_to(shipped(part)): path
         for part in parts
         for path in sorted(shipped(part).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        # what pipelines were compiled to is of no use where they are changed
+        and (part, path.suffix) != ("pipelines", ".yaml")
     }
     taken = [str(folder / target) for target in files if (folder / target).exists()]
     if taken:

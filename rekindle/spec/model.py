@@ -452,8 +452,9 @@ class RegisterSpec(Section):
 
 
 Received = Literal[
-    "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root", "code_commit"
-]
+    "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root",
+    "code_commit", "publish",
+]  # fmt: skip
 
 
 class RetentionSpec(Section):

@@ -18,6 +18,7 @@ NAMES = {
     "name",
     "task",
     "artifact_root",
+    "publish",
     "code_commit",
     "data",
     "model",
@@ -35,7 +36,7 @@ def show(text: str):
 @dsl.pipeline(name="defaults")
 def defaults(
     name: str = "KFP", task: str = "t", artifact_root: str = "r", code_commit: str = "c", data: str = "d",
-    model: str = "m", train: str = "n", evaluate: str = "e", register: str = "g",
+    model: str = "m", train: str = "n", evaluate: str = "e", register: str = "g", publish: str = "p",
 ):  # fmt: skip
     show(text=name)
 
@@ -87,7 +88,7 @@ def test_the_shipped_pipeline_receives_everything(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: text_classification\ndata: {source: 'sklearn:digits'}\n")
     spec = load_target(path)
-    assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES | {"publish"}
+    assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES
 
 
 def test_every_parameter_without_a_value_is_named_with_what_to_write(graphs, tmp_path):
@@ -128,3 +129,15 @@ def test_a_name_that_the_pipeline_does_not_have_is_refused(graphs, tmp_path):
     spec = spec_of(tmp_path, "receives: [train, model]\narguments: {rounds: 1}\n")
     with pytest.raises(RequestError, match="no parameter `model`"):
         bind(graphs["needs"], arguments_of(spec, graphs["needs"], "/root"))
+
+
+def test_publishing_that_the_pipeline_knows_nothing_of_is_refused(graphs, tmp_path):
+    place = "{region: eu-central-1, role_arn: 'arn:aws:iam::123456789012:role/me', artifact_root: 's3://b/r', image: x}"
+    text = f"register: {{publish: [sagemaker]}}\nplatforms: {{sagemaker: {place}}}\ndata: {{source: x.csv}}\n"
+    with pytest.raises(RequestError, match="does not receive it") as caught:
+        arguments_of(spec_of(tmp_path, text), graphs["defaults"], "/root")
+    assert caught.value.problems[0].where == "register.publish"
+    received = arguments_of(
+        spec_of(tmp_path, f"receives: all\n{text}"), graphs["defaults"], "/root"
+    )
+    assert "role/me" in received["publish"]
