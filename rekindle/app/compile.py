@@ -122,6 +122,10 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         what = "a step that deploys has no test split to measure the precision on"
         fix = "leave one of them out; `rekindle deploy` measures it where the model was trained"
         yield Problem(what, "deploy.precision", fix)
+    elsewhere = [name for name in spec.registration.publish if name != platform]
+    if spec.deploy.after_promotion and elsewhere:
+        what = f"a deployment that goes back on {platform} would not be followed on {elsewhere[0]}"
+        yield Problem(what, "register.publish", f"leave out {', '.join(elsewhere)}")
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
         what = "checkpoints need a place that outlives a step"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rekindle.app import champion
 from rekindle.app.runs import read_run
-from rekindle.errors import RequestError, SpecError, StepError
+from rekindle.errors import RekindleError, RequestError, SpecError, StepError
 from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
@@ -83,13 +83,16 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
             last = rollout.to(model)  # else only the alias is left to do
         if last and last.state == "rolled_back" and last.version == model.version:
             kept = f"version {last.previous} answers" if last.previous else "no version answers"
+            what = f"version {last.version} was rolled back, {kept}: {last.reason}"
+            fix = "`rekindle promote RUN --reason WHY` makes it champion again, for another try"
             if last.previous:
                 champion.roll_back(home, where, last.reason, last.previous)
-                champion.publish(spec, home)
-            raise StepError(
-                f"version {last.version} was rolled back, {kept}: {last.reason}",
-                fix="`rekindle promote RUN --reason WHY` makes it champion again, for another try",
-            )
+                try:
+                    champion.publish(spec, home)
+                except RekindleError as error:
+                    what += f"; this was not published: {error.problems[0].what}"
+                    fix = f"`rekindle rollback {model.name} --to {last.previous}` publishes it"
+            raise StepError(what, fix=fix)
         return shown(spec, home, options.platform)
 
 

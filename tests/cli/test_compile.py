@@ -155,6 +155,16 @@ def test_where_the_config_says_so_the_pipeline_ends_with_a_deployment(platform, 
     assert found[1] == platform
 
 
+def test_a_pipeline_that_deploys_publishes_on_no_other_platform(tmp_path):
+    asked = sagemaker(deploy__after_promotion="true", register__publish="[sagemaker, vertex]")
+    words = [*asked, *PLATFORMS["vertex"][0], "-o", tmp_path / "out"]
+    done = rekindle("compile", "configs/digits.yaml", *words, check=False)
+    assert done.returncode == 2
+    assert "would not be followed on vertex" in done.stderr
+    assert "leave out vertex" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
     (kubeflow, first), (vertex, second) = PLATFORMS["kubeflow"], PLATFORMS["vertex"]
     done = rekindle(

@@ -204,13 +204,14 @@ def _describe(model: Path, task: str, labels: tuple[str, ...], settings: object)
     np.save(model / "trained_on.npy", np.zeros(0, np.uint64))
 
 
-def champion(home: Path, model: ServedModel) -> None:
-    """A home whose registry has this model as the champion of `tickets`."""
+def champion(home: Path, model: ServedModel, reason: str = "") -> None:
+    """A home whose registry has this model as the champion of `tickets`; of a later one, for a `reason`."""
     from rekindle.registry.models import Registry, register
     from rekindle.registry.promotion import promote
     from tests.registry.versions import registry_in
 
-    registry_in(home)
+    if not (home / "mlflow.db").exists():
+        registry_in(home)
     where = Registry(RegisterSpec(), "tickets", str(home))
     folder, evidence = Path(model.path), Path(model.evidence)
     known = Fingerprint(
@@ -228,4 +229,4 @@ def champion(home: Path, model: ServedModel) -> None:
         global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
         weights_sha256=weights_sha256(folder), train_rows=9,
     )  # fmt: skip
-    promote(where, register(where, folder, evidence, known, training, ""), evidence)
+    promote(where, register(where, folder, evidence, known, training, ""), evidence, reason)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rekindle.app.champion import publish
+from rekindle.app.deploy import Options, deploy, roll_back
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
@@ -564,3 +565,32 @@ def test_a_run_publishes_what_its_gate_let_pass(world: World, tmp_path: Path) ->
     assert package["CustomerMetadataProperties"]["version"] == "1"
     rekindle("run", "configs/digits.yaml", *words, cwd=ROOT)  # all of it is there
     assert [*world.account.packages] == [arn]
+
+
+def test_a_deployment_that_goes_back_is_followed_in_the_registry_of_the_platform(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SageMakerEndpoint, "poll_seconds", 0.0)
+    home, account = tmp_path / "home", world.account
+    config = {
+        "name": "tickets", "task": "text_classification", "deploy": {"canary": []},
+        "data": {"source": "x", "columns": {"text": "body"}},
+        "register": {"publish": ["sagemaker"]}, "platforms": {"sagemaker": PLACE},
+    }  # fmt: skip
+    spec, options = Spec.model_validate(config), Options(platform="sagemaker", wait=True)
+    champion(home, made(tmp_path / "first", "text"))
+    deploy(spec, home, options)
+    publish(spec, home)
+    second = made(tmp_path / "second", "text", seed=1)
+    champion(home, second, reason="another")
+    publish(spec, home)
+    account.wrong.add("2")
+    account.faults.append(Fault("ListModelPackages", 400, "AccessDeniedException"))
+    with pytest.raises(
+        StepError, match=r"(?s)version 2 was rolled back, version 1 .* not published"
+    ) as e:
+        deploy(spec, home, options)
+    assert "rekindle rollback tickets --to 1" in e.value.problems[0].fix
+    roll_back(spec, home, "as before", "1", options)
+    states = [one["ModelApprovalStatus"] for one in account.packages.values()]
+    assert states == ["Approved", "PendingManualApproval"]

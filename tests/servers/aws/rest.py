@@ -404,4 +404,4 @@ def _beyond_text(value: str, shape: Any, path: str) -> Iterator[str]:
     if not re.fullmatch(pattern, value, re.DOTALL):
         yield f"{path}: {value[:80]!r} does not fit"
     if shape.enum and value not in shape.enum:
-        yield f"{path}: {value!r} is none of {shape.enum}"
+        yield f"{path}: {value!r} is not in {shape.enum}"

@@ -88,7 +88,11 @@ class Endpoints:
         """One a page."""
         if path not in self.there:
             raise self.refused(404, "ResourceNotFound", f"there is no {path}")
-        found = [one for key, one in self.there.items() if key.startswith(f"{path}/")]
+        return self.page(asked, self.there, f"{path}/")
+
+    def page(self, asked: Asked, there: dict[str, Any], prefix: str) -> Answer:
+        """One of those whose path begins so."""
+        found = [one for key, one in there.items() if key.startswith(prefix)]
         begin = int(asked.query.get("$skip", 0))
         page = {"value": found[begin : begin + 1]}
         if begin + 1 < len(found):
@@ -232,15 +236,7 @@ class Endpoints:
         return self.workspace.put_asset(path, properties)
 
     def list_models(self, asked: Asked, name: str) -> Answer:
-        """One a page."""
-        known = self.workspace.assets
-        found = [one for path, one in known.items() if path.startswith(f"models/{name}/versions/")]
-        begin = int(asked.query.get("$skip", 0))
-        page = {"value": found[begin : begin + 1]}
-        if begin + 1 < len(found):
-            query = f"api-version={asked.query['api-version']}&$skip={begin + 1}"
-            page["nextLink"] = f"https://{asked.host}{asked.path}?{query}"
-        return Answer(200, page)
+        return self.page(asked, self.workspace.assets, f"models/{name}/versions/")
 
     def score(self, asked: Asked) -> Answer:
         """The service lets the container answer; other than 200 is 424."""
