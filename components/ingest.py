@@ -6,7 +6,14 @@ from components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-def ingest(task: str, data: str, window: str, data_key: str, examples: dsl.Output[dsl.Dataset]):
+def ingest(
+    task: str,
+    data: str,
+    window: str,
+    data_key: str,
+    artifact_root: str,
+    examples: dsl.Output[dsl.Dataset],
+):
     """Write the validated, split examples of the window.
 
     Args:
@@ -15,7 +22,8 @@ def ingest(task: str, data: str, window: str, data_key: str, examples: dsl.Outpu
         window: Resolved data window.
         data_key: Hash of the source's content; a changed source makes a new input and so a new
         execution.
-        examples: One Arrow file a split, and summary.json.
+        artifact_root: Folder or URI under which rekindle keeps state, such as pieces of the source.
+        examples: Arrow files of each split, and summary.json.
     """
     from pathlib import Path
 
@@ -29,5 +37,7 @@ def ingest(task: str, data: str, window: str, data_key: str, examples: dsl.Outpu
         window,
         Path(examples.path),
         source=data_key,
+        store=f"{artifact_root}/pieces",
     )
-    examples.metadata["rows"] = dict(summary.rows)
+    if summary is not None:  # the first node writes the outputs
+        examples.metadata["rows"] = dict(summary.rows)

@@ -11,6 +11,7 @@ def shard(
     data: str,
     model: str,
     tokenizing: str,
+    artifact_root: str,
     examples: dsl.Input[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
 ):
@@ -36,5 +37,6 @@ def shard(
         ModelSpec.model_validate_json(model),
         task,
         Path(shards.path),
+        store=f"{artifact_root}/pieces",
     )
     shards.metadata["record"] = "shards"

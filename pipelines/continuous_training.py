@@ -22,12 +22,14 @@ def retrained(name, task, data, model, train, evaluate, register, artifact_root,
     )  # fmt: skip
     keys.set_caching_options(False)  # the world outside may have changed
     ingested = ingest_step(
-        task=task, data=data, window=keys.outputs["window"], data_key=keys.outputs["data_key"]
-    )
+        task=task, data=data, window=keys.outputs["window"], data_key=keys.outputs["data_key"],
+        artifact_root=artifact_root,
+    )  # fmt: skip
     examples = ingested.outputs["examples"]
     sharded = shard_step(
-        task=task, data=data, model=model, tokenizing=keys.outputs["tokenizing"], examples=examples
-    )
+        task=task, data=data, model=model, tokenizing=keys.outputs["tokenizing"],
+        artifact_root=artifact_root, examples=examples,
+    )  # fmt: skip
     trained = finetune_step(
         name=name, task=task, model=model, train=train, register=keys.outputs["registry"],
         run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from rekindle.app.pipeline import ON_MACHINES, arguments_of
+from rekindle.app.pipeline import ON_MACHINES, ON_PIECES, arguments_of
 from rekindle.app.plan import settled
 from rekindle.catalog.features import table
 from rekindle.errors import Problem, RequestError, collected
@@ -72,8 +72,12 @@ def _say_what_is_here(platform: str, spec: Spec) -> None:
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:
-    """The steps that train and score on the machines that the config asks for."""
+    """The steps that train and score, and those that read data, on the machines that the config
+    asks for."""
     asked = spec.resources
+    if spec.pipeline is None and spec.data and spec.data.nodes > 1:
+        for step in ON_PIECES:
+            graph = graph.spread(step, Distribution(nodes=spec.data.nodes))
     machines = {name: getattr(asked, name) for name in ResourcesSpec.MACHINES}
     if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph

@@ -16,6 +16,7 @@ from rekindle.spec.model import Spec
 
 TRAINING = "finetune"  # the step of the shipped pipeline
 ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
+ON_PIECES = ("ingest", "shard")  # those that `data.nodes` are for
 PIPELINE = "pipelines/continuous_training.py:continuous_training"
 DEPLOYING = "pipelines/continuous_deployment.py:continuous_deployment"
 

@@ -1,5 +1,5 @@
-"""The folder between `ingest` and `shard`: one Arrow file of normalised examples a split, and
-`summary.json`, written last.
+"""The folder between `ingest` and `shard`: Arrow files of normalised examples, one for each split
+of each piece of the source (`train-00000.arrow`), and `summary.json`, written last.
 
 A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by row, so that
 the bytes of a file depend on the examples alone. A batch is what a worker encodes at once and what
@@ -29,10 +29,19 @@ BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
 
 
+class ExamplesPart(Record):
+    """A file of examples: of which split, the rows of each of its batches, and its hash."""
+
+    path: str
+    split: str
+    batches: tuple[int, ...]
+    sha256: str
+
+
 class ExamplesSummary(Record):
     """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
     tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
-    fingerprint."""
+    fingerprint; `files` by split, then in the order of their rows."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -43,6 +52,7 @@ class ExamplesSummary(Record):
     image_shape: tuple[int, int, int] | None = None
     rows: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
+    files: tuple[ExamplesPart, ...] = ()
 
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
@@ -65,6 +75,10 @@ class ExamplesWriter:
     def write(self, name: str, table: pa.Table) -> None:
         self._files[name].append(table)
 
+    def batches(self) -> dict[str, list[int]]:
+        """The rows of each batch of each file that is complete."""
+        return {name: file.batches for name, file in self._files.items()}
+
     def __enter__(self) -> Self:
         return self
 
@@ -80,6 +94,7 @@ class _BatchFile:
     _pending: list[pa.Table] = dataclasses.field(default_factory=list)
     _rows: int = 0
     _bytes: int = 0
+    batches: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -106,12 +121,16 @@ class _BatchFile:
         content = next(table.column(name) for name in CONTENT if name in table.schema.names)
         cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
-            self._writer.write_table(table.slice(start, end - start), max_chunksize=BATCH_ROWS)
+            self._write(table.slice(start, end - start))
         rest = table.slice(cuts[-1])
         if keep_last:
             self._pending, self._rows, self._bytes = [rest], len(rest), rest.nbytes
         elif len(rest):
-            self._writer.write_table(rest, max_chunksize=BATCH_ROWS)
+            self._write(rest)
+
+    def _write(self, batch: pa.Table) -> None:
+        self._writer.write_table(batch, max_chunksize=BATCH_ROWS)
+        self.batches.append(len(batch))
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
@@ -127,37 +146,41 @@ def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
 
 
 class ExamplesFile:
-    """Random access to the batches of one split, one in memory at a time (read, not mapped)."""
+    """Random access to the batches of files, one in memory at a time (read, not mapped)."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...] = ()) -> None:
-        try:
-            self._reader = pa.ipc.open_file(pa.OSFile(str(path)))
-            if columns:
-                fields = [self._reader.schema.get_field_index(name) for name in columns]
-                options = pa.ipc.IpcReadOptions(included_fields=fields)
-                self._reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
-        except (OSError, pa.ArrowInvalid) as error:
-            fix = "run the step `ingest` again"
-            what = f"{path.name} is not a file of examples: {error}"
-            raise DataError(what, where=str(path), fix=fix) from None
+    def __init__(self, *paths: Path, columns: tuple[str, ...] = ()) -> None:
+        readers = [_opened(path, columns) for path in paths]
+        self.schema: pa.Schema = readers[0].schema
+        self._batches = [(one, i) for one in readers for i in range(one.num_record_batches)]
 
     def __len__(self) -> int:
-        return int(self._reader.num_record_batches)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._reader.schema
+        return len(self._batches)
 
     def __getitem__(self, index: int) -> pa.RecordBatch:
-        return self._reader.get_batch(index)
+        reader, batch = self._batches[index]
+        return reader.get_batch(batch)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return (self[i] for i in range(len(self)))
 
 
+def _opened(path: Path, columns: tuple[str, ...]) -> pa.ipc.RecordBatchFileReader:
+    try:
+        reader = pa.ipc.open_file(pa.OSFile(str(path)))
+        if columns:
+            fields = [reader.schema.get_field_index(name) for name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
+    except (OSError, pa.ArrowInvalid) as error:
+        what = f"{path.name} is not a file of examples: {error}"
+        raise DataError(what, where=str(path), fix="run the step `ingest` again") from None
+    return reader
+
+
 def open_examples(folder: Path, split: str, *columns: str) -> ExamplesFile:
     """The batches of one split that `ingest` wrote; of the named columns only, if any."""
-    return ExamplesFile(folder / f"{split}.arrow", columns)
+    paths = sorted(folder.glob(f"{split}-*.arrow")) or [folder / f"{split}-00000.arrow"]
+    return ExamplesFile(*paths, columns=columns)
 
 
 def read_summary(folder: Path) -> ExamplesSummary:

@@ -4,6 +4,7 @@ tell.
 Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
 `2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime as dt
@@ -12,7 +13,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
 
@@ -22,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rekindle.data import reference
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
+from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
@@ -39,7 +41,80 @@ _SPLIT_WORDS = {
     "train": "train", "training": "train", "test": "test", "testing": "test",
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }  # fmt: skip
-_PIECE_BYTES = 1 << 20
+_READ_BYTES, _AT_ONCE = 1 << 20, 8
+PIECE_BYTES = 256 << 20
+"""Most bytes of a source that one worker reads at a time."""
+_VERSION = (
+    "size", "mtime", "ETag", "etag", "generation", "version_id", "LastModified", "last_modified",
+)  # fmt: skip
+
+
+class ContentHash:
+    """SHA-256 of a file's bytes; where these are more than `PIECE_BYTES`, a hash of the SHA-256 of
+    each block of so many, which several workers find at once."""
+
+    def __init__(self) -> None:
+        self._blocks: list[str] = []
+        self._block, self._size = hashlib.sha256(), 0
+
+    def update(self, data: bytes) -> None:
+        while len(data) > (room := PIECE_BYTES - self._size):
+            self._block.update(data[:room])
+            self._blocks.append(self._block.hexdigest())
+            self._block, self._size, data = hashlib.sha256(), 0, data[room:]
+        self._block.update(data)
+        self._size += len(data)
+
+    def hexdigest(self) -> str:
+        return self.of_blocks([*self._blocks, self._block.hexdigest()])
+
+    @staticmethod
+    def of_blocks(hashes: Sequence[str]) -> str:
+        """The hash of a file whose blocks have these."""
+        return hashes[0] if len(hashes) == 1 else digest(list(hashes))
+
+
+def version_of(filesystem: Any, path: str) -> str:
+    """What the store says of a file and what changes when somebody writes it: size, times, ETag."""
+    filesystem.invalidate_cache()
+    info = filesystem.info(path)
+    return "|".join(f"{info[name]}" for name in _VERSION if name in info)
+
+
+class _LineRange(io.RawIOBase):
+    """`head`, then the lines of a stream that begin in its bytes from `start` to `end`."""
+
+    def __init__(self, stream: BinaryIO, start: int, end: int, head: bytes) -> None:
+        self._stream, self._end, self._ready = stream, end, head
+        self._at, self._over = max(start - 1, 0), False
+        self._skips = start > 0  # up to the end of the line before
+        stream.seek(self._at)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and not self._over:
+            self._ready = self._next(len(buffer))
+        piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def _next(self, size: int) -> bytes:
+        """What of the next bytes of the stream belongs to lines that begin in the range."""
+        piece, begin = self._stream.read(size), self._at
+        self._at += len(piece)
+        if self._skips:
+            cut = piece.find(b"\n") + 1
+            self._skips, piece, begin = not cut, piece[cut:] if cut else b"", begin + cut
+            self._over = (self._at if self._skips else begin) >= self._end
+        elif not piece:
+            self._over = True
+        if self._over or begin + len(piece) < self._end:
+            return b"" if self._over else piece
+        last = piece.find(b"\n", max(self._end - 1 - begin, 0)) + 1
+        self._over = bool(last)
+        return piece[:last] if last else piece
 
 
 class Seen:
@@ -61,7 +136,7 @@ class _Hashing(io.RawIOBase):
     """A stream that hashes what is read of it."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._hash = stream, hashlib.sha256()
+        self._stream, self._hash = stream, ContentHash()
 
     def readable(self) -> bool:
         return True
@@ -74,7 +149,7 @@ class _Hashing(io.RawIOBase):
 
     def hexdigest(self) -> str:
         """Of the whole stream; reads what is left of it."""
-        while piece := self._stream.read(_PIECE_BYTES):
+        while piece := self._stream.read(_READ_BYTES):
             self._hash.update(piece)
         return self._hash.hexdigest()
 
@@ -88,7 +163,8 @@ def _state(stream: Any) -> tuple[int, int]:
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told. What is read goes through `seen`."""
+    `partition` where the URI has one, `split` where told. What is read goes through `seen`. Of a
+    part of one, `start` and `end` are bytes (of Parquet row groups), and `line` its first."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
     root: str
@@ -98,13 +174,21 @@ class SourceFile:
     partition: dt.datetime | None = None
     split: str = ""
     seen: Seen = dataclasses.field(default_factory=Seen, repr=False, compare=False)
+    start: int = 0
+    end: int | None = None
+    line: int = 1
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed; behind the block `seen` has its hash."""
+    def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
+        """The content from front to back, decompressed; behind the block `seen` has its hash. Of a
+        part: the lines that begin in it, behind `head`."""
         with self.filesystem.open(self.path, "rb") as stored:
+            if self.end is not None:
+                lines = _LineRange(stored, self.start, self.end, head)
+                yield io.BufferedReader(lines, _READ_BYTES)
+                return
             hashing = _Hashing(stored)
-            stream = io.BufferedReader(hashing, _PIECE_BYTES)
+            stream = io.BufferedReader(hashing, _READ_BYTES)
             # as fsspec's own `open` does
             yield fsspec.compression.compr[self._compression()](stream, mode="rb")
             self.seen.files[self.path] = hashing.hexdigest()
@@ -114,11 +198,14 @@ class SourceFile:
         """To read here and there: a copy, or the file here, with DataError if it is written to."""
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
+            if self.end is not None:
+                yield stream
+                return
             local, hashing = isinstance(self.filesystem, LocalFileSystem), _Hashing(stream)
             before = _state(stream) if local else None
             if not local:
                 stream = opened.enter_context(tempfile.TemporaryFile())
-                while piece := hashing.read(_PIECE_BYTES):
+                while piece := hashing.read(_READ_BYTES):
                     stream.write(piece)
             self.seen.files[self.path] = hashing.hexdigest()
             stream.seek(0)
@@ -131,6 +218,10 @@ class SourceFile:
     def head(self, size: int) -> bytes:
         with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
             return bytes(stream.read(size))
+
+    @property
+    def compressed(self) -> bool:
+        return self._compression() is not None
 
     def _compression(self) -> str | None:
         return _COMPRESSED.get(PurePosixPath(self.name).suffix.lower())
@@ -182,12 +273,16 @@ class Files:
             raise DataError(what, where="data.window", fix=fix)
         return dataclasses.replace(self, files=chosen)
 
-    def fingerprint(self, *, named: bool, seen: bool = False) -> str:
-        """Hash of bytes in order of name, and of `named` names; as `seen`, or as they are now."""
-        running = hashlib.sha256()
+    def fingerprint(self, *, named: bool, known: Mapping[str, str] | None = None) -> str:
+        """Hash of bytes in order of name, and of `named` names: of contents whose hash is `known`
+        by path, and of the others as they are now."""
+        running, known = hashlib.sha256(), known or {}
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            unknown = [file for file in self.files if file.path not in known]
+            found = dict(zip(unknown, pool.map(SourceFile.sha256, unknown), strict=True))
         for file in self.files:
             partition = file.partition.isoformat() if file.partition else ""
-            content = (file.seen.files.get(file.path) if seen else None) or file.sha256()
+            content = known.get(file.path) or found[file]
             running.update(f"{file.name if named else ''}\0{partition}\0{content}\n".encode())
         return running.hexdigest()[:32]
 

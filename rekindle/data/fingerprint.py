@@ -28,7 +28,7 @@ from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folder
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
-_DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
+_DATA_ASIDE = {"source", "window", "shard_rows", "slices", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
@@ -64,7 +64,7 @@ def fingerprint(
     # a hub name has no content here
     folders = {f"{k}_content": content_behind(v) for k, v in named.items() if isinstance(v, str)}
     work = {
-        "task": task if task in TASKS else [class_name, *_own_files(Path(path))],
+        "task": task if task in TASKS else [class_name, *own_files(Path(path))],
         "data": content,
         "window": str(window or ""),
         "settings": [
@@ -113,7 +113,7 @@ def _own_script(words: str) -> list[Any]:
     """The bytes of the script or module, its arguments, and the bytes of files that these name."""
     script, *arguments = shlex.split(words)
     if script != "-m":
-        code: list[Any] = _own_files(Path(script))
+        code: list[Any] = own_files(Path(script))
     else:
         source = {"train.entrypoint": as_import(arguments[0])} if arguments else {}
         code = ["-m", *_hashes([], source, own_folders())]
@@ -125,7 +125,7 @@ def _own_script(words: str) -> list[Any]:
     return [*code, *arguments, *named]
 
 
-def _own_files(path: Path) -> list[list[str]]:
+def own_files(path: Path) -> list[list[str]]:
     """A file of the user's and the user's modules that it imports, as `contents` has them."""
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 

@@ -1,13 +1,16 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
-`ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
-bytes. Anything unfit makes it raise a single DataError. A split by time takes a second pass over
-the examples, which wait in a scratch file until the cuts are known."""
+The source is cut into pieces (pieces.py), an executor has them read, and their files and counts are
+put together here: `summary.json` is last. The same source gives the same bytes, whoever reads it.
+Anything unfit makes `ingest` raise a single DataError. A split by time needs the times of all
+records first: pieces are kept undivided until the cuts are known."""
 
 import collections
+import contextlib
+import dataclasses
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +18,64 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import examples
-from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
-from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.examples import (
+    SPLITS,
+    SUMMARY,
+    ExamplesFile,
+    ExamplesPart,
+    ExamplesSummary,
+    ExamplesWriter,
+)
+from rekindle.data.executor import Executor, Local, Order, executor_of
+from rekindle.data.normalise import Normaliser, Shape, label_order
+from rekindle.data.pieces import check_versions, contents, measured, pieces, source_of
 from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
-from rekindle.data.source import open_source
-from rekindle.data.split import find_leaks, hash_splits, time_cuts, time_splits
+from rekindle.data.source import FileSource, open_source
+from rekindle.data.split import digit_counts, find_leaks, hash_splits, time_cuts, time_splits
+from rekindle.data.store import Store
 from rekindle.data.validate import Findings, check_splits
-from rekindle.data.window import parse_window
+from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
+from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.checks import RESERVED
-from rekindle.spec.identity import digest, file_sha256
+from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
 
-_TIME = "_rekindle_time"
+_TIME, _UNDIVIDED = "_rekindle_time", "all"
+_PIECE, _COUNT, _DIVIDE = (
+    f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
+)
+Entry = Mapping[str, Any]
 
 
 def ingest(
-    data: DataSpec, modality: str, window: str, out: Path, *, source: str = ""
-) -> ExamplesSummary:
+    data: DataSpec, modality: str, window: str, out: Path, *, source: str = "", store: str = ""
+) -> ExamplesSummary | None:
     """Write the examples of `data.source` into `out`; returns, and writes, their summary. `window`:
-    the text of a resolved window, "" for all; `source`: a fingerprint to carry along. Raises
-    DataError with everything that is wrong with the source, and where what was read has another
-    fingerprint."""
+    the text of a resolved window, "" for all; `source`: a fingerprint to carry along; `store`: a
+    path or URI that keeps pieces for the next time, and which all workers reach. On several nodes
+    all but the first return None. Raises DataError with everything that is wrong with the source,
+    and where what was read has another fingerprint."""
     if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
     out.mkdir(parents=True, exist_ok=True)
     (out / SUMMARY).unlink(missing_ok=True)
-    work = _Ingestion(data, modality, window, out)
-    work.write()
-    summary = work.validated(source)
+    for file in out.glob("*.arrow"):
+        file.unlink()
+    with tempfile.TemporaryDirectory(prefix=".pieces-", dir=out) as scratch:
+        work = _Ingestion(data, modality, window, source, scratch)
+        if work.in_pieces and store:
+            work.store = Store(store)
+        if Rendezvous.current().node_rank and not work.in_pieces:
+            return None
+        work.run()
+        if Rendezvous.current().node_rank:
+            return None
+        summary = work.validated(out)
     summary.write(out / SUMMARY)
     counts = ", ".join(f"{split} {rows:,}" for split, rows in summary.rows.items())
     classes = f"; {len(summary.labels)} classes" if summary.labels else ""
@@ -56,41 +84,106 @@ def ingest(
 
 
 class _Ingestion:
-    def __init__(self, data: DataSpec, modality: str, window: str, out: Path) -> None:
-        self.data, self.modality, self.window, self.out = data, modality, parse_window(window), out
-        self.partitioned = "{window" in data.source
-        self.findings = Findings()
-        self.normaliser = Normaliser(data, modality, self.findings)
-        self.schema = examples.schema_of(modality, data.slices)
-        self.span = Span()
-        self.seen = ""
-        self.labelled = "label" in self.schema.names
-        self.rows = collections.Counter(dict.fromkeys(SPLITS, 0))
-        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
+    def __init__(
+        self, data: DataSpec, modality: str, window: str, source: str, scratch: str
+    ) -> None:
+        self.data, self.modality, self.window = data, modality, parse_window(window)
+        self.source, self.store = source, Store(scratch)
+        self.opened = open_source(data, modality, self.window)
+        # else what was read has one hash over all rows, in order
+        self.in_pieces = isinstance(self.opened, FileSource) and not (
+            self.opened.names_files or _by_column(data, self.window)
+        )
+        self.findings, self.span, self.seen = Findings(), Span(), ""
+        self.shape: Shape | None = None
+        self.items: list[dict[str, Any]] = [{"key": "whole"}]
+        self.entries: list[Entry] = []
 
-    def write(self) -> None:
-        if self.data.split.by == "time":
-            self._write_by_time()
-            return
-        with ExamplesWriter(self.out, self.schema) as writer:
-            for table, _, own_split in self._examples():
-                if self.data.split.by == "source":
-                    indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
-                else:
-                    indices = hash_splits(self.normaliser.split_hashes(table), self.data.split)
-                self._distribute(writer, table, indices)
+    def run(self) -> None:
+        """Have all pieces read, and divided."""
+        executor: Executor = Local(1)
+        order = {
+            "data": self.data.model_dump(mode="json"), "modality": self.modality,
+            "window": str(self.window or ""), "store": self.store.root, "shape": None,
+        }  # fmt: skip
+        if self.in_pieces:
+            executor = executor_of(self.data, self.store)
+            order = self._cut(order, executor)
+        self.entries = executor.map(_PIECE, order, self.items, digest([order, self.items]))
+        if self.in_pieces and len(self.items) > 1:
+            new = sum(entry["new"] for entry in self.entries)
+            log.info("%d pieces of the source, %d of them new", len(self.items), new)
+        for entry in self.entries:
+            self.findings.include(entry["findings"])
+            self.span.join(Span(*entry["span"]))
+            self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
+            self.seen = self.seen or entry["seen"]
+        if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
+            keys = [{"key": item["key"]} for item in self.items]
 
-    def validated(self, source: str) -> ExamplesSummary:
-        """The summary of what was written; raises DataError if any of it is unfit."""
-        data, findings = self.data, self.findings
-        # with findings, what was read may not be all
-        if not findings and source and source != self.seen:
+            def counts(prefix: int, bits: int) -> Times:
+                asked = {"store": self.store.root, "prefix": prefix, "bits": bits}
+                found = executor.map(_COUNT, asked, keys, digest([asked, keys]))
+                total = np.zeros(1 << 16, np.int64)
+                for digits, times in found:
+                    total[digits] += np.asarray(times, np.int64)
+                return total
+
+            cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
+            self.items = [{"key": digest([key["key"], cuts]), "from": key["key"]} for key in keys]
+            self.entries = executor.map(
+                _DIVIDE, {**order, "cuts": cuts}, self.items, digest(self.items)
+            )
+
+    def _cut(self, order: dict[str, Any], executor: Executor) -> dict[str, Any]:
+        """The order for pieces, once the items are these."""
+        assert isinstance(self.opened, FileSource)
+        blocks = measured(self.opened, self.data.source, executor)
+        self.seen = self.opened.fingerprint_of(contents(blocks))
+        self._check_seen()
+        found, located = pieces(self.opened, blocks), self.opened.files
+        order |= {"root": located.files[0].root, "format": located.format}
+        if self.modality == "image" and len(found) > 1:
+            order["shape"] = self._shape(order, found[0].item(""))
+        aside = {"source", "window", "shard_rows", *DataSpec.EXECUTION}
+        settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
+        self.items = [one.item(one.key([settings, source_hash(TRAINING)])) for one in found]
+        return order
+
+    def _shape(self, order: Order, first: Entry) -> Shape | None:
+        """The shape of the first image, which decides for all pieces."""
+        normaliser = Normaliser(self.data, self.modality, Findings())
+        source = source_of(order, first, self.data, self.modality)
+        for raw in source.read(wanted_columns(self.data, self.modality), Findings()):
+            normaliser(raw)
+            if normaliser.image_shape:
+                break
+        return normaliser.image_shape
+
+    def _check_seen(self) -> None:
+        if self.source and self.source != self.seen:
             what = "the data changed between `fingerprint` and `ingest`"
             fix = "run the same command again; who writes files aside and renames them changes them"
-            raise DataError(what, where=data.source, fix=f"{fix} in one instant")
-        rows, counted = dict(self.rows), SPLITS if self.labelled else ()
-        found = {label for counts in self.class_rows.values() for label in counts}
-        labels = label_order(data.labels, found) if self.labelled else ()
+            raise DataError(what, where=self.data.source, fix=f"{fix} in one instant")
+
+    def _rows(self, name: str) -> int:
+        return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
+
+    def validated(self, out: Path) -> ExamplesSummary:
+        """The summary of what was read, whose files are then in `out`; raises DataError if any of
+        it is unfit."""
+        data, findings = self.data, self.findings
+        if not findings:  # else what was read may not be all
+            self._check_seen()
+        files = tuple(self._files(out))
+        rows = {split: self._rows(split) for split in SPLITS}
+        labelled = "label" in examples.schema_of(self.modality, ()).names
+        class_rows = {split: collections.Counter[str]() for split in SPLITS}
+        for entry in self.entries:
+            for split, counted in entry["class_rows"].items():
+                class_rows[split].update(counted)
+        found = {label for counts in class_rows.values() for label in counts}
+        labels = label_order(data.labels, found) if labelled else ()
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
                 what = f"the window {self.window} selects none of {self.span.rows:,} records"
@@ -102,30 +195,138 @@ class _Ingestion:
         else:
             by_content = data.split.by == "hash" and data.columns.key is None
             if not by_content:
-                find_leaks(self.out, rows, findings)
+                find_leaks(out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
             if not findings:  # rows that were refused are missing from every split
                 # a source's own splits may lack validation
                 lacks = data.split.by == "source" or data.split.validation == 0
                 required = ("train", "test") if lacks else SPLITS
-                check_splits(rows, self.class_rows, labels, required, complete, findings)
+                check_splits(rows, class_rows, labels, required, complete, findings)
         findings.raise_if_any()
+        counted = SPLITS if labelled else ()
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
-            source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
-            slices=data.slices, image_shape=self.normaliser.image_shape,
-            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
+            source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
+            image_shape=self.shape, files=files,
+            class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 
-    def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
+    def _files(self, out: Path) -> Iterator[ExamplesPart]:
+        """The files of all pieces, taken from the store; the first one's also where empty."""
+        for split in SPLITS:
+            for number, (item, entry) in enumerate(zip(self.items, self.entries, strict=True)):
+                batches, name = entry["batches"].get(split, []), f"{split}.arrow"
+                if name in entry["files"] and (batches or not number):
+                    sha256, path = entry["files"][name], f"{split}-{number:05}.arrow"
+                    self.store.take(item["key"], name, sha256, out / path)
+                    yield ExamplesPart(
+                        path=path, split=split, batches=tuple(batches), sha256=sha256
+                    )
+
+
+def ingest_piece(order: Order, item: Entry) -> Entry:
+    """The entry of a piece of the source, or of all of it, in the store; `new` if it was not there.
+    Raises DataError where files are not those that were measured."""
+    store = Store(order["store"])
+    if found := store.find(item["key"]):
+        return {**found, "new": False}
+    data, window = DataSpec.model_validate(order["data"]), parse_window(order["window"])
+    reader = None if "files" in item else open_source(data, order["modality"], window)
+    source: Any = reader or source_of(order, item, data, order["modality"])
+    piece = _Piece(data, order["modality"], window, order["shape"])
+    with store.writing(item["key"]) as folder:
+        if reader is None:
+            check_versions(source, item["versions"])
+        piece.write(source, folder)
+        if reader is None:
+            check_versions(source, item["versions"])
+        else:
+            piece.seen = piece.seen or reader.seen()
+        return {**store.commit(item["key"], folder, piece.known()), "new": True}
+
+
+def _by_column(data: DataSpec, window: Window | None) -> bool:
+    """Whether a column says which records lie in the window."""
+    return window is not None and "{window" not in data.source
+
+
+@dataclasses.dataclass
+class _Splits:
+    """Writes tables into a file a split, and counts."""
+
+    writer: ExamplesWriter
+    modality: str
+    class_rows: dict[str, collections.Counter[str]] = dataclasses.field(
+        default_factory=lambda: {split: collections.Counter() for split in SPLITS}
+    )
+
+    def add(self, table: pa.Table, indices: Any) -> None:
+        names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))
+        table = table.append_column("split", names.cast(pa.string()))
+        for index, split in enumerate(SPLITS):
+            mine = indices == index
+            if mine.any():
+                part = table if mine.all() else table.filter(pa.array(mine))
+                self.writer.write(split, part)
+                if "label" not in part.column_names:
+                    continue
+                labels = part.column("label")
+                if self.modality == "words":
+                    labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
+                counts = labels.value_counts().to_pylist()
+                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
+
+
+class _Piece:
+    """One reading of rows into files, and what is known of it."""
+
+    def __init__(
+        self, data: DataSpec, modality: str, window: Window | None, shape: Sequence[int] | None
+    ) -> None:
+        self.data, self.modality, self.window = data, modality, window
+        self.findings, self.span, self.seen = Findings(), Span(), ""
+        first = (shape[0], shape[1], shape[2]) if shape else None
+        self.normaliser = Normaliser(data, modality, self.findings, first)
+        self.batches: dict[str, list[int]] = {}
+        self.class_rows: Mapping[str, Mapping[str, int]] = {}
+
+    def write(self, source: Any, folder: Path) -> None:
+        """Write the examples that `source` gives: divided, or with their times."""
+        schema = examples.schema_of(self.modality, self.data.slices)
+        if self.data.split.by == "time":
+            without = schema.remove(schema.get_field_index("split"))
+            timed = without.append(pa.field(_TIME, pa.int64()))
+            with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
+                for table, times, _ in self._examples(source):
+                    writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
+            self.batches = writer.batches()
+            return
+        with ExamplesWriter(folder, schema) as writer:
+            splits = _Splits(writer, self.modality)
+            for table, _, own_split in self._examples(source):
+                if self.data.split.by == "source":
+                    indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
+                else:
+                    indices = hash_splits(self.normaliser.split_hashes(table), self.data.split)
+                splits.add(table, indices)
+        self.batches, self.class_rows = writer.batches(), splits.class_rows
+
+    def known(self) -> dict[str, Any]:
+        """All of it but the files, as JSON."""
+        return {
+            "findings": self.findings.to_json(), "span": dataclasses.astuple(self.span),
+            "shape": self.normaliser.image_shape, "seen": self.seen, "batches": self.batches,
+            "class_rows": self.class_rows,
+        }  # fmt: skip
+
+    def _examples(self, source: Any) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""
         column = time_column(self.data)
-        reader = open_source(self.data, self.modality, self.window)
         columns = wanted_columns(self.data, self.modality)
-        by_column = self.window is not None and not self.partitioned
+        by_column = _by_column(self.data, self.window)
         records = RecordsHash(columns)
-        for raw in reader.read(columns, self.findings):
+        for raw in source.read(columns, self.findings):
             times = np.zeros(len(raw), np.int64)
             if column is not None:
                 times, keep = read_times(raw, column, self.findings)
@@ -139,40 +340,40 @@ class _Ingestion:
             if len(raw):
                 table, keep = self.normaliser(raw)
                 yield table, times[keep], raw.split
-        self.seen = records.digest() if by_column else reader.seen()
+        self.seen = records.digest() if by_column else ""
 
-    def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
-        names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))
-        table = table.append_column("split", names.cast(pa.string()))
-        for index, split in enumerate(SPLITS):
-            mine = indices == index
-            if mine.any():
-                part = table if mine.all() else table.filter(pa.array(mine))
-                writer.write(split, part)
-                self.rows[split] += len(part)
-                if not self.labelled:
-                    continue
-                labels = part.column("label")
-                if self.modality == "words":
-                    labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
-                counts = labels.value_counts().to_pylist()
-                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
 
-    def _write_by_time(self) -> None:
-        without = self.schema.remove(self.schema.get_field_index("split"))
-        staged = without.append(pa.field(_TIME, pa.int64()))
-        with tempfile.TemporaryDirectory(prefix=".staged-", dir=self.out) as scratch:
-            path = Path(scratch, "all.arrow")
-            with ExamplesWriter(path.parent, staged, ("all",)) as writer:
-                for table, times, _ in self._examples():
-                    writer.write("all", table.append_column(_TIME, pa.array(times)))
+def count_times(order: Order, item: Entry) -> list[list[int]]:
+    """Which digits the times of an undivided piece have, and how often (see `digit_counts`)."""
+    total = np.zeros(1 << 16, np.int64)
+    with _undivided(order, item["key"]) as path:
+        for batch in ExamplesFile(path, columns=(_TIME,)):
+            total += digit_counts(np.asarray(batch.column(_TIME)), order["prefix"], order["bits"])
+    (digits,) = np.nonzero(total)
+    return [digits.tolist(), total[digits].tolist()]
 
-            def blocks() -> Iterator[Times]:
-                return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
 
-            with ExamplesWriter(self.out, self.schema) as writer:
-                if any(True for _ in blocks()):
-                    cuts = time_cuts(blocks, self.data.split)
-                    for batch in ExamplesFile(path):
-                        times = np.asarray(batch.column(_TIME))
-                        self._distribute(writer, pa.table(batch), time_splits(times, cuts))
+def divide_piece(order: Order, item: Entry) -> Entry:
+    """The entry of an undivided piece, divided by the cuts."""
+    store, data = Store(order["store"]), DataSpec.model_validate(order["data"])
+    if found := store.find(item["key"]):
+        return found
+    schema = examples.schema_of(order["modality"], data.slices)
+    with store.writing(item["key"]) as folder, _undivided(order, item["from"]) as path:
+        with ExamplesWriter(folder, schema) as writer:
+            splits = _Splits(writer, order["modality"])
+            for batch in ExamplesFile(path):
+                times = np.asarray(batch.column(_TIME))
+                splits.add(pa.table(batch), time_splits(times, tuple(order["cuts"])))
+        known = {"batches": writer.batches(), "class_rows": splits.class_rows}
+        return store.commit(item["key"], folder, known)
+
+
+@contextlib.contextmanager
+def _undivided(order: Order, key: str) -> Iterator[Path]:
+    store = Store(order["store"])
+    entry, name = store.find(key) or {"files": {}}, f"{_UNDIVIDED}.arrow"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, name)
+        store.take(key, name, entry["files"].get(name, ""), path)
+        yield path

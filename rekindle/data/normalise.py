@@ -20,17 +20,23 @@ from rekindle.data.validate import Findings
 from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 
+Shape = tuple[int, int, int]
+
 
 class Normaliser:
     """Turns raw batches into tables of examples (all columns of tasks/base.py but the split)."""
 
-    def __init__(self, data: DataSpec, modality: str, findings: Findings) -> None:
+    def __init__(
+        self, data: DataSpec, modality: str, findings: Findings, image_shape: Shape | None = None
+    ) -> None:
+        """`image_shape`: that of the first image, where it lies in an earlier piece."""
         self._data, self._modality, self._findings = data, modality, findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
+        self._images.shape = image_shape
 
     @property
-    def image_shape(self) -> tuple[int, int, int] | None:
+    def image_shape(self) -> Shape | None:
         return self._images.shape
 
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:

@@ -49,8 +49,9 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
     delimiter = delimiter_of(file.name, head)
     if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
-    with file.open() as stream:
-        lines = _RowLines(stream, delimiter)
+    header = _first_line(head) if file.start else b""
+    with file.open(header) as stream:
+        lines = _RowLines(stream, delimiter, file.line - header.count(b"\n"))
 
         def skip(row: pa.csv.InvalidRow) -> str:
             what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
@@ -84,12 +85,13 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
 class _RowLines(io.RawIOBase):
     """A CSV stream that knows at which line each row begins; pyarrow reads it in a thread."""
 
-    def __init__(self, stream: BinaryIO, delimiter: str) -> None:
+    def __init__(self, stream: BinaryIO, delimiter: str, line: int) -> None:
         plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
         value = f'(?:(?!"){plain}|{quoted}{plain})'
         row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
         self._row = re.compile(row.encode(), re.DOTALL)
-        self._stream, self._rest, self._line = stream, b"", 1
+        self._stream, self._rest, self._line = stream, b"", line
+        self._begins = True
         self._lock = threading.Lock()
         # lines of the rows from `_first` on, and those rows that are left out, the header first
         self._lines, self._first, self._skipped = np.empty(0, np.int64), 1, [1]
@@ -102,8 +104,9 @@ class _RowLines(io.RawIOBase):
         """The next bytes, once the rows that end in them are known."""
         piece = self._stream.read(size)
         text = self._rest + (piece or b"\n" * bool(self._rest))
-        if self._line == 1:
+        if self._begins:
             text = text.removeprefix(b"\xef\xbb\xbf")
+        self._begins = False
         ends = _ends_of_lines(text)
         if ends is None:
             rows = [row for row in self._row.findall(text) if row]
@@ -154,6 +157,12 @@ class _RowLines(io.RawIOBase):
         return 0 if self._skipped else self._unclosed
 
 
+def _first_line(head: bytes) -> bytes:
+    """The line that names the columns, with blank ones before it."""
+    begin = len(head) - len(head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"))
+    return head[: head.find(b"\n", begin) + 1]
+
+
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:
     """Where lines end, if each row is one: before each end is an even number of quotes."""
     if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
@@ -178,12 +187,12 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
                 return
             if _twice(file, columns, names, findings):
                 return
-            row = 1
-            for batch in _parquet_batches(parquet, stream, list(columns)):
+            row, groups = file.line, range(file.start, file.end or parquet.num_row_groups)
+            for batch in _parquet_batches(parquet, stream, list(columns), groups):
                 yield _raw(batch, np.arange(row, row + len(batch)), file)
                 row += len(batch)
         except _TooLargeError as error:
-            place = file.name if error.row is None else f"{file.name}:{error.row + 1}"
+            place = file.name if error.row is None else f"{file.name}:{error.row + file.line}"
             findings.add("malformed", place, str(error))
         except (pa.ArrowInvalid, OSError) as error:
             findings.add("malformed", file.name, f"no Parquet file: {error}")
@@ -198,10 +207,10 @@ class _TooLargeError(Exception):
 
 
 def _parquet_batches(
-    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str]
+    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str], wanted: range
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `_PARQUET_ROWS` rows, fewer if large: files hold repeated values once."""
-    groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
+    groups = [parquet.metadata.row_group(i) for i in wanted]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
     every = enumerate(parquet.schema)
@@ -222,7 +231,7 @@ def _parquet_batches(
     rows = size = begun = 0
     batches = (
         batch
-        for group in range(parquet.num_row_groups)  # pyarrow joins no dictionaries in lists
+        for group in wanted  # pyarrow joins no dictionaries in lists
         for batch in parquet.iter_batches(at_once, [group], columns, use_threads=False)
     )
     for batch in batches:
@@ -316,7 +325,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
 def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys null."""
     schema: pa.Schema | None = None
-    line = 1
+    line = file.line
     with file.open() as stream:
         for number, block in enumerate(_line_blocks(stream)):
             if len(block) > MOST_LINE_BYTES:
@@ -328,7 +337,8 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
                     return
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 keys, schema = _probe(block, columns)
-                if keys and findings.missing_columns(file.name, columns, keys):
+                # a part may lack what the beginning of the file has
+                if keys and not file.start and findings.missing_columns(file.name, columns, keys):
                     return
             regular = _regular_block(block, schema) if schema is not None else None
             if regular is not None:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import hashlib
 import json
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,13 @@ class Span:
             low, high = int(times.min()), int(times.max())
             self.oldest = low if self.oldest is None else min(self.oldest, low)
             self.newest = high if self.newest is None else max(self.newest, high)
+
+    def join(self, other: Self) -> None:
+        """Include what another one spans."""
+        for time in (other.oldest, other.newest):
+            if time is not None:
+                self.include(np.array([time]))
+        self.rows += other.rows - (other.oldest is not None) - (other.newest is not None)
 
     def __str__(self) -> str:
         if self.oldest is None or self.newest is None:

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,12 +41,16 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
-    def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
+    def __init__(
+        self, data: DataSpec, modality: str, window: Window | None = None,
+        files: Files | None = None,
+    ) -> None:  # fmt: skip
+        """`files`: those to read, as they are; else those of the source in the window."""
         self._data = data
-        self.files: Files = locate(data)
+        self.files = files or locate(data)
         # rows may name files beside the source's own
-        self._names_files = modality == "image" and self.files.format != "images"
-        if window is not None and "{window" in data.source:
+        self.names_files = modality == "image" and self.files.format != "images"
+        if files is None and window is not None and "{window" in data.source:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
             fix = "use task image_classification, or set data.format"
@@ -71,8 +75,8 @@ class FileSource(Source):
 
     def fingerprint(self) -> str:
         """Hash of all files and those that rows name; of names that tell a label or a split."""
-        if not self._names_files:
-            return self._fingerprint(seen=False)
+        if not self.names_files:
+            return self.fingerprint_of({})
         asking = copy.copy(self)
         asking.files = self.files.unseen()
         column = self._data.columns.image
@@ -83,12 +87,13 @@ class FileSource(Source):
         return asking.seen()
 
     def seen(self) -> str:
-        return self._fingerprint(seen=True)
+        return self.fingerprint_of(self.files.files[0].seen.files)
 
-    def _fingerprint(self, *, seen: bool) -> str:
+    def fingerprint_of(self, contents: Mapping[str, str]) -> str:
+        """The fingerprint, given hashes of files by path."""
         named = self.files.format == "images" or self._data.split.by == "source"
-        found = self.files.fingerprint(named=named, seen=seen)
-        if not self._names_files:
+        found = self.files.fingerprint(named=named, known=contents)
+        if not self.names_files:
             return found
         return digest([found, self.files.files[0].seen.names()])
 

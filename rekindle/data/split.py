@@ -11,7 +11,7 @@ into buckets on disk by their first bits."""
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from rekindle.data.validate import Findings
 from rekindle.spec.model import SplitSpec
 
 Times = npt.NDArray[np.int64]
+Counts = Callable[[int, int], Times]
+"""`digit_counts` of all records, given a prefix and a number of bits."""
 _DIGIT_BITS = 16
 BUCKET_ROWS = 500_000
 _MOST_BUCKETS = 256
@@ -54,12 +56,11 @@ def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
     return np.searchsorted(cuts, position, side="right").astype(np.int8)
 
 
-def time_cuts(times: Callable[[], Iterable[Times]], shares: SplitSpec) -> tuple[int, int]:
+def time_cuts(counts: Counts, total: int, shares: SplitSpec) -> tuple[int, int]:
     """The times from which records are validation, and test: with ten months of 150 records and
-    shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth. `times()` starts a pass."""
-    total = sum(len(block) for block in times())
+    shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth of `total` records."""
     ranks = [round(total * shares.train), round(total * (shares.train + shares.validation))]
-    first, second = (order_statistic(times, min(rank, total - 1)) for rank in ranks)
+    first, second = (order_statistic(counts, min(rank, total - 1)) for rank in ranks)
     return first, second
 
 
@@ -68,23 +69,26 @@ def time_splits(times: Times, cuts: tuple[int, int]) -> npt.NDArray[np.int8]:
     return np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
 
 
-def order_statistic(blocks: Callable[[], Iterable[Times]], rank: int) -> int:
-    """The value at `rank` (from 0) if all were sorted, by radix selection: 16 bits a pass."""
+def order_statistic(counts: Counts, rank: int) -> int:
+    """The value at `rank` (from 0) if all times were sorted, by radix selection: 16 bits a pass."""
     prefix, bits = 0, 64
     while bits:
         bits -= _DIGIT_BITS
-        counts = np.zeros(1 << _DIGIT_BITS, np.int64)
-        for block in blocks():
-            words = block.view(np.uint64) ^ np.uint64(1 << 63)
-            if bits + _DIGIT_BITS < 64:
-                words = words[words >> np.uint64(bits + _DIGIT_BITS) == np.uint64(prefix)]
-            digits = (words >> np.uint64(bits)) & np.uint64((1 << _DIGIT_BITS) - 1)
-            counts += np.bincount(digits.astype(np.int64), minlength=len(counts))
-        ends = np.cumsum(counts)
+        ends = np.cumsum(counts(prefix, bits))
         digit = int(np.searchsorted(ends, rank, side="right"))
         rank -= int(ends[digit - 1]) if digit else 0
         prefix = prefix << _DIGIT_BITS | digit
     return prefix - (1 << 63)
+
+
+def digit_counts(times: Times, prefix: int, bits: int) -> Times:
+    """How often each 16-bit digit stands `bits` above the end of those times whose digits before it
+    are `prefix`, [65,536]."""
+    words = times.view(np.uint64) ^ np.uint64(1 << 63)
+    if bits + _DIGIT_BITS < 64:
+        words = words[words >> np.uint64(bits + _DIGIT_BITS) == np.uint64(prefix)]
+    digits = (words >> np.uint64(bits)) & np.uint64((1 << _DIGIT_BITS) - 1)
+    return np.bincount(digits.astype(np.int64), minlength=1 << _DIGIT_BITS)
 
 
 def content_views(values: pa.Array) -> Iterator[memoryview]:

@@ -5,6 +5,7 @@ reading goes on; `raise_if_any` then raises one DataError with a Problem for eac
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rekindle.errors import DataError, Problem, did_you_mean
 
@@ -98,6 +99,22 @@ class Findings:
             fix = f"{meant} set it in" if meant else f"it has {listed}; see"
             self.note(f"there is no column `{name}`", where=file, fix=f"{fix} data.columns")
         return bool(absent)
+
+    def to_json(self) -> list[list[Any]]:
+        """What was found, for `include` elsewhere."""
+        faults = [["fault", kind, "", one.count, one.shown] for kind, one in self._faults.items()]
+        notes = [["note", *key, one.count, one.shown] for key, one in self._notes.items()]
+        return faults + notes
+
+    def include(self, found: Iterable[Sequence[Any]]) -> None:
+        """Add what was found in a later piece of the source."""
+        for sort, what, fix, count, shown in found:
+            if sort == "fault":
+                one = self._faults.setdefault(what, _Fault())
+            else:
+                one = self._notes.setdefault((what, fix), _Fault())
+            one.count += count
+            one.shown += shown[: SHOWN - len(one.shown)]
 
     def problems(self) -> list[Problem]:
         found = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]

@@ -142,8 +142,21 @@ class DataSpec(Section):
     image_size: ImageSize | None = None
     """Height and width in pixels that images are scaled to, or one number for both; without it, all
     must have one size (image tasks)."""
-    shard_rows: int = Field(50_000, ge=1, le=10_000_000)
-    """Most rows in one shard file."""
+    shard_rows: int = Field(10_000, ge=1, le=10_000_000)
+    """Most rows in one shard file, which one worker encodes."""
+    executor: Literal["local", "ray", "spark"] = "local"
+    """What `ingest` and `shard` run their pieces by: processes on the step's machines, tasks of Ray
+    Core, or of Spark; the bytes are the same."""
+    executor_address: str | None = Field(None, pattern=r"^[A-Z][A-Z0-9_]*$")
+    """The variable that holds the address of Ray's cluster or Spark's master; without it, the
+    cluster or session that is there, or one on the step's machine."""
+    nodes: int = Field(1, ge=1, le=4_096)
+    """Machines that share the steps `ingest` and `shard`, each with its own processes."""
+    workers: int | None = Field(None, ge=1, le=1_024)
+    """Processes of a machine; without it, one a core."""
+
+    EXECUTION: ClassVar = frozenset({"executor", "executor_address", "nodes", "workers"})
+    """How the work is done, on which no byte depends."""
 
 
 class TokenizerSpec(Section):

@@ -96,7 +96,8 @@ def test_workers_are_light(tmp_path, source, small_batches):
 
 
 @pytest.mark.parametrize(
-    ("task", "message"), [("Failing", "failed .exit 1."), ("Killed", "killed by signal 9")]
+    ("task", "message"),
+    [("Failing", "failed: ZeroDivisionError: the needle"), ("Killed", "killed by signal 9")],
 )
 def test_a_worker_that_dies_is_an_error_and_leaves_no_manifest(
     tmp_path, source, small_batches, capfd, task, message
@@ -124,8 +125,8 @@ def test_examples_that_were_never_completed_are_refused(tmp_path, source):
     ingested(data, tmp_path / "examples")
     with pytest.raises(DataError, match="reads image"):
         shard(tmp_path / "examples", data, ModelSpec(), f"{TASKS}:Pixels", tmp_path / "out")
-    os.truncate(tmp_path / "examples/train.arrow", 100)
-    with pytest.raises(DataError, match=r"train.arrow is not a file of examples"):
+    os.truncate(tmp_path / "examples/train-00000.arrow", 100)
+    with pytest.raises(DataError, match=r"train-00000.arrow is not a file of examples"):
         shard(tmp_path / "examples", data, ModelSpec(), f"{TASKS}:Words", tmp_path / "out")
     (tmp_path / "examples/summary.json").unlink()
     with pytest.raises(DataError, match=r"summary.json is missing"):

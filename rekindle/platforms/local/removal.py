@@ -26,7 +26,7 @@ from rekindle.train.storage import DEAD_AFTER, storage_of
 
 NAME = re.compile(r"[0-9a-f]{12,}(?:-[0-9a-f]{8})?")
 _DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|starting)")
-_DRAFT_SECONDS = 3_600
+_DRAFT_SECONDS, _PIECE_SECONDS = 3_600, 86_400
 _USED, _UNUSED = "a run that stays uses it", "no run that stays uses it"
 _LEFT = "its process was killed"
 # by kind, in the order of removal: where such things lie, and why they may go
@@ -36,9 +36,13 @@ _PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "killed attempt": (_LEFT, ("artifacts/*/*.partial",)),
     "checkpoints": (_UNUSED, ("checkpoints/*",)),
     "scores": (_UNUSED, ("scores/*",)),
+    "piece": ("neither examples nor shards hold it", ("pieces/*",)),
     "environment": ("it is old", ("environments/*",)),
     "lock": (_UNUSED, ("cache/locks/*",)),
-    "draft": (_LEFT, (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*")),
+    "draft": (
+        _LEFT,
+        (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*", "pieces/.*"),
+    ),
     "interrupted removal": ("only its files are left", ("*/.removed/*",)),
 }
 _LOCKS = {  # beside it, by its name
@@ -147,6 +151,11 @@ def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, 
             return False, "its training is finished"
         if needs.unsure and key not in used:
             return True, "a run that is alive has not recorded yet what it trains"
+    if kind == "piece":  # an artifact has links to its files
+        held = any(file.stat().st_nlink > 1 for file in path.iterdir())
+        if held or _age_seconds(path) < _PIECE_SECONDS:
+            return True, "examples or shards hold it" if held else "it is less than a day old"
+        return False, ""
     if kind == "environment" and (needs.live or needs.unsure):
         return True, "a run is alive"
     if kind == "environment" and _age_seconds(path) < needs.days * 86_400:

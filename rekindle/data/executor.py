@@ -1,0 +1,356 @@
+"""Executors: one function over many items, in processes here, on the nodes of the step, on a Ray
+cluster or by Spark. The results come in the order of the items.
+
+A function is named `module:function`, and gets an order and an item; these and its result are JSON,
+and what is large lies in a store that all workers reach (store.py). So every executor runs the same
+code, and nothing is pickled but texts. An item that fails does not stop the others: all that failed
+are named in the end.
+
+A worker here is `python -m rekindle.data.executor`, a program of its own: it imports neither the
+parent's main module nor torch."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rekindle.data.store import Store
+from rekindle.errors import DataError, Problem, RekindleError, RequestError, StepError
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.spec.heartbeat import beat
+from rekindle.spec.identity import TRAINING, source_hash
+from rekindle.spec.model import DataSpec
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+_MODULE = "rekindle.data.executor"
+_MOST_FAILED = 20  # then no further items begin
+_TRIES = 2  # of an item whose worker was killed
+_SAY_SECONDS = 15.0
+
+Order = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+class Executor(Protocol):
+    """Where items are worked on; `apart`: by workers that do not see the files of this machine."""
+
+    apart: bool
+
+    def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
+        """The result of `function` for each item; `work` names the whole for all nodes. Raises
+        DataError or StepError with the problems of the items that failed."""
+        ...
+
+
+def call(function: str, order: Order, item: Any) -> Answer:
+    """`value`, or `problems` of the `kind` of error, with a traceback on stderr if unexpected."""
+    module, _, name = function.partition(":")
+    try:
+        return {"value": getattr(importlib.import_module(module), name)(order, item)}
+    except RekindleError as error:
+        problems, kind = error.problems, "data" if isinstance(error, DataError) else "step"
+    except Exception as error:  # noqa: BLE001 - whatever a task raises belongs in the log
+        traceback.print_exc()
+        problems, kind = (_failed(name, f"failed: {type(error).__name__}: {error}"),), "step"
+    return {"problems": [dataclasses.asdict(problem) for problem in problems], "kind": kind}
+
+
+def _failed(name: str, how: str, fix: str = "see its traceback above") -> Problem:
+    return Problem(f"a worker that runs {name} {how}", "", fix)
+
+
+def _values(answers: Sequence[Answer]) -> list[Any]:
+    """The values of all answers, or all that went wrong."""
+    bad = [answer for answer in answers if "value" not in answer]
+    if not bad:
+        return [answer["value"] for answer in answers]
+    problems = [Problem(**problem) for answer in bad for problem in answer["problems"]]
+    only_data = all(answer["kind"] == "data" for answer in bad)
+    raise (DataError if only_data else StepError)(list(dict.fromkeys(problems)))
+
+
+class Local:
+    """So many worker processes here; one item, or one worker, runs in this process."""
+
+    apart = False
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
+        """See `Executor.map`."""
+        answers: dict[int, Answer] = {}
+        self.each(function, order, items, range(len(items)), answers.__setitem__)
+        return _values([answers[number] for number in sorted(answers)])
+
+    def each(
+        self, function: str, order: Order, items: Sequence[Any], numbers: Sequence[int],
+        then: Callable[[int, Answer], None],
+    ) -> None:  # fmt: skip
+        """Work on the items with these `numbers`; each answer is given to `then` once it is there.
+        After many failures no further items begin."""
+        size = min(self.workers, len(numbers))
+        lock, left, said = threading.Lock(), iter(numbers), time.monotonic()
+        done = failed = 0
+
+        def serve(ask: Callable[[Any], Answer]) -> None:
+            nonlocal said, done, failed
+            while True:
+                with lock:
+                    number = next(left, None) if failed < _MOST_FAILED else None
+                if number is None:
+                    return
+                answer = ask(items[number])
+                with lock:
+                    then(number, answer)
+                    beat()
+                    done, failed = done + 1, failed + ("value" not in answer)
+                    if time.monotonic() - said > _SAY_SECONDS:
+                        said = time.monotonic()
+                        log.info("%s: %d of %d", function.rpartition(":")[2], done, len(numbers))
+
+        if size <= 1:
+            serve(functools.partial(call, function, order))
+            return
+        with contextlib.ExitStack() as team:
+            workers = [_Worker(function, order) for _ in range(size)]
+            threads = team.enter_context(concurrent.futures.ThreadPoolExecutor(size))
+            for worker in workers:  # ends before the threads do, which wait for it
+                team.callback(worker.end)
+            for served in [threads.submit(serve, worker.ask) for worker in workers]:
+                served.result()
+
+
+class _Worker:
+    """One process at a time, started when it is asked, and again when it was killed."""
+
+    def __init__(self, function: str, order: Order) -> None:
+        self._function, self._order = function, json.dumps([function, order])
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, item: Any) -> Answer:
+        """What `call` answers; an item whose process was killed is tried once more."""
+        code = 0
+        for _ in range(_TRIES):
+            process = self._process = self._process or self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(OSError):
+                process.stdin.write(json.dumps(item) + "\n")
+                process.stdin.flush()
+            if line := process.stdout.readline():
+                return dict(json.loads(line))
+            code = process.wait()
+            self.end()
+            self._process = None
+        how, fix = f"ended (exit {code})", "see its output above"
+        if code < 0:
+            how = f"was killed by signal {-code}"
+            fix = "set data.workers to fewer, or use smaller texts" if code == -9 else ""
+        failed = _failed(self._function.rpartition(":")[2], how, fix)
+        return {"problems": [dataclasses.asdict(failed)], "kind": "step"}
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(OSError), self._process:  # closes its pipes
+                pass
+
+    def _started(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        alone = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, **alone}, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(self._order + "\n")
+        return process
+
+
+class Nodes:
+    """The nodes of this step, which share a store: each works on every n-th item, and all see all
+    results. A step that runs again goes on with what is there."""
+
+    apart = False
+
+    def __init__(self, local: Local, store: Store, place: Rendezvous) -> None:
+        self.local, self.store, self.place = local, store, place
+
+    def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
+        """See `Executor.map`."""
+        known = self.store.answered(work)
+        mine = range(self.place.node_rank, len(items), self.place.nodes)
+        failed: list[Answer] = []
+
+        def then(number: int, answer: Answer) -> None:
+            if "value" in answer:
+                self.store.answer(work, number, answer["value"])
+            else:
+                failed.append(answer)
+
+        todo = [number for number in mine if number not in known]
+        self.local.each(function, order, items, todo, then)
+        _values(failed)  # raises: the step ends on all nodes
+        self._wait(work, len(items))
+        return self.store.answers(work, len(items))
+
+    def _wait(self, work: str, count: int) -> None:
+        known, since = self.store.answered(work), time.monotonic()
+        while len(known) < count:
+            if time.monotonic() - since > self.place.patience_seconds:
+                missing = sorted(set(range(count)) - known)
+                nodes = sorted({number % self.place.nodes for number in missing})
+                what = f"{len(missing)} of {count} items have no result, such as {missing[0]}"
+                where = f"node {', '.join(map(str, nodes))}"
+                fix = "see the logs of these nodes; the next run goes on from what is there"
+                raise StepError(what, where=where, fix=fix)
+            time.sleep(POLL_SECONDS)
+            beat()
+            found = self.store.answered(work)
+            if len(found) > len(known):
+                known, since = found, time.monotonic()
+
+
+def facts(order: Order, item: Any) -> list[str]:
+    """What has to be the same on a cluster: the version of Python, and rekindle's own code."""
+    return [".".join(map(str, sys.version_info[:2])), source_hash(TRAINING)]
+
+
+class _Cluster:
+    """What Ray and Spark share: their workers have to run the code that is here."""
+
+    name, apart = "", True
+
+    def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
+        """See `Executor.map`."""
+        return _values(self.answers(function, order, items))
+
+    def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
+        raise NotImplementedError
+
+    def checked(self) -> None:
+        """Raise RequestError for a cluster that cannot be reached or runs other code."""
+        try:
+            (there,) = _values(self.answers(f"{_MODULE}:facts", {}, [None]))
+        except Exception as error:  # what drivers raise has no common base
+            what = f"{self.name} cannot run rekindle: {_cause(error)}"
+            fix = "check data.executor_address, and that its workers have rekindle's image"
+            raise RequestError(what, where="data.executor", fix=fix) from error
+        for what, ours, theirs in zip(
+            ("Python", "rekindle's code"), facts({}, 0), there, strict=True
+        ):
+            if ours != theirs:
+                raise RequestError(
+                    f"{what} is {theirs} on {self.name} and {ours} here",
+                    where="data.executor", fix="run both from the same image",
+                )  # fmt: skip
+
+
+def _cause(error: Exception) -> str:
+    """The line of a driver's report that names an exception, or how the report begins."""
+    named = re.findall(r"^\w*(?:Error|Exception): .+", str(error), re.MULTILINE)
+    return (named[-1] if named else " ".join(str(error).split()))[:300]
+
+
+class Ray(_Cluster):
+    """Tasks of Ray Core on the cluster at `address`, or on one of its own here."""
+
+    name = "Ray"
+
+    def __init__(self, address: str) -> None:
+        import ray
+
+        self._ray = ray
+        if not ray.is_initialized():
+            ray.init(address=address or None, log_to_driver=False, include_dashboard=False)
+        self.checked()
+
+    def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
+        run, given = self._ray.remote(max_retries=3)(call), self._ray.put(dict(order))
+        pending = [run.remote(function, given, item) for item in items]
+        return [self._ray.get(one) for one in pending]
+
+
+class Spark(_Cluster):
+    """Tasks of Spark: of the session that there is, or of one at the master `address`."""
+
+    name = "Spark"
+
+    def __init__(self, address: str) -> None:
+        from pyspark.sql import SparkSession
+
+        if not address or address.startswith("local"):  # its workers would run PATH's python3
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("rekindle").config(
+            "spark.ui.showConsoleProgress", False
+        )
+        self._context = (builder.master(address) if address else builder).getOrCreate().sparkContext
+        self.checked()
+
+    def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
+        given = self._context.parallelize(items, len(items))
+        found: list[Answer] = given.map(lambda item: call(function, order, item)).collect()
+        return found
+
+
+_CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark}
+
+
+def executor_of(data: DataSpec, store: Store, workers: int | None = None) -> Executor:
+    """The executor that `data.executor` asks for; RequestError where it cannot be had."""
+    if data.executor in _CLUSTERS:
+        address = os.environ.get(data.executor_address or "", "")
+        if data.executor_address and not address:
+            fix = "set it to the address of the cluster"
+            what = f"the variable {data.executor_address} is not set"
+            raise RequestError(what, where="data.executor_address", fix=fix)
+        try:
+            return _CLUSTERS[data.executor](address)
+        except ImportError as error:
+            fix = f"pip install 'rekindle[{data.executor}]'"
+            raise RequestError(
+                f"{error.name} is not installed", where="data.executor", fix=fix
+            ) from None
+        except RekindleError:
+            raise
+        except Exception as error:  # what drivers raise has no common base
+            what = f"no {data.executor} cluster answers: {_cause(error)}"
+            fix = "check the address and the network"
+            raise RequestError(what, where="data.executor_address", fix=fix) from error
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    local = Local(workers or data.workers or cores or 1)
+    place = Rendezvous.current()
+    return Nodes(local, store, place) if place.nodes > 1 else local
+
+
+def _main() -> int:
+    """Answer items, a line of JSON each, until there are no more; prints go to stderr."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    function, order = json.loads(sys.stdin.readline())
+    with contextlib.suppress(BrokenPipeError), os.fdopen(pipe, "w") as answers:
+        for line in sys.stdin:
+            answers.write(json.dumps(call(function, order, json.loads(line))) + "\n")
+            answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,248 @@
+"""A source in pieces, each of which one worker reads alone: files, or a part of a large one.
+
+Of CSV and JSON lines a part are lines, of Parquet row groups; a compressed file is one piece, and
+so is a CSV file in which a row may span lines. Which pieces there are follows from names, sizes and
+bytes alone. A piece holds files of one partition only, so that a window that moves on finds the
+pieces of the months that stay.
+
+Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files and gives
+each piece a key by what it will read; then pieces are read, if their version is still the same."""
+
+import dataclasses
+import datetime as dt
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow.parquet
+
+from rekindle.data import files
+from rekindle.data.executor import Executor, Order
+from rekindle.data.files import ContentHash, Files, Seen, SourceFile, version_of
+from rekindle.data.source import FileSource
+from rekindle.errors import DataError
+from rekindle.spec.heartbeat import beat
+from rekindle.spec.identity import digest
+from rekindle.spec.model import DataSpec
+
+_MEASURE = "rekindle.data.pieces:measure"
+_LINES = ("csv", "jsonl")
+_READ_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What was measured of a block of a file, and the `version` of the file then. `newlines` and
+    `quotes` only of files of lines that have several: whether the quotes are even before the first
+    newline, on each line, and behind the last newline."""
+
+    sha256: str
+    version: str
+    newlines: int = 0
+    quotes: tuple[bool, bool, bool] = (True, True, True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Files, or a part of one; the `content` of each, as far as rows depend on it; its version."""
+
+    files: tuple[SourceFile, ...]
+    content: tuple[str, ...]
+    versions: tuple[str, ...]
+
+    def key(self, settings: Any) -> str:
+        """Identifies what reading it with these settings gives."""
+        read = [[f.name, f.split, f.start, f.end, f.line, str(f.partition)] for f in self.files]
+        return digest([settings, read, list(self.content)])
+
+    def item(self, key: str) -> dict[str, Any]:
+        """The piece as JSON, for a worker."""
+        facts = []
+        for f in self.files:
+            partition = f.partition.isoformat() if f.partition else ""
+            facts.append([f.path, f.name, f.size, partition, f.split, f.start, f.end, f.line])
+        return {"key": key, "files": facts, "versions": list(self.versions)}
+
+
+def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> FileSource:
+    """The source that reads only the piece `item`."""
+    filesystem, seen = fsspec.url_to_fs(data.source)[0], Seen()
+    found = tuple(
+        SourceFile(
+            filesystem, order["root"], path, name, size,
+            dt.datetime.fromisoformat(partition) if partition else None, split, seen, *part,
+        )
+        for path, name, size, partition, split, *part in item["files"]
+    )  # fmt: skip
+    return FileSource(data, modality, files=Files(found, order["format"]))
+
+
+def check_versions(source: FileSource, versions: Sequence[str]) -> None:
+    """Raise DataError where a file is not the one that was measured."""
+    for file, version in zip(source.files.files, versions, strict=True):
+        if version_of(file.filesystem, file.path) != version:
+            what = "the file was written to while it was read"
+            fix = "write files aside and rename them when they are complete; then run again"
+            raise DataError(what, where=file.path, fix=fix)
+
+
+def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:
+    """The blocks of every file, by path."""
+    every = [
+        (file.path, start, min(start + files.PIECE_BYTES, file.size), source.files.format in _LINES)
+        for file in source.files.files
+        for start in range(0, max(file.size, 1), files.PIECE_BYTES)
+    ]
+    items, size = list[list[Any]](), 0
+    for path, start, end, of_lines in every:
+        if not items or size + end - start > files.PIECE_BYTES:
+            items.append([])
+            size = 0
+        items[-1].append([path, start, end, of_lines])
+        size += end - start
+    names = [[f.name, f.size] for f in source.files.files]
+    found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, names]))
+    blocks: dict[str, list[Block]] = {}
+    for (path, *_), (sha256, version, newlines, quotes) in zip(
+        every, itertools.chain(*found), strict=True
+    ):
+        blocks.setdefault(path, []).append(Block(sha256, version, newlines, tuple(quotes)))
+    return blocks
+
+
+def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The fields of the Block of each (path, start, end, whether it has lines)."""
+    filesystem = fsspec.url_to_fs(order["source"])[0]
+    return [list(dataclasses.astuple(_measured(filesystem, *block))) for block in item]
+
+
+def _measured(filesystem: Any, path: str, start: int, end: int, of_lines: bool) -> Block:
+    running, newlines, lines = ContentHash(), 0, _Quotes()
+    version = version_of(filesystem, path)
+    with filesystem.open(path, "rb") as stream:
+        stream.seek(start)
+        while start < end and (text := stream.read(min(_READ_BYTES, end - start))):
+            start += len(text)
+            running.update(text)
+            beat()
+            if of_lines:
+                newlines += text.count(b"\n")
+                lines.update(text)
+    return Block(running.hexdigest(), version, newlines, lines.found())
+
+
+class _Quotes:
+    """Whether each line of a text has an even number of quotes, and ends as lines do."""
+
+    def __init__(self) -> None:
+        self._first: bool | None = None
+        self._inner, self._open, self._return = True, False, False
+
+    def update(self, text: bytes) -> None:
+        letters = np.frombuffer(text, np.uint8)
+        # a carriage return alone ends a row, too, and no line
+        alone = text.count(b"\r") - text.count(b"\r\n") - text.endswith(b"\r")
+        self._inner &= not alone and (not self._return or text.startswith(b"\n"))
+        self._return = text.endswith(b"\r")
+        odd = np.bitwise_xor.accumulate(letters == ord('"'))
+        ends = odd[letters == ord("\n")]
+        if not len(ends):
+            self._open ^= bool(odd[-1])
+            return
+        even = not self._open ^ bool(ends[0])
+        if self._first is None:
+            self._first, even = even, True
+        self._inner &= even and not (ends[1:] ^ ends[:-1]).any()
+        self._open = bool(odd[-1] ^ ends[-1])
+
+    def found(self) -> tuple[bool, bool, bool]:
+        """Before the first newline, on each line between, behind the last."""
+        inner = self._inner and not self._return
+        return (not self._open if self._first is None else self._first), inner, not self._open
+
+
+def contents(blocks: Mapping[str, Sequence[Block]]) -> dict[str, str]:
+    """The hash of each file, by path."""
+    return {path: ContentHash.of_blocks([b.sha256 for b in of]) for path, of in blocks.items()}
+
+
+def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Piece]:
+    """The pieces of a source whose files were measured, in the order of its rows."""
+    found, group, hashes = list[Piece](), list[SourceFile](), contents(blocks)
+
+    def close() -> None:
+        if group:
+            versions = tuple(blocks[file.path][0].version for file in group)
+            found.append(Piece(tuple(group), tuple(hashes[f.path] for f in group), versions))
+            group.clear()
+
+    for file in source.files.files:
+        of, parts = blocks[file.path], list[tuple[SourceFile, str]]()
+        if len(of) > 1 and not file.compressed:
+            parts = [*_parts(file, source.files.format, of, hashes[file.path])]
+        elif group and (
+            sum(f.size for f in group) + file.size > files.PIECE_BYTES
+            or group[-1].partition != file.partition
+        ):
+            close()
+        if len(parts) > 1:
+            close()
+            found += [Piece((part,), (content,), (of[0].version,)) for part, content in parts]
+        else:
+            group.append(file)
+    close()
+    return found
+
+
+def _parts(
+    file: SourceFile, kind: str, blocks: Sequence[Block], content: str
+) -> Iterator[tuple[SourceFile, str]]:
+    """Parts of a file of several blocks, and what the rows of each depend on."""
+    if kind == "parquet":
+        yield from _row_groups(file, content)
+    elif kind == "jsonl" or (kind == "csv" and _one_line_a_row(blocks)):
+        line, size = 1, files.PIECE_BYTES
+        for number, block in enumerate(blocks):
+            start, end = number * size, min((number + 1) * size, file.size)
+            # the last line may end in the next block; a CSV file's first has the names of columns
+            read = [b.sha256 for b in (*blocks[number : number + 2], blocks[0])]
+            begin = line + (number > 0 and not _ends_line(file, start))
+            yield dataclasses.replace(file, start=start, end=end, line=begin), digest(read)
+            line += block.newlines
+
+
+def _ends_line(file: SourceFile, start: int) -> bool:
+    """Whether a line begins at byte `start`."""
+    return bool(file.filesystem.cat_file(file.path, start=start - 1, end=start) == b"\n")
+
+
+def _one_line_a_row(blocks: Sequence[Block]) -> bool:
+    """Whether no line of a CSV file has an odd number of quotes: then none begins inside of one."""
+    is_open = False
+    for block in blocks:
+        first, inner, last = block.quotes
+        if not inner or (block.newlines and is_open == first):
+            return False
+        is_open = not last if block.newlines else is_open ^ (not last)
+    return not is_open
+
+
+def _row_groups(file: SourceFile, content: str) -> Iterator[tuple[SourceFile, str]]:
+    """Runs of row groups that take at most a piece of the file, or one that takes more."""
+    with file.filesystem.open(file.path, "rb") as stream:
+        try:
+            about = pyarrow.parquet.ParquetFile(stream).metadata
+        except (pyarrow.ArrowInvalid, OSError):
+            return  # its reader says what is wrong
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    share = file.size / max(sum(group.total_byte_size for group in groups), 1)
+    start, size, line, rows = 0, 0.0, 1, 0
+    for number, group in enumerate(groups):
+        own = group.total_byte_size * share
+        if number > start and size + own > files.PIECE_BYTES:
+            yield dataclasses.replace(file, start=start, end=number, line=line), content
+            start, size, line, rows = number, 0.0, line + rows, 0
+        size, rows = size + own, rows + group.num_rows
+    yield dataclasses.replace(file, start=start, end=len(groups), line=line), content

@@ -1,0 +1,147 @@
+"""Where pieces of data wait until a step takes them: a folder, or a prefix of an object store that
+all workers reach.
+
+An entry is a few files and `entry.json`, which comes last and is the commit: an entry without it is
+not there. A folder commits by a rename; the files of one key have the same bytes whoever makes
+them, so a store takes repeated writes. What is taken is checked against the hash in the entry."""
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from rekindle.errors import DataError
+from rekindle.spec.identity import digest, file_sha256
+
+_ENTRY = "entry.json"
+_FETCHED: dict[str, Path] = {}
+
+
+class Store:
+    """The entries below `root`, a path or an fsspec URI."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._fs, self._path = fsspec.url_to_fs(root)
+        self._here = isinstance(self._fs, LocalFileSystem)
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """What was committed with the entry; None where there is none."""
+        content = self._read(f"{key}/{_ENTRY}")
+        return None if content is None else dict(json.loads(content))
+
+    @contextlib.contextmanager
+    def writing(self, key: str) -> Iterator[Path]:
+        """A folder here whose files become those of the entry by `commit`, and which then goes."""
+        if not self._here:
+            with tempfile.TemporaryDirectory() as scratch:
+                yield Path(scratch)
+            return
+        draft = Path(self._path, f".{key}.{uuid.uuid4().hex[:8]}")
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def commit(self, key: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
+        """Store the files of `folder`, which `writing` gave, with what is known of them, and the
+        hash of each as `files`; returns all that is known."""
+        files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+        entry = {**known, "files": files}
+        content = json.dumps(entry).encode()
+        if self._here:
+            (folder / _ENTRY).write_bytes(content)
+            with contextlib.suppress(OSError):  # it is there: another worker was faster
+                folder.rename(Path(self._path, key))
+            return entry
+        for name in files:
+            self._fs.put_file(str(folder / name), f"{self._path}/{key}/{name}")
+        self._fs.pipe_file(f"{self._path}/{key}/{_ENTRY}", content)
+        return entry
+
+    def take(self, key: str, name: str, sha256: str, target: Path) -> None:
+        """Have a file of an entry at `target`, by a link where that goes; raises DataError where it
+        is missing or has other bytes."""
+        source = f"{self._path}/{key}/{name}"
+        try:
+            if not self._here:
+                self._fs.get_file(source, str(target))
+            else:
+                try:
+                    os.link(source, target)
+                except FileNotFoundError:
+                    raise
+                except OSError:  # another file system
+                    shutil.copyfile(source, target)
+            if file_sha256(target) == sha256:
+                return
+            what = "has other bytes than when it was written"
+        except FileNotFoundError:
+            what = "is missing"
+        target.unlink(missing_ok=True)
+        fix = f"remove {self.root}/{key}, and run the same command again"
+        raise DataError(f"the piece {name} {what}", where=f"{self.root}/{key}", fix=fix)
+
+    def share(self, path: Path) -> str:
+        """The key under which workers elsewhere find a file, or the files of a folder."""
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        key = digest([[file.name, file_sha256(file)] for file in files])
+        if self.find(key) is None:
+            with self.writing(key) as folder:
+                for file in files:
+                    shutil.copyfile(file, folder / file.name)
+                self.commit(key, folder, {})
+        return key
+
+    def shared(self, key: str) -> Path:
+        """A folder here with the files of an entry, which this process fetches once."""
+        if self._here:
+            return Path(self._path, key)
+        if key not in _FETCHED:
+            folder = Path(tempfile.mkdtemp(prefix="rekindle-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            for name, sha256 in (self.find(key) or {"files": {}})["files"].items():
+                self.take(key, name, sha256, folder / name)
+            _FETCHED[key] = folder
+        return _FETCHED[key]
+
+    def answer(self, work: str, number: int, value: Any) -> None:
+        """Tell the other nodes the result of item `number`."""
+        path, content = f"{self._path}/{work}", json.dumps(value).encode()
+        self._fs.makedirs(path, exist_ok=True)
+        if not self._here:
+            self._fs.pipe_file(f"{path}/{number}", content)
+            return
+        draft = Path(path, f".{number}.{uuid.uuid4().hex[:8]}")
+        draft.write_bytes(content)
+        draft.replace(Path(path, str(number)))
+
+    def answered(self, work: str) -> set[int]:
+        """The items whose results are there."""
+        path = f"{self._path}/{work}"
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            names = (str(one).rsplit("/", 1)[-1] for one in self._fs.ls(path, detail=False))
+            return {int(name) for name in names if name.isdecimal()}
+        return set()
+
+    def answers(self, work: str, count: int) -> list[Any]:
+        """The results of all items, in order."""
+        contents = (self._read(f"{work}/{number}") for number in range(count))
+        return [json.loads(content or b"null") for content in contents]
+
+    def _read(self, path: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            content: bytes = self._fs.cat_file(f"{self._path}/{path}")
+            return content
+        return None

@@ -1,0 +1,348 @@
+"""Pieces: the same examples and shards however a source is cut and whoever reads it, and nothing is
+read again that a store holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rekindle.data import files, pieces
+from rekindle.data.files import _LineRange
+from rekindle.data.fingerprint import fingerprint
+from rekindle.data.ingest import ingest
+from rekindle.data.manifest import open_shards
+from rekindle.data.shard import shard
+from rekindle.errors import DataError, RequestError, StepError
+from rekindle.launch.rendezvous import VARIABLE, Rendezvous
+from rekindle.spec.model import ModelSpec, TrainSpec
+from tests.data.corpora import TASKS, all_examples, content, rows, text_spec, write_jsonl
+
+SMALL = 4_096
+
+
+def written(path, kind):
+    """300 records in a file of some kind, and the config that reads them."""
+    table = pa.Table.from_pylist(rows())
+    plain = {"columns": {"key": "id", "time": "month"}, "slices": ["category"]}
+    if kind == "jsonl":
+        return write_jsonl(path / "x.jsonl", rows()), {}
+    if kind == "jsonl.gz":
+        raw = write_jsonl(path / "x.jsonl", rows()).read_bytes()
+        (path / "y.jsonl.gz").write_bytes(gzip.compress(raw))
+        return path / "y.jsonl.gz", {}
+    if kind == "rows over lines.csv":
+        pyarrow.csv.write_csv(table, path / "x.csv")
+        return path / "x.csv", plain
+    if kind.endswith("csv"):
+        flat = [{**row, "text": row["text"].replace("\n", ' "and" ')} for row in rows()]
+        lines = [",".join(flat[0])] + [
+            ",".join('"' + str(v).replace('"', '""') + '"' for v in row.values()) for row in flat
+        ]
+        end, mark = ("\r\n", b"\xef\xbb\xbf") if "crlf" in kind else ("\n", b"")
+        (path / "x.csv").write_bytes(mark + (end.join(lines) + end).encode())
+        return path / "x.csv", {}
+    if kind == "parquet":
+        pq.write_table(table, path / "x.parquet", row_group_size=40)
+        return path / "x.parquet", plain
+    if kind == "by time":
+        return write_jsonl(path / "x.jsonl", rows()), {**plain, "split": {"by": "time"}}
+    if kind == "by source":
+        path = path / "source"
+        for split in ("train", "validation", "test"):
+            write_jsonl(path / f"{split}.jsonl", [{**r, "text": r["text"] + split} for r in rows()])
+        return path, {"split": {"by": "source"}}
+    if kind == "partitions":
+        for month in range(1, 7):
+            write_jsonl(
+                path / f"2026-0{month}.jsonl",
+                [r for r in rows(1_500) if r["month"][5:] == f"0{month}"],
+            )
+        return f"{path}/{{window:%Y-%m}}.jsonl", {"window": {"size": "4 months"}}
+    assert kind == "images"
+    for i in range(120):
+        held, place = io.BytesIO(), path / "images" / "ab"[i % 2] / f"{i:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L" if i % 3 else "RGB", (6, 6), i % 250).save(held, "png")
+        place.write_bytes(held.getvalue())
+    return path / "images", {}
+
+
+KINDS = (
+    "jsonl", "jsonl.gz", "csv", "crlf csv", "rows over lines.csv", "parquet", "by time", "by source",
+    "partitions", "images",
+)  # fmt: skip
+
+
+def read(data, modality, out, **how):
+    """The keys of the source, and its examples."""
+    task = f"{modality}_classification"
+    seen = fingerprint(task, data, ModelSpec(), TrainSpec(), champion=None)
+    summary = ingest(data, modality, seen.window, out, source=seen.data, **how)
+    return seen, summary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_examples_do_not_depend_on_how_a_source_is_cut(tmp_path, monkeypatch, kind):
+    source, fields = written(tmp_path, kind)
+    data, modality = text_spec(source, **fields), "image" if kind == "images" else "text"
+    _, whole = read(data, modality, tmp_path / "whole")
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL if kind != "images" else 1_000)
+    seen, cut = read(data, modality, tmp_path / "cut", store=str(tmp_path / "store"))
+    names = {file.path for file in cut.files if file.split == "train"}
+    assert (len(names) > 2) == (kind not in ("jsonl.gz", "rows over lines.csv"))
+    assert all_examples(tmp_path / "cut").equals(all_examples(tmp_path / "whole"))
+    assert cut.source == seen.data
+    same = {"source", "files"}
+    assert cut.model_dump(exclude=same) == whole.model_dump(exclude=same)
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"\n", b'"', b"\r\n", b"bc"]), max_size=40).map(b"".join),
+    st.integers(1, 9), st.integers(1, 5),
+)  # fmt: skip
+def test_each_line_lies_in_the_range_in_which_it_begins(text, width, most):
+    """Lines of ranges of every width, read in pieces of every size."""
+    found, line = [], 1
+    for start in range(0, max(len(text), 1), width):
+        end, raw = min(start + width, len(text)), io.BytesIO(text)
+        part, lines = _LineRange(raw, start, end, b""), b""
+        while piece := part.read(most):
+            lines += piece
+        found.append(lines)
+        begins = [i for i in range(start, end) if i == 0 or text[i - 1 : i] == b"\n"]
+        assert lines.count(b"\n") + (lines != b"" and not lines.endswith(b"\n")) == len(begins)
+        line += len(begins)
+    assert b"".join(found) == text
+
+
+@given(
+    st.lists(st.sampled_from(["a", "\n", '"', "\r\n", "\r", 'b""c']), max_size=30).map("".join),
+    st.integers(1, 7),
+)
+def test_a_csv_file_is_cut_only_where_each_row_is_one_line(text, width):
+    """Measured block by block as by a parser of states over the whole."""
+    raw = text.encode()
+    blocks = []
+    for start in range(0, len(raw), width):
+        quotes = pieces._Quotes()
+        quotes.update(raw[start : start + width])
+        blocks.append(pieces.Block("", "", raw[start : start + width].count(b"\n"), quotes.found()))
+    inside, one_a_row = False, "\r" not in text.replace("\r\n", "")
+    for letter in text:
+        inside ^= letter == '"'
+        one_a_row &= not (inside and letter == "\n")
+    if pieces._one_line_a_row(blocks):
+        assert one_a_row
+        assert not inside
+    elif one_a_row and not inside:
+        assert any(raw[end - 1 : end] == b"\r" for end in range(width, len(raw) + 1, width))
+
+
+def sharded(data, folder, task="Words", **how):
+    ingest(data, "text", "", folder / "examples", store=how.get("store", ""))
+    return shard(
+        folder / "examples", data, ModelSpec(), f"{TASKS}:{task}", folder / "shards", **how
+    )
+
+
+def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "by time")
+    found = []
+    for workers in (1, 2, 4):
+        data = text_spec(source, **fields, shard_rows=20, workers=workers)
+        sharded(data, tmp_path / str(workers), store=str(tmp_path / f"store-{workers}"))
+        open_shards(tmp_path / str(workers) / "shards")
+        found.append(content(tmp_path / str(workers)))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) > 20
+
+
+NODE = """
+import sys
+from rekindle.data import files
+files.PIECE_BYTES = 4_096
+from pathlib import Path
+from rekindle.data.ingest import ingest
+from rekindle.data.shard import shard
+from rekindle.spec.model import DataSpec, ModelSpec
+
+data, folder, store = DataSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+examples = Path(sys.argv[4])
+ingest(data, "text", "", folder / "examples", store=store)
+while not (examples / "summary.json").exists():  # as a platform hands on what node 0 wrote
+    pass
+shard(examples, data, ModelSpec(), sys.argv[5], folder / "shards", store=store)
+"""
+
+
+def started(data, out, store, task, node, nodes):
+    place = Rendezvous(nodes=nodes, node_rank=node, patience_seconds=60, port=1)
+    command = [
+        sys.executable, "-c", NODE, data.model_dump_json(), str(out / str(node)), str(store),
+        str(out / "0" / "examples"), f"{TASKS}:{task}",
+    ]  # fmt: skip
+    environment = {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(place))}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_three_nodes_write_the_bytes_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "by time")
+    data = text_spec(source, **fields, shard_rows=20, workers=1)
+    sharded(data, tmp_path / "one")
+    nodes = [started(data, tmp_path / "n", tmp_path / "store", "Words", i, 3) for i in range(3)]
+    for node in nodes:
+        _, errors = node.communicate(timeout=120)
+        assert node.returncode == 0, errors
+    assert content(tmp_path / "n" / "0") == content(tmp_path / "one")
+    assert not list((tmp_path / "n" / "1").rglob("*.arrow"))
+
+
+def keys_of(store):
+    return {path.parent.name for path in Path(store).glob("*/entry.json")}
+
+
+def test_a_window_that_moves_on_reads_only_the_new_month(tmp_path, caplog):
+    caplog.set_level("INFO")
+    source, _ = written(tmp_path, "partitions")
+    told = []
+    for month in range(4, 7):
+        window = {"size": "3 months", "end": f"2026-0{month}"}
+        data = text_spec(source, window=window, columns={"key": "id"})
+        read(data, "text", tmp_path / f"out-{month}", store=str(tmp_path / "store"))
+        told += [r.message for r in caplog.records if "pieces of the source" in r.message]
+        caplog.clear()
+    assert told == ["3 pieces of the source, 3 of them new"] + 2 * [
+        "3 pieces of the source, 1 of them new"
+    ]
+    assert len(keys_of(tmp_path / "store")) == 5
+
+
+def test_lines_behind_a_large_file_leave_its_other_pieces(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "jsonl")
+    data = text_spec(source, **fields)
+    read(data, "text", tmp_path / "first", store=str(tmp_path / "store"))
+    with source.open("a") as file:
+        file.writelines(
+            json.dumps({"text": f"more {i}", "label": "good"}) + "\n" for i in range(20)
+        )
+    read(data, "text", tmp_path / "second", store=str(tmp_path / "store"))
+    count, new = (
+        [int(w) for w in m.split() if w.isdecimal()] for m in caplog.messages if "new" in m
+    )
+    assert count == [count[0], count[0]]
+    assert new[1] <= 2 < new[0]
+    assert len(all_examples(tmp_path / "second")) == 320
+
+
+def test_what_a_store_holds_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, _ = written(tmp_path, "jsonl")
+    read(text_spec(source), "text", tmp_path / "first", store=str(tmp_path / "store"))
+    victim = sorted((tmp_path / "store").glob("*/train.arrow"))[1]
+    body = bytearray(victim.read_bytes())
+    body[len(body) // 2] ^= 1
+    victim.unlink()  # the first examples link to it
+    victim.write_bytes(body)
+    with pytest.raises(DataError, match=r"train.arrow has other bytes than when it was written"):
+        read(text_spec(source), "text", tmp_path / "second", store=str(tmp_path / "store"))
+    assert not (tmp_path / "second" / "summary.json").exists()
+
+
+def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    records = [{**row, "text": row["text"].replace("\n", " ")} for row in rows()]
+    good = [*records]
+    records[200] = {**records[200], "text": " " * len(records[200]["text"].encode())}
+    source = write_jsonl(tmp_path / "x.jsonl", records)
+    with pytest.raises(DataError, match=r"1 row with an empty text or none\n  where: x.jsonl:201"):
+        read(text_spec(source), "text", tmp_path / "out", store=str(tmp_path / "store"))
+    kept = keys_of(tmp_path / "store")
+    write_jsonl(source, good)
+    read(text_spec(source), "text", tmp_path / "out", store=str(tmp_path / "store"))
+    assert len(keys_of(tmp_path / "store") - kept) <= 2 < len(kept)
+
+
+def test_a_file_that_changes_between_measuring_and_reading_is_refused(tmp_path):
+    source, _ = written(tmp_path, "jsonl")
+    data = text_spec(source)
+    found = pieces.FileSource(data, "text")
+    from rekindle.data.executor import Local
+
+    (piece,) = pieces.pieces(found, pieces.measured(found, data.source, Local(1)))
+    os.utime(source, (1, 1))
+    part = pieces.source_of(
+        {"root": str(tmp_path), "format": "jsonl"}, piece.item("k"), data, "text"
+    )
+    with pytest.raises(DataError, match="written to while it was read"):
+        pieces.check_versions(part, piece.item("k")["versions"])
+
+
+def test_a_missing_node_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    place = Rendezvous(nodes=2, node_rank=0, patience_seconds=0.5, port=1)
+    monkeypatch.setenv(VARIABLE, json.dumps(dataclasses.asdict(place)))
+    source, _ = written(tmp_path, "jsonl")
+    data = text_spec(source, workers=1)
+    with pytest.raises(StepError, match="items have no result, such as 1") as caught:
+        ingest(data, "text", "", tmp_path / "out", store=str(tmp_path / "store"))
+    assert caught.value.problems[0].where == "node 1"
+
+
+@pytest.mark.parametrize(("executor", "package"), [("ray", "ray"), ("spark", "pyspark")])
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, executor, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    source, _ = written(tmp_path, "jsonl")
+    data = text_spec(source, executor=executor)
+    with pytest.raises(RequestError, match="is not installed") as caught:
+        ingest(data, "text", "", tmp_path / "out", store=str(tmp_path / "store"))
+    assert caught.value.problems[0].fix == f"pip install 'rekindle[{executor}]'"
+
+
+@pytest.mark.slow
+def test_thirty_kills_leave_the_same_bytes_and_repeat_only_what_was_in_hand(tmp_path, monkeypatch):
+    """Three nodes, any of which is killed at any time; the step then runs again, as a platform does."""
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "by time")
+    data = text_spec(source, **fields, shard_rows=10, workers=1)
+    sharded(data, tmp_path / "one")
+    kills, round_, pause = 0, 0, 1.0
+    while True:
+        out = tmp_path / f"round-{round_}"
+        nodes = [started(data, out, tmp_path / "store", "Words", i, 3) for i in range(3)]
+        if kills < 30:
+            time.sleep(pause)  # nothing to wait for: any instant will do
+            pause = pause + 0.13 if pause < 5 else 1.0
+            nodes[kills % 3].send_signal(signal.SIGKILL)
+            kills, round_ = kills + 1, round_ + 1
+            for node in nodes:
+                with contextlib.suppress(ProcessLookupError):
+                    node.kill()
+                node.communicate()
+            continue
+        for node in nodes:
+            _, errors = node.communicate(timeout=120)
+            assert node.returncode == 0, errors
+        break
+    assert content(tmp_path / f"round-{round_}" / "0") == content(tmp_path / "one")
+    assert not [path for path in (tmp_path / "store").glob("answers/*/.*") if path.stat().st_size]
