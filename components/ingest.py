@@ -37,7 +37,7 @@ def ingest(
         window,
         Path(examples.path),
         source=data_key,
-        store=f"{artifact_root}/pieces",
+        store=f"{artifact_root.rstrip('/')}/pieces",
     )
     if summary is not None:  # the first node writes the outputs
         examples.metadata["rows"] = dict(summary.rows)

@@ -37,6 +37,6 @@ def shard(
         ModelSpec.model_validate_json(model),
         task,
         Path(shards.path),
-        store=f"{artifact_root}/pieces",
+        store=f"{artifact_root.rstrip('/')}/pieces",
     )
     shards.metadata["record"] = "shards"

@@ -80,6 +80,38 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     assert json.loads(told.stdout.splitlines()[-1]) == {"champion": "1"}
 
 
+def test_two_hosts_read_and_encode_the_months_of_a_store(
+    service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Pieces and shards go through the artifact root; the next window reads one month more."""
+    months: dict[str, str] = {}
+    for line in (ROOT / "configs" / "data" / "reviews.jsonl").read_text().splitlines():
+        month = json.loads(line)["month"]
+        months[month] = months.get(month, "") + line + "\n"
+    for month, text in months.items():
+        service.s3.put_object(Bucket="lake", Key=f"source/{month}.jsonl", Body=text.encode())
+    first, second = sorted(months)[-2:]
+    settings = {
+        **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
+        "register.tracking_uri": mlflow, "data.source": "s3://lake/source/{window:%Y-%m}.jsonl",
+        "data.nodes": 2, "data.workers": 1, "train.epochs": 1, "evaluate.floor": "{accuracy: 0.1}",
+    }  # fmt: skip
+    home = ["--home", str(tmp_path / "home")]
+    asked = ["submit", str(ROOT / "configs" / "reviews.yaml"), "--platform", "sagemaker", "--yes"]
+    told = []
+    for end in (first, second):
+        settings["data.window"] = f"{{size: 6 months, every: 1 month, end: {end}}}"
+        assert invoke([*asked, "--wait", *words_of(settings), *home]) == 0, capsys.readouterr()
+        execution = list(account.runs.values())[-1].execution
+        log = execution.jobs["ingest"].log
+        assert log.count("6 pieces of the source") == 2, log[-3000:]  # each host says so
+        told.append(re.findall(r"6 pieces of the source, (\d) of them new", log))
+        assert "shards, " in execution.jobs["shard"].log
+    assert told == [["6", "6"], ["1", "1"]]
+    assert len([key for key in objects(service, "rekindle/pieces/") if "train.arrow" in key]) == 7
+
+
 @pytest.mark.parametrize("how", OTHERWISE)
 def test_two_hosts_train_by_deepspeed_or_under_mpirun_and_promote(
     how: str, service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
