@@ -313,8 +313,9 @@ class Spark(_Cluster):
 _CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark}
 
 
-def executor_of(data: DataSpec, store: Store, workers: int | None = None) -> Executor:
-    """The executor that `data.executor` asks for; RequestError where it cannot be had."""
+def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
+    """The executor that `data.executor` asks for, with at most one worker a core, and as many as
+    the work is `worth`, where `data.workers` leaves it open; RequestError where there is none."""
     if data.executor in _CLUSTERS:
         address = os.environ.get(data.executor_address or "", "")
         if data.executor_address and not address:
@@ -335,7 +336,7 @@ def executor_of(data: DataSpec, store: Store, workers: int | None = None) -> Exe
             fix = "check the address and the network"
             raise RequestError(what, where="data.executor_address", fix=fix) from error
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    local = Local(workers or data.workers or cores or 1)
+    local = Local(data.workers or max(1, min(cores or 1, worth)))
     place = Rendezvous.current()
     return Nodes(local, store, place) if place.nodes > 1 else local
 

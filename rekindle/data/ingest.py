@@ -45,6 +45,7 @@ from rekindle.spec.model import DataSpec
 log = logging.getLogger(__name__)
 
 _TIME, _UNDIVIDED = "_rekindle_time", "all"
+_WORTH_BYTES = 32 << 20  # of a source, another process
 _PIECE, _COUNT, _DIVIDE = (
     f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
 )
@@ -107,7 +108,7 @@ class _Ingestion:
             "window": str(self.window or ""), "store": self.store.root, "shape": None,
         }  # fmt: skip
         if self.in_pieces:
-            executor = executor_of(self.data, self.store)
+            executor = executor_of(self.data, self.store, self.opened.extent()[1] // _WORTH_BYTES)
             order = self._cut(order, executor)
         self.entries = executor.map(_PIECE, order, self.items, digest([order, self.items]))
         if self.in_pieces and len(self.items) > 1:

@@ -47,16 +47,16 @@ log = logging.getLogger(__name__)
 
 _ENCODE = "rekindle.data.shard:encode"
 _SHARD = "shard.arrow"
+_BATCHES_A_WORKER = 8  # a process takes a second to begin
 
 
 def shard(
-    examples: Path, data: DataSpec, model: ModelSpec, task_name: str, out: Path,
-    workers: int | None = None, store: str = "",
-) -> ShardManifest | None:  # fmt: skip
+    examples: Path, data: DataSpec, model: ModelSpec, task_name: str, out: Path, store: str = ""
+) -> ShardManifest | None:
     """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
-    `workers` encode, by default one a core; `store`: a path or URI that keeps shards for the next
-    time, and which all workers reach. On several nodes all but the first return None. Raises
-    DataError for incomplete examples, StepError if a worker fails."""
+    `store`: a path or URI that keeps shards for the next time, and which all workers reach. On
+    several nodes all but the first return None. Raises DataError for incomplete examples, StepError
+    if a worker fails."""
     summary = read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
@@ -81,7 +81,8 @@ def shard(
             "task": task_name, "labels": list(summary.labels), "settings": settings,
             "examples": str(examples), "assets": str(assets), "store": kept.root, "shared": False,
         }  # fmt: skip
-        executor = executor_of(data, kept, workers)
+        batches = sum(len(file.batches) for file in summary.files)
+        executor = executor_of(data, kept, batches // _BATCHES_A_WORKER)
         if executor.apart:
             order |= {"assets": kept.share(assets), "shared": True}
             keys = {file.path: kept.share(examples / file.path) for file in summary.files}

@@ -48,14 +48,24 @@ def text_spec(source: object, **fields: Any) -> DataSpec:
 def ingested(
     data: DataSpec, out: Path, window: str = "", modality: str = "text"
 ) -> ExamplesSummary:
-    return ingest(data, modality, window, out)
+    found = ingest(data, modality, window, out)
+    assert found is not None
+    return found
 
 
-def sharded(data: DataSpec, out: Path, task: str = "Words", **how: Any) -> ShardManifest:
-    """Examples in `out/examples`, shards in `out/shards`."""
-    modality = "image" if task == "Pixels" else "text"
-    ingest(data, modality, "", out / "examples")
-    return shard(out / "examples", data, ModelSpec(), f"{TASKS}:{task}", out / "shards", **how)
+def sharded(
+    data: DataSpec, out: Path, task: str = "Words", workers: int | None = None, store: str = ""
+) -> ShardManifest:
+    """Examples in `out/examples`, shards in `out/shards`, by so many workers."""
+    data, modality = data.model_copy(update={"workers": workers or data.workers}), "text"
+    if task == "Pixels":
+        modality = "image"
+    ingest(data, modality, "", out / "examples", store=store)
+    made = shard(
+        out / "examples", data, ModelSpec(), f"{TASKS}:{task}", out / "shards", store=store
+    )
+    assert made is not None
+    return made
 
 
 def all_examples(folder: Path) -> pa.Table:

@@ -52,8 +52,8 @@ def source(folder: Path, form: str, **fields: Any) -> DataSpec:
     return DataSpec.model_validate({"source": str(file), "max_length": 96, **FORMS[form], **fields})
 
 
-def sharded(folder: Path, data: DataSpec, spec: ModelSpec | None = None, **how: Any) -> Shards:
+def sharded(folder: Path, data: DataSpec, spec: ModelSpec | None = None) -> Shards:
     """Examples in `folder/examples`, shards in `folder/shards`."""
     ingest(data, "document", "", folder / "examples")
-    shard(folder / "examples", data, spec or model(), "causal_lm", folder / "shards", **how)
+    shard(folder / "examples", data, spec or model(), "causal_lm", folder / "shards")
     return open_shards(folder / "shards")

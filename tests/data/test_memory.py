@@ -23,9 +23,9 @@ from rekindle.data.shard import shard
 from rekindle.spec.model import DataSpec, ModelSpec
 
 source, out, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-data = DataSpec.model_validate({"source": str(source), "columns": {"key": "id", "time": "at"}, "split": {"by": "time"}})
+data = DataSpec.model_validate({"source": str(source), "columns": {"key": "id", "time": "at"}, "split": {"by": "time"}, "workers": 2})
 ingest(data, "text", "", out / "examples")
-shard(out / "examples", data, ModelSpec(), task, out / "shards", workers=2)
+shard(out / "examples", data, ModelSpec(), task, out / "shards")
 """
 
 

@@ -28,11 +28,10 @@ from rekindle.data.files import _LineRange
 from rekindle.data.fingerprint import fingerprint
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
-from rekindle.data.shard import shard
 from rekindle.errors import DataError, RequestError, StepError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
 from rekindle.spec.model import ModelSpec, TrainSpec
-from tests.data.corpora import TASKS, all_examples, content, rows, text_spec, write_jsonl
+from tests.data.corpora import TASKS, all_examples, content, rows, sharded, text_spec, write_jsonl
 
 SMALL = 4_096
 
@@ -155,13 +154,6 @@ def test_a_csv_file_is_cut_only_where_each_row_is_one_line(text, width):
         assert any(raw[end - 1 : end] == b"\r" for end in range(width, len(raw) + 1, width))
 
 
-def sharded(data, folder, task="Words", **how):
-    ingest(data, "text", "", folder / "examples", store=how.get("store", ""))
-    return shard(
-        folder / "examples", data, ModelSpec(), f"{TASKS}:{task}", folder / "shards", **how
-    )
-
-
 def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     source, fields = written(tmp_path, "by time")
@@ -181,7 +173,6 @@ from rekindle.data import files
 files.PIECE_BYTES = 4_096
 from pathlib import Path
 from rekindle.data.ingest import ingest
-from rekindle.data.shard import shard
 from rekindle.spec.model import DataSpec, ModelSpec
 
 data, folder, store = DataSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

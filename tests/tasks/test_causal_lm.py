@@ -172,8 +172,8 @@ def test_if_no_text_has_a_target_nothing_is_trained(tmp_path):
 def test_shards_do_not_depend_on_the_number_of_workers(tmp_path):
     found = []
     for workers in (1, 3):
-        data = source(tmp_path / str(workers), "chat", shard_rows=30)
-        sharded(tmp_path / str(workers), data, workers=workers)
+        data = source(tmp_path / str(workers), "chat", shard_rows=30, workers=workers)
+        sharded(tmp_path / str(workers), data)
         found.append(content(tmp_path / str(workers) / "shards"))
     assert {k: v for k, v in found[0].items() if k != "manifest.json"} == {
         k: v for k, v in found[1].items() if k != "manifest.json"

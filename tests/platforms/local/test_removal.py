@@ -388,6 +388,10 @@ def test_scores_environments_locks_and_what_killed_processes_left(
         folder = digits / "environments" / name
         folder.mkdir(parents=True)
         os.utime(folder, (time.time() - days * 86_400,) * 2)
+    for name, days in (("7" * 32, 2), ("8" * 32, 0), ("9" * 32, 2)):
+        piece = put(digits / "pieces" / name / "train.arrow", "rows")
+        os.utime(piece.parent, (time.time() - days * 86_400,) * 2)
+    os.link(piece, digits / "artifacts" / "train-00000.arrow")  # as examples do
     draft, young = digits / "runs" / ".x.01234567", digits / "runs" / ".y.01234567"
     for file in (draft, young):
         file.touch()
@@ -403,6 +407,7 @@ def test_scores_environments_locks_and_what_killed_processes_left(
         ("environment", f"environments/{'5' * 16}"),
         ("killed attempt", "artifacts/step/0123456789ab-01234567.partial"),
         ("lock", f"cache/locks/{unused}"),
+        ("piece", f"pieces/{'7' * 32}"),
         ("scores", f"scores/{unused}"),
     ]
     assert not list((digits / "artifacts" / "step").iterdir())
