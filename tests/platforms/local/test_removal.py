@@ -392,7 +392,7 @@ def test_scores_environments_locks_and_what_killed_processes_left(
         piece = digits / "pieces" / name / "train.arrow"
         put(piece, "rows")
         os.utime(piece.parent, (time.time() - days * 86_400,) * 2)
-    os.link(piece, digits / "artifacts" / "train-00000.arrow")  # as examples do
+    os.link(piece, digits / "train-00000.arrow")  # as examples do
     draft, young = digits / "runs" / ".x.01234567", digits / "runs" / ".y.01234567"
     for file in (draft, young):
         file.touch()
