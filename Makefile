@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all torture fuzz test-oldest trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all torture fuzz test-oldest test-clusters trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +76,14 @@ test-oldest: .venv-oldest/installed  ## imports, two ranks, layouts and a trace 
 	.venv-oldest/bin/python -m pytest -q tests/train/test_oldest.py \
 		tests/train/test_layouts.py::test_a_layout_trains_as_one_process_does \
 		tests/train/test_live_memory.py::test_a_trace_is_within_two_percent_of_what_two_shards_really_hold
+
+# Ray and Spark (which needs Java), in an environment of their own
+.venv-clusters/installed: tests/requirements-clusters.txt tests/data/make_clusters.py .venv/installed
+	$(BIN)/python tests/data/make_clusters.py .venv-clusters .venv
+	@touch $@
+
+test-clusters: .venv-clusters/installed  ## ingest and shard by Ray and by Spark: the bytes of one process
+	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
 
 trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
 	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py

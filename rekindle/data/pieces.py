@@ -28,7 +28,6 @@ from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
 _MEASURE = "rekindle.data.pieces:measure"
-_LINES = ("csv", "jsonl")
 _READ_BYTES = 4 << 20
 
 
@@ -91,16 +90,16 @@ def check_versions(source: FileSource, versions: Sequence[str]) -> None:
 def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:
     """The blocks of every file, by path."""
     every = [
-        (file.path, start, min(start + files.PIECE_BYTES, file.size), source.files.format in _LINES)
+        (file.path, start, min(start + files.PIECE_BYTES, file.size), _lines_of(file, source))
         for file in source.files.files
         for start in range(0, max(file.size, 1), files.PIECE_BYTES)
     ]
     items, size = list[list[Any]](), 0
-    for path, start, end, of_lines in every:
+    for path, start, end, lines_of in every:
         if not items or size + end - start > files.PIECE_BYTES:
             items.append([])
             size = 0
-        items[-1].append([path, start, end, of_lines])
+        items[-1].append([path, start, end, lines_of])
         size += end - start
     names = [[f.name, f.size] for f in source.files.files]
     found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, names]))
@@ -112,13 +111,19 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
     return blocks
 
 
+def _lines_of(file: SourceFile, source: FileSource) -> str:
+    """The format of a file that is cut between lines, or ""."""
+    cut = file.size > files.PIECE_BYTES and not file.compressed
+    return source.files.format if cut and source.files.format in ("csv", "jsonl") else ""
+
+
 def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The fields of the Block of each (path, start, end, whether it has lines)."""
+    """The fields of the Block of each (path, start, end, format of lines to count)."""
     filesystem = fsspec.url_to_fs(order["source"])[0]
     return [list(dataclasses.astuple(_measured(filesystem, *block))) for block in item]
 
 
-def _measured(filesystem: Any, path: str, start: int, end: int, of_lines: bool) -> Block:
+def _measured(filesystem: Any, path: str, start: int, end: int, lines_of: str) -> Block:
     running, newlines, lines = ContentHash(), 0, _Quotes()
     version = version_of(filesystem, path)
     with filesystem.open(path, "rb") as stream:
@@ -127,8 +132,8 @@ def _measured(filesystem: Any, path: str, start: int, end: int, of_lines: bool) 
             start += len(text)
             running.update(text)
             beat()
-            if of_lines:
-                newlines += text.count(b"\n")
+            newlines += text.count(b"\n") if lines_of else 0
+            if lines_of == "csv":
                 lines.update(text)
     return Block(running.hexdigest(), version, newlines, lines.found())
 
@@ -170,40 +175,37 @@ def contents(blocks: Mapping[str, Sequence[Block]]) -> dict[str, str]:
 
 def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Piece]:
     """The pieces of a source whose files were measured, in the order of its rows."""
-    found, group, hashes = list[Piece](), list[SourceFile](), contents(blocks)
-
-    def close() -> None:
-        if group:
-            versions = tuple(blocks[file.path][0].version for file in group)
-            found.append(Piece(tuple(group), tuple(hashes[f.path] for f in group), versions))
-            group.clear()
-
+    groups, hashes, size = list[list[tuple[SourceFile, str]]](), contents(blocks), 0
     for file in source.files.files:
-        of, parts = blocks[file.path], list[tuple[SourceFile, str]]()
-        if len(of) > 1 and not file.compressed:
-            parts = [*_parts(file, source.files.format, of, hashes[file.path])]
-        elif group and (
-            sum(f.size for f in group) + file.size > files.PIECE_BYTES
-            or group[-1].partition != file.partition
-        ):
-            close()
+        parts = [*_parts(file, source, blocks[file.path], hashes[file.path])]
         if len(parts) > 1:
-            close()
-            found += [Piece((part,), (content,), (of[0].version,)) for part, content in parts]
-        else:
-            group.append(file)
-    close()
-    return found
+            groups += [[part] for part in parts]
+            size = files.PIECE_BYTES  # nothing joins the last one
+            continue
+        size += file.size
+        if not groups or size > files.PIECE_BYTES or groups[-1][0][0].partition != file.partition:
+            groups.append([])
+            size = file.size
+        groups[-1].append((file, hashes[file.path]))
+    return [
+        Piece(
+            tuple(file for file, _ in group), tuple(content for _, content in group),
+            tuple(blocks[file.path][0].version for file, _ in group),
+        )
+        for group in groups
+    ]  # fmt: skip
 
 
 def _parts(
-    file: SourceFile, kind: str, blocks: Sequence[Block], content: str
+    file: SourceFile, source: FileSource, blocks: Sequence[Block], content: str
 ) -> Iterator[tuple[SourceFile, str]]:
-    """Parts of a file of several blocks, and what the rows of each depend on."""
-    if kind == "parquet":
+    """Parts of a file of several blocks, and what the rows of each depend on; none where it is not
+    cut."""
+    kind, size = _lines_of(file, source), files.PIECE_BYTES
+    if source.files.format == "parquet" and len(blocks) > 1 and not file.compressed:
         yield from _row_groups(file, content)
     elif kind == "jsonl" or (kind == "csv" and _one_line_a_row(blocks)):
-        line, size = 1, files.PIECE_BYTES
+        line = 1
         for number, block in enumerate(blocks):
             start, end = number * size, min((number + 1) * size, file.size)
             # the last line may end in the next block; a CSV file's first has the names of columns

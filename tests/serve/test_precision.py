@@ -59,7 +59,7 @@ def test_a_text_model_is_served_in_it_and_proven_by_its_answers(tmp_path, precis
     assert any(
         row.answer["probability"] != pairs[row.id]["probability"] for row in evidence.smoke.rows
     )
-    (tmp_path / "examples" / "test.arrow").unlink()
+    (tmp_path / "examples" / "test-00000.arrow").unlink()
     assert lowered(model, precision, examples, 0.01, tmp_path / "kept") == less  # measured once
     with running(less) as server:
         answers = server.predict(*models.TEXTS[:2], column="body").json()["predictions"]
