@@ -6,7 +6,6 @@ Anything unfit makes `ingest` raise a single DataError. A split by time needs th
 records first: pieces are kept undivided until the cuts are known."""
 
 import collections
-import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -44,7 +43,7 @@ from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
 
-_TIME, _UNDIVIDED = "_rekindle_time", "all"
+_TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
 _WORTH_BYTES = 32 << 20  # of a source, another process
 _PIECE, _COUNT, _DIVIDE = (
     f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
@@ -298,9 +297,12 @@ class _Piece:
         if self.data.split.by == "time":
             without = schema.remove(schema.get_field_index("split"))
             timed = without.append(pa.field(_TIME, pa.int64()))
+            every = [np.zeros(0, np.int64)]
             with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
                 for table, times, _ in self._examples(source):
                     writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
+                    every.append(times)
+            np.save(folder / _TIMES, np.concatenate(every))
             self.batches = writer.batches()
             return
         with ExamplesWriter(folder, schema) as writer:
@@ -346,10 +348,8 @@ class _Piece:
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:
     """Which digits the times of an undivided piece have, and how often (see `digit_counts`)."""
-    total = np.zeros(1 << 16, np.int64)
-    with _undivided(order, item["key"]) as path:
-        for batch in ExamplesFile(path, columns=(_TIME,)):
-            total += digit_counts(np.asarray(batch.column(_TIME)), order["prefix"], order["bits"])
+    with Store(order["store"]).reading(item["key"], _TIMES) as path:
+        total = digit_counts(np.load(path), order["prefix"], order["bits"])
     (digits,) = np.nonzero(total)
     return [digits.tolist(), total[digits].tolist()]
 
@@ -360,7 +360,8 @@ def divide_piece(order: Order, item: Entry) -> Entry:
     if found := store.find(item["key"]):
         return found
     schema = examples.schema_of(order["modality"], data.slices)
-    with store.writing(item["key"]) as folder, _undivided(order, item["from"]) as path:
+    undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
+    with store.writing(item["key"]) as folder, undivided as path:
         with ExamplesWriter(folder, schema) as writer:
             splits = _Splits(writer, order["modality"])
             for batch in ExamplesFile(path):
@@ -368,13 +369,3 @@ def divide_piece(order: Order, item: Entry) -> Entry:
                 splits.add(pa.table(batch), time_splits(times, tuple(order["cuts"])))
         known = {"batches": writer.batches(), "class_rows": splits.class_rows}
         return store.commit(item["key"], folder, known)
-
-
-@contextlib.contextmanager
-def _undivided(order: Order, key: str) -> Iterator[Path]:
-    store = Store(order["store"])
-    entry, name = store.find(key) or {"files": {}}, f"{_UNDIVIDED}.arrow"
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, name)
-        store.take(key, name, entry["files"].get(name, ""), path)
-        yield path

@@ -92,6 +92,17 @@ class Store:
         fix = f"remove {self.root}/{key}, and run the same command again"
         raise DataError(f"the piece {name} {what}", where=f"{self.root}/{key}", fix=fix)
 
+    @contextlib.contextmanager
+    def reading(self, key: str, name: str) -> Iterator[Path]:
+        """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
+        if self._here:
+            yield Path(self._path, key, name)
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            sha256 = (self.find(key) or {"files": {}})["files"].get(name, "")
+            self.take(key, name, sha256, Path(scratch, name))
+            yield Path(scratch, name)
+
     def share(self, path: Path) -> str:
         """The key under which workers elsewhere find a file, or the files of a folder."""
         files = sorted(path.iterdir()) if path.is_dir() else [path]

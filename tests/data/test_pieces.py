@@ -173,6 +173,7 @@ from rekindle.data import files
 files.PIECE_BYTES = 4_096
 from pathlib import Path
 from rekindle.data.ingest import ingest
+from rekindle.data.shard import shard
 from rekindle.spec.model import DataSpec, ModelSpec
 
 data, folder, store = DataSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

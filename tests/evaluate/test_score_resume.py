@@ -35,8 +35,8 @@ def world(tmp_path_factory):
         "id": [f"r{i}" for i in range(ROWS)], "hash": [generator.bytes(16) for _ in range(ROWS)],
         "split": ["test"] * ROWS, "label": labels.astype(str), "image": [generator.bytes(64) for _ in range(ROWS)],
     })  # fmt: skip
-    with ExamplesWriter(folder / "many", schema_of("image", ())) as writer:
-        writer.write("test", table)
+    with ExamplesWriter(folder / "many", schema_of("image", ()), ("test-00000",)) as writer:
+        writer.write("test-00000", table)
     summary = ExamplesSummary(modality="image", window="", source="", labels=tuple("0123456789"), slices=())  # fmt: skip
     summary.write(folder / "many" / SUMMARY)
     return model, folder / "many"

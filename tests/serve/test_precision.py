@@ -37,8 +37,8 @@ def split_of(model, folder):
         "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
         "split": ["test"] * len(texts), "label": labels, "text": texts,
     })  # fmt: skip
-    with ExamplesWriter(folder, schema_of("text", ()), ("test",)) as writer:
-        writer.write("test", table)
+    with ExamplesWriter(folder, schema_of("text", ()), ("test-00000",)) as writer:
+        writer.write("test-00000", table)
     return folder
 
 

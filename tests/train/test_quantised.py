@@ -204,7 +204,7 @@ def test_the_gate_judges_the_scores_of_the_exported_model(tmp_path):
     folder = found("finetune/*/network")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    with pa.memory_map(str(found("ingest/*/examples/test.arrow"))) as source:
+    with pa.memory_map(str(found("ingest/*/examples/test-00000.arrow"))) as source:
         rows = pa.ipc.open_file(source).read_all().select(["id", "text"]).to_pylist()
     assert len(scored) == len(rows) > 200
     for row in rows[:50]:
