@@ -22,11 +22,10 @@ from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, offloaded_bytes, snapshot_bytes
-from rekindle.plan.request import Asked, as_on_a_cpu, asked_of, model_config, teacher_config
+from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
 from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
-from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
@@ -136,38 +135,6 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
     ranks, work = choice.fleet.gpus_per_node, choice.option.work
     size = snapshot_bytes(work) + offloaded_bytes(work)
     return ranks * size, choice.fleet.machine.memory_bytes
-
-
-def traced(plan: Plan, spec: Spec) -> Plan:
-    """The plan with traced memory, the best that fits first; RequestError where none does."""
-    if plan.asked.zero is not None:
-        return dataclasses.replace(plan, notes=(*plan.notes, "DeepSpeed is not traced"))
-    config, teacher = model_config(spec), teacher_config(spec)
-    finalists = [plan.chosen, *plan.others][:AT_MOST]
-    classes = len(spec.data.labels) if spec.data is not None and spec.data.labels else 2
-    asked = [
-        Finalist(config, spec.task, one.option.work, classes, plan.asked.lora, teacher)
-        for one in finalists
-    ]
-    answers = trace(asked)
-    found, notes = list[Choice](), list[str]()
-    for one, answer in zip(finalists, answers, strict=True):
-        option = dataclasses.replace(one.option, memory=answer.memory)
-        layout, size = str(option.work.layout), answer.memory.peak_bytes / 2**30
-        known = one.option.memory.peak_bytes / 2**30
-        if answer.traced:
-            notes.append(f"traced: {layout} holds {size:.1f} GiB (closed form: {known:.1f})")
-        notes += [answer.note] if answer.note else []
-        if needed(answer.memory.peak_bytes) <= option.cluster.gpu.memory_bytes:
-            found.append(Choice(one.fleet, option))
-    if not found:
-        what = "neither of the two best layouts fits, as a trace says"
-        fix = f"{'; '.join(notes)}: more or larger machines, or train.layout for another one"
-        raise RequestError(what, where="resources", fix=fix)
-    others = (*found[1:], *plan.others[AT_MOST - 1 :])
-    return dataclasses.replace(
-        plan, chosen=found[0], others=others, notes=(*plan.notes, *dict.fromkeys(notes))
-    )
 
 
 def training(choice: Choice, steps: int) -> risk.Work:
