@@ -309,5 +309,5 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
         **rescue,
-        reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
+        reasons=tuple(dict.fromkeys(reason for end in ends for reason in end.reasons)),
     )  # fmt: skip
