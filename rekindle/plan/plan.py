@@ -272,7 +272,7 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
     low, high = option.seconds_between
     each = work.shape.flops_per_token(option.sequence, frozen=work.lora_rank > 0)
     flops = each * option.tokens_per_second
-    tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
+    tflops = option.cluster.gpu.product_tflops(work.precision, work.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return outputs.PlannedLayout(
         machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,

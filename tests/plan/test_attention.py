@@ -11,11 +11,12 @@ from rekindle.catalog.machines import gpu
 from rekindle.plan.attention import unfused_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
-from rekindle.plan.steptime import step_time, traffic
-from rekindle.plan.work import Software, Work
+from rekindle.plan.steptime import traffic
+from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 from tests.plan.fit import mape
 from tests.plan.measured import decoder, read_rows
+from tests.plan.stacks import Software, StackWork, step_time
 from tests.plan.validate import error, report
 
 POINTS = Path(__file__).parent / "rows" / "attention.csv"
@@ -40,7 +41,7 @@ def _off(point):
 def _terms(layout=None, name="H100", shape=SEVEN_B, sequence=4096, **more):
     software = Software(**{k: v for k, v in more.items() if k in Software.__dataclass_fields__})
     rest = {k: v for k, v in more.items() if k not in Software.__dataclass_fields__}
-    work = Work(shape, layout or Layout(), 1, sequence, software=software, **rest)
+    work = StackWork(shape, layout or Layout(), 1, sequence, software=software, **rest)
     cluster = Cluster(gpu(name), 8, 1, 450e9, 400e9)
     return step_time(work, cluster, profile_of(name).constants).terms
 
@@ -116,7 +117,7 @@ def test_recomputing_attention_alone_costs_its_forward_pass():
 
 
 def test_queries_keys_and_values_that_are_one_product_waste_less():
-    apart, merged = (Work(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
+    apart, merged = (StackWork(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
                      for m in (False, True))  # fmt: skip
     assert len(apart.factors) == 7
     assert set(merged.factors) == {(4096, 1536), (512, 4096), (4096, 2752), (1376, 4096)}
