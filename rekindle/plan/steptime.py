@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from rekindle.plan import quantised, updates
-from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
+from rekindle.plan.attention import BACKWARD_PRODUCTS, WRITTEN, Kernel, written_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.work import Kernels, Work
@@ -233,15 +233,18 @@ class _Model:
         work, shape, c = self.work, self.work.shape, self.c
         causal, width = shape.causal, shape.heads * shape.head_dim / work.layout.tp
         scores = width / shape.head_dim * work.tokens * work.sequence
-        if work.attention in UNFUSED:
-            how = "compiled" if work.attention == "written" and work.compile else work.attention
-            return unfused_seconds(
+        if moved := self._moved_by_attention():
+            return written_seconds(
                 scores, shape.head_dim, self.half_peak * c.matrix_efficiency,
-                self.bandwidth * c.memory_efficiency, how, shape.attention_dropout > 0,
+                self.bandwidth * c.memory_efficiency, moved,
             )  # fmt: skip
         flops = 4.0 * scores * shape.head_dim * (0.5 if causal else 1.0)
         kernel = self._kernel(work.attention)
         return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, causal)
+
+    def _moved_by_attention(self) -> tuple[float, float] | None:
+        """Bytes a score, forward and backward, where no kernel runs it as a whole."""
+        return WRITTEN[self.work.compile] if self.work.attention == "written" else None
 
     def _kernel(self, name: str) -> Kernel:
         if name in self.c.kernels:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 from rekindle.families import DIVISIBLE
-from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Optimizer
@@ -15,6 +14,7 @@ from rekindle.spec.zero import Zero
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
 Kernels = Literal["eager", "fused", "compiled"]
+Attention = Literal["flash2", "written"]
 
 
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.catalog.machines import gpu
-from rekindle.plan.attention import unfused_seconds
+from rekindle.plan.attention import WRITTEN, written_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
 from rekindle.plan.steptime import traffic
@@ -16,7 +16,7 @@ from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 from tests.plan.fit import mape
 from tests.plan.measured import decoder, read_rows
-from tests.plan.stacks import Software, StackWork, step_time
+from tests.plan.stacks import MOVED, Software, StackWork, step_time
 from tests.plan.validate import error, report
 
 POINTS = Path(__file__).parent / "rows" / "attention.csv"
@@ -69,9 +69,13 @@ def test_a_product_takes_what_is_worked_out_beside_it():
     assert terms["matrix products"] == pytest.approx(3 * 0.243e-3, rel=2e-3)
 
 
-def test_unfused_attention_takes_what_is_worked_out_beside_it():
-    forward, backward = unfused_seconds(1e12, 128, 256e12, 1.7e12, "unfused", dropout=True)
-    assert (forward, backward) == pytest.approx((7.65, 11.18), abs=0.01)
+def test_attention_that_is_written_out_takes_what_is_worked_out_beside_it():
+    assert written_seconds(1e12, 128, 256e12, 1.7e12, WRITTEN[False]) == pytest.approx(
+        (17.6, 17.6), abs=0.05
+    )
+    assert written_seconds(1e12, 128, 256e12, 1.7e12, MOVED["unfused", True]) == pytest.approx(
+        (7.65, 11.18), abs=0.01
+    )
 
 
 @pytest.mark.parametrize(("slower", "faster"), [("unfused", "flash2"), ("flash2", "cudnn"),
