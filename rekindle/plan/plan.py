@@ -80,7 +80,7 @@ def make(
     return Plan(
         name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
         rejected=found.rejected, weighed=found.weighed, steps=steps, hours=chosen.hours(steps),
-        usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(asked, chosen.option)),
+        usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(chosen.option)),
         notes=(*counted, *_notes(chosen, steps, known.speeds),
                *_of_prices(chosen.fleet, spot, today)),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     return weigh(work, hazard, choice.fleet.nodes, Offer(cheap, dear), needs, every)
 
 
-def _if_else(asked: Asked, option: Option) -> Iterator[str]:
+def _if_else(option: Option) -> Iterator[str]:
     cluster, constants = option.cluster, option.profile.constants
     seconds = option.step.seconds / option.profile.factor
     links = ("inside_bytes_per_second", "between_bytes_per_second")

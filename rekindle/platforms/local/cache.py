@@ -199,7 +199,7 @@ def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None
     write_atomically(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
-def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
+def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
     """Artifacts as a step's shim reports them, with what is on disk."""
     found = {}
     for name, artifact in artifacts.items():
