@@ -33,16 +33,7 @@ class Borrowed:
 
 
 BORROWED = {
-    "FakeStore": Borrowed("torch", "torch.testing._internal.distributed.fake_pg", "memory traced for plans"),
-    "FakeTensorMode": Borrowed("torch", "torch._subclasses.fake_tensor", "memory traced for plans"),
-    "unset_fake_temporarily": Borrowed("torch", "torch._subclasses.fake_tensor", "memory traced for plans"),
-    "FSDPParam": Borrowed("torch", "torch.distributed.fsdp._fully_shard._fsdp_param", "memory traced for plans"),
-    "ShardingPropagator": Borrowed("torch", "torch.distributed.tensor._sharding_prop", "memory traced for plans"),
-    "TorchDispatchMode": Borrowed("torch", "torch.utils._python_dispatch", "weights filled by name, memory traced"),
-    "tree_leaves": Borrowed("torch", "torch.utils._pytree", "memory traced for plans"),
-    "tree_map": Borrowed("torch", "torch.utils._pytree", "memory traced for plans"),
-    "_setup_forward_recv_info": Borrowed("torch", "torch.distributed.pipelining:PipelineStage", "pipelines traced for plans"),
-    "_setup_backward_recv_info": Borrowed("torch", "torch.distributed.pipelining:PipelineStage", "pipelines traced for plans"),
+    "TorchDispatchMode": Borrowed("torch", "torch.utils._python_dispatch", "weights filled by name"),
     "_split_inputs": Borrowed("torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"),
     "_functional_collectives": Borrowed("torch", "torch.distributed", "collectives while compiling and tracing"),
     "_StorageInfo": Borrowed("torch", "torch.distributed.checkpoint.filesystem", "checkpoints read without unpickling"),
@@ -59,7 +50,6 @@ BORROWED = {
     "_set_deterministic_fill_uninitialized_memory": Borrowed("torch", "torch._C", "train.deterministic"),
     "_C": Borrowed("torch", "torch", "train.deterministic"),
     "_c10d_functional": Borrowed("torch", "torch.ops", "collectives while compiling and tracing"),
-    "_to_copy": Borrowed("torch", "torch.ops.aten", "memory traced for plans"),
     "_cdata": Borrowed("torch", "torch:UntypedStorage", "which tensors share memory"),
     "_schema": Borrowed("torch", "torch._ops:OpOverload", "weights filled by name"),
     "_unpickler": Borrowed("torch", "torch.distributed.distributed_c10d", "nothing that a peer sends is unpickled"),
@@ -126,7 +116,7 @@ def used() -> set[str]:
 
 
 # rekindle binds these itself, too, or names them in a string
-ALSO = {"_buffers", "_popen", "_setup_forward_recv_info", "_setup_backward_recv_info"}
+ALSO = {"_buffers", "_popen"}
 
 
 def test_every_private_name_of_another_package_is_in_the_table() -> None:
@@ -136,10 +126,10 @@ def test_every_private_name_of_another_package_is_in_the_table() -> None:
 
 def owner(where: str) -> Any:
     module, _, name = where.partition(":")
-    if module.startswith("torch.ops"):
+    if module == "torch.ops":
         import torch
 
-        return torch.ops if module == "torch.ops" else torch.ops.aten
+        return torch.ops
     found = importlib.import_module(module)
     return getattr(found, name) if name else found
 

@@ -226,7 +226,7 @@ def run(
 
 def planned(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
-    region: str = "", examples: int | None = None, trace: bool = False,
+    region: str = "", examples: int | None = None,
     prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
 ) -> Forecast:  # fmt: skip
     """What training the spec needs, how long it takes and what it costs, by the options of
@@ -241,7 +241,7 @@ def planned(
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     own = [Path(file) for file in prices]
-    found = figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
+    found = figures(resolved, platform, region, examples, Path(home), own)
     return Forecast(found)
 
 

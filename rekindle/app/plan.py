@@ -16,7 +16,7 @@ from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
-from rekindle.plan.plan import Plan, make, refusals, told, traced
+from rekindle.plan.plan import Plan, make, refusals, told
 from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 def figures(
     spec: Spec, platform: str, region: str, examples: int | None, home: Path, own: Sequence[Path],
-    *, with_trace: bool,
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
     sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
@@ -37,8 +36,6 @@ def figures(
     prices = book(home, own)
     before = known(home, spec.name)
     found = make(spec, prices, named, there, examples, today=today, known=before)
-    if with_trace:
-        found = traced(found, spec)
     return told(found, refusals(found, spec), rest_of(found, named, home, prices))
 
 

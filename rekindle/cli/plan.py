@@ -24,16 +24,13 @@ from rekindle.spec.load import load_target
 @click.option("--region", default="", help="Region; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where no run has counted them.")  # fmt: skip
-@click.option("--trace", "with_trace", is_flag=True,
-              help="Trace the memory of the two best layouts; needs torch.")  # fmt: skip
 @own_prices
 @click.option("--calibrate", "run", metavar="RUN",
               help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared
 def command(
     config: Path | None, overrides: Overrides, platform: str | None, region: str,
-    examples: int | None, with_trace: bool, own: tuple[Path, ...], run: str | None, home: Path,
-    as_json: bool,
+    examples: int | None, own: tuple[Path, ...], run: str | None, home: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
@@ -48,6 +45,6 @@ def command(
             raise click.UsageError("a CONFIG to plan is missing")
         return 0
     spec = load_target(config, overrides)
-    planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
+    planned = figures(spec, platform or "", region, examples, home, own)
     tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

@@ -2,17 +2,14 @@
 
 A flash kernel (Dao 2023, arXiv 2307.08691; Shah et al. 2024, arXiv 2407.08608) does two products
 forward and five backward, at a share of the peak that grows with the sequence; the shares are read
-off published benchmarks (constants.yaml, tests/plan/rows/attention.csv). Attention that is not
-fused does six products, masked halves included, and moves every score through the memory, operation
+off published benchmarks (constants.yaml, tests/plan/rows/attention.csv). Attention that is written
+out does six products, masked halves included, and moves every score through the memory, operation
 by operation."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
-Attention = Literal["flash1", "flash2", "flash3", "cudnn", "unfused", "apart", "written"]
-UNFUSED = ("unfused", "apart", "written")
 BACKWARD_PRODUCTS = 2.5  # of a flash kernel, times those forward: the scores are computed again
 NARROW = 64
 
@@ -43,27 +40,21 @@ class Kernel:
         )
 
 
-# Bytes a score that the operations between the products move, forward and backward, by whether
-# there is dropout: a softmax reads and writes (backward it reads the gradient and its own output,
-# and writes), and so does dropout, with a mask of a byte. `apart`: forward the scale and the mask
-# are kernels of their own, too, and backward the scale. `written`: our own, with a softmax in fp32
-# (train/attention.py): the mask is spread out and added, the softmax casts and is cast back,
-# dropout is a product with what is kept; compiled, all but that draw is one kernel each way.
-_PASSED = {
-    ("unfused", False): (4.0, 6.0), ("unfused", True): (9.0, 11.0), ("apart", False): (12.0, 10.0),
-    ("apart", True): (17.0, 15.0), ("written", True): (26.0, 22.0),
-    ("compiled", True): (12.0, 10.0),
-}  # fmt: skip
+# Bytes a score that the operations between the products move, forward and backward, by whether they
+# are compiled. Our own attention with dropout (train/attention.py) has a softmax in fp32: the mask
+# is spread out and added, the softmax casts and is cast back, dropout is a product with what is
+# kept; compiled, all but that draw is one kernel each way.
+WRITTEN = {False: (26.0, 22.0), True: (12.0, 10.0)}
 
 
-def unfused_seconds(
-    scores: float, head_dim: int, flops: float, speed: float, how: str, dropout: bool
+def written_seconds(
+    scores: float, head_dim: int, flops: float, speed: float, moved: tuple[float, float]
 ) -> tuple[float, float]:
-    """Forward and backward, of all `scores` of 16 bits at `flops` and `speed` (bytes) a second.
+    """Forward and backward, of all `scores` of 16 bits at `flops` and `speed` (bytes) a second, for
+    each of which so many bytes are `moved`.
 
     Two products forward and four backward, each of them 2 `head_dim` operations a score, which it
     writes or reads once: the slower of the two counts. On an A100 at 256 TFLOP/s and 1.7 TB/s,
-    heads of 128, with dropout: 7.6 and 11.2 ps a score."""
+    heads of 128, not compiled: 17.6 ps a score either way."""
     product = max(2.0 * head_dim / flops, 2.0 / speed)
-    forward, backward = _PASSED[how, dropout]
-    return scores * (2 * product + forward / speed), scores * (4 * product + backward / speed)
+    return scores * (2 * product + moved[0] / speed), scores * (4 * product + moved[1] / speed)

@@ -1,6 +1,6 @@
 """The moments of a step, one of which is the worst for the memory of a rank, in closed form. Each
 is a sum of sizes of tensors (tensors.py, temporaries.py), and tests hold the largest against traces
-of the engine itself (rekindle/train/trace.py)."""
+of the engine itself (tests/plan/traced)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping

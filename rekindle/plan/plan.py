@@ -22,11 +22,10 @@ from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, offloaded_bytes, snapshot_bytes
-from rekindle.plan.request import Asked, as_on_a_cpu, asked_of, model_config, teacher_config
+from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
 from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
-from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
@@ -81,7 +80,7 @@ def make(
     return Plan(
         name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
         rejected=found.rejected, weighed=found.weighed, steps=steps, hours=chosen.hours(steps),
-        usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(asked, chosen.option)),
+        usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(chosen.option)),
         notes=(*counted, *_notes(chosen, steps, known.speeds),
                *_of_prices(chosen.fleet, spot, today)),
     )  # fmt: skip
@@ -138,38 +137,6 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
     return ranks * size, choice.fleet.machine.memory_bytes
 
 
-def traced(plan: Plan, spec: Spec) -> Plan:
-    """The plan with traced memory, the best that fits first; RequestError where none does."""
-    if plan.asked.zero is not None:
-        return dataclasses.replace(plan, notes=(*plan.notes, "DeepSpeed is not traced"))
-    config, teacher = model_config(spec), teacher_config(spec)
-    finalists = [plan.chosen, *plan.others][:AT_MOST]
-    classes = len(spec.data.labels) if spec.data is not None and spec.data.labels else 2
-    asked = [
-        Finalist(config, spec.task, one.option.work, classes, plan.asked.lora, teacher)
-        for one in finalists
-    ]
-    answers = trace(asked)
-    found, notes = list[Choice](), list[str]()
-    for one, answer in zip(finalists, answers, strict=True):
-        option = dataclasses.replace(one.option, memory=answer.memory)
-        layout, size = str(option.work.layout), answer.memory.peak_bytes / 2**30
-        known = one.option.memory.peak_bytes / 2**30
-        if answer.traced:
-            notes.append(f"traced: {layout} holds {size:.1f} GiB (closed form: {known:.1f})")
-        notes += [answer.note] if answer.note else []
-        if needed(answer.memory.peak_bytes) <= option.cluster.gpu.memory_bytes:
-            found.append(Choice(one.fleet, option))
-    if not found:
-        what = "neither of the two best layouts fits, as a trace says"
-        fix = f"{'; '.join(notes)}: more or larger machines, or train.layout for another one"
-        raise RequestError(what, where="resources", fix=fix)
-    others = (*found[1:], *plan.others[AT_MOST - 1 :])
-    return dataclasses.replace(
-        plan, chosen=found[0], others=others, notes=(*plan.notes, *dict.fromkeys(notes))
-    )
-
-
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option
@@ -204,7 +171,7 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     return weigh(work, hazard, choice.fleet.nodes, Offer(cheap, dear), needs, every)
 
 
-def _if_else(asked: Asked, option: Option) -> Iterator[str]:
+def _if_else(option: Option) -> Iterator[str]:
     cluster, constants = option.cluster, option.profile.constants
     seconds = option.step.seconds / option.profile.factor
     links = ("inside_bytes_per_second", "between_bytes_per_second")
@@ -305,7 +272,7 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
     low, high = option.seconds_between
     each = work.shape.flops_per_token(option.sequence, frozen=work.lora_rank > 0)
     flops = each * option.tokens_per_second
-    tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
+    tflops = option.cluster.gpu.product_tflops(work.precision, work.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return outputs.PlannedLayout(
         machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,
@@ -342,5 +309,5 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
         **rescue,
-        reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
+        reasons=tuple(dict.fromkeys(reason for end in ends for reason in end.reasons)),
     )  # fmt: skip

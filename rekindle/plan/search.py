@@ -16,7 +16,7 @@ from rekindle.plan.constants import Profile, profile_of
 from rekindle.plan.memory import Memory, least_bytes, memory, needed
 from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.steptime import StepTime, step_time
-from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
+from rekindle.plan.work import Checkpointing, Work, lora_targets
 from rekindle.spec.layout import Layout, Schedule, Shape, problems_of, undivided
 from rekindle.spec.layout_support import cell_of, level, refusal
 from rekindle.spec.model import LayoutSpec
@@ -237,6 +237,6 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
-        teacher=asked.teacher, software=Software(tf32=not train.deterministic), zero=asked.zero,
+        teacher=asked.teacher, tf32=not train.deterministic, zero=asked.zero,
         optimizer=train.optimizer, quantised=lora is not None and lora.base == "4bit",
     )  # fmt: skip

@@ -39,12 +39,11 @@ MOST_INTERRUPTIONS = 20_000.0  # beyond, time has no distribution to speak of
 @dataclasses.dataclass(frozen=True)
 class Fallback:
     """What becomes of a training with a deadline, in expected, paid hours. `slack_hours`: how far
-    it may fall behind. `give_up_hours`: the latest moment if nothing has been committed by then,
-    below zero if not `feasible`. `chance`: that on-demand machines are needed."""
+    it may fall behind. `feasible`: on-demand machines would make it from the start. `chance`: that
+    they are needed."""
 
     feasible: bool
     slack_hours: float
-    give_up_hours: float
     chance: float
     spot_hours: float
     on_demand_hours: float
@@ -94,16 +93,15 @@ def fallback(
     total = uninterrupted_seconds(work, every)
     latest = deadline_hours * 3600 - on_demand_wait_seconds - total
     slack = latest - work.restart_seconds - work.commit_seconds
-    hours = slack / 3600, latest / 3600
     if slack < segments(work, every)[0].through:
-        return Fallback(latest >= 0, *hours, 1.0, 0.0, total / 3600)
+        return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)
     work = dataclasses.replace(work, notice_seconds=0.0)
     attempts = _Attempts(work, every, per_hour / 3600, _count(work, every, per_hour, runs), slack)
     while attempts.active.size:
         attempts.turn()
     chance = float((attempts.rest > 0).mean())
     spot, on_demand = attempts.running.mean() / 3600, attempts.rest.mean() / 3600
-    return Fallback(True, *hours, chance, float(spot), float(on_demand))
+    return Fallback(True, slack / 3600, chance, float(spot), float(on_demand))
 
 
 def _count(work: Work, every: int, per_hour: float, runs: int) -> int:

@@ -42,19 +42,10 @@ class Needs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reason:
-    """Why spot machines do not do: what was found, and the limit it misses."""
-
-    code: Literal["interrupted", "dear", "late", "over_budget", "both", "deadline"]
-    text: str
-    found: float
-    limit: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Outlook:
     """Spot machines at one rate of interruptions; no chances where no limit was given. `in_both`:
-    of keeping time and budget at once; `fallback_usd`: with on-demand machines at the end."""
+    of keeping time and budget at once; `fallback_usd`: with on-demand machines at the end;
+    `reasons`: why they do not do, in words."""
 
     mtbf_hours: float
     expected: Expectation
@@ -64,7 +55,7 @@ class Outlook:
     in_both: float | None
     fallback: Fallback | None
     fallback_usd: float | None
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,34 +137,30 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
     )  # fmt: skip
 
 
-def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:
+def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[str]:
     """What speaks against spot machines, the plainest first."""
     changeover = (work.whole_save_seconds + work.restart_seconds) / 3600
     every, each = duration(3600 * found.mtbf_hours), duration(3600 * changeover)
-    fewest = FEWEST_CHANGEOVERS * changeover
-    if found.mtbf_hours < fewest:
-        text = f"an interruption every {every}, and {each} go into saving and starting again"
-        yield Reason("interrupted", text, found.mtbf_hours, fewest)
+    if found.mtbf_hours < FEWEST_CHANGEOVERS * changeover:
+        yield f"an interruption every {every}, and {each} go into saving and starting again"
     cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
     if found.fallback is not None and not found.fallback.feasible:
-        text = f"on-demand machines would not make {needs.deadline_hours:g} h either"
-        yield Reason("deadline", text, found.fallback.give_up_hours, 0.0)
+        yield f"on-demand machines would not make {needs.deadline_hours:g} h either"
     elif cost >= on_demand_usd:
-        text = f"${cost:,.2f} expected against ${on_demand_usd:,.2f} on demand"
-        yield Reason("dear", text, cost, on_demand_usd)
+        yield f"${cost:,.2f} expected against ${on_demand_usd:,.2f} on demand"
     missed = tuple(_missed(found, needs))
     yield from missed
     both = None if missed or found.fallback is not None else found.in_both
     if both is not None and both < needs.chance:
         limits = f"take at most {needs.max_run_hours:g} h and cost at most ${_usd(needs)}"
-        yield Reason("both", f"{both:.0%} chance to {limits}", both, needs.chance)
+        yield f"{both:.0%} chance to {limits}"
 
 
 def _usd(needs: Needs) -> str:
     return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 
-def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
+def _missed(found: Outlook, needs: Needs) -> Iterator[str]:
     """Limits that are kept too rarely. With on-demand machines at the end it is never later than
     the deadline, and the budget is kept at least where they are not needed."""
     rescue, limit = found.fallback, needs.max_run_hours
@@ -182,10 +169,8 @@ def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
         latest = needs.deadline_hours
     late = found.in_time is not None and found.in_time < needs.chance
     if late and limit is not None and latest > limit:
-        text = f"{found.in_time:.0%} chance to take at most {limit:g} h"
-        yield Reason("late", text, found.in_time or 0.0, needs.chance)
+        yield f"{found.in_time:.0%} chance to take at most {limit:g} h"
     if found.in_budget is not None:
         chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
         if chance < needs.chance:
-            text = f"{chance:.0%} chance to cost at most ${_usd(needs)}"
-            yield Reason("over_budget", text, chance, needs.chance)
+            yield f"{chance:.0%} chance to cost at most ${_usd(needs)}"

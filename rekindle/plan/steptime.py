@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from rekindle.plan import quantised, updates
-from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
+from rekindle.plan.attention import BACKWARD_PRODUCTS, WRITTEN, Kernel, written_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.work import Kernels, Work
@@ -34,13 +34,13 @@ class Constants:
     comes out is moved beside computing; `memory_efficiency`, the share of the memory's bandwidth
     that everything else reaches; `logit_bytes` that the loss moves a token and entry of the
     vocabulary; `inside_efficiency` and `between_efficiency`, what large collectives reach of the
-    links' peaks; `hop_seconds` a rank of a ring; `contention`, the share of communication beside
-    computing that costs time all the same, where nothing is gathered ahead, and `overlapped`, where
-    it is; `launch_seconds` of the host for a block's kernels, of which `gather_launches` come on
-    top where weights are sharded, `stage_seconds` for a micro-batch on a stage of a pipeline,
-    `data_seconds` for a token of the next step, beside this one, `step_seconds` for what surrounds
-    a step. `asynchronous`: kernels run while others are launched. Of a machine, `host_bandwidth`
-    that an update in its memory reaches, and `host_link` of one GPU to it, in bytes a second."""
+    links' peaks; `hop_seconds` a rank of a ring; `overlapped`, the share of communication beside
+    computing that costs time all the same; `launch_seconds` of the host for a block's kernels, of
+    which `gather_launches` come on top where weights are sharded, `stage_seconds` for a micro-batch
+    on a stage of a pipeline, `data_seconds` for a token of the next step, beside this one,
+    `step_seconds` for what surrounds a step. `asynchronous`: kernels run while others are launched.
+    Of a machine, `host_bandwidth` that an update in its memory reaches, and `host_link` of one GPU
+    to it, in bytes a second."""
 
     matrix_efficiency: float
     attention_efficiency: float
@@ -52,7 +52,6 @@ class Constants:
     inside_efficiency: float
     between_efficiency: float
     hop_seconds: float
-    contention: float
     overlapped: float
     launch_seconds: float = 0.0
     gather_launches: float = 0.0
@@ -114,12 +113,14 @@ class _Model:
         self.links = groups(cluster, work.layout)
         self.backward = 1 if work.lora_rank else 2  # frozen weights need no gradients of their own
         gpu = cluster.gpu
-        tflops = gpu.product_tflops(work.precision, work.software.tf32)
+        tflops = gpu.product_tflops(work.precision, work.tf32)
         if tflops is None:
             raise KeyError(work.precision)
         self.peak = tflops * 1e12
         self.half_peak = gpu.tflops["bf16"] * 1e12 if work.precision == "fp8" else self.peak
         self.bandwidth = gpu.bandwidth_bytes_per_second
+        self.scored = float(work.shape.causal)  # the share of tokens that the output head sees
+        self.reduced_bytes = 4  # of a gradient on the wire
 
     def step(self) -> StepTime:
         work, layout = self.work, self.work.layout
@@ -159,7 +160,7 @@ class _Model:
 
     def _contention(self) -> float:
         """The share of an exchange beside computing that costs time all the same."""
-        return self.c.overlapped if self.work.software.prefetched else self.c.contention
+        return self.c.overlapped
 
     def _optimizer(self) -> dict[str, float]:
         """Of the optimizer, whose products are in bf16 where the GPU has it."""
@@ -198,10 +199,6 @@ class _Model:
         core, core_back = self._core()
         forward, backward = self._stream()
         tensor, context = self._tensor(), self._context()
-        if "tp" in work.software.overlapped:
-            tensor = self._exposed(tensor, products * (FORWARD + self.backward), self.c.overlapped)
-        if "cp" in work.software.overlapped:
-            context = self._exposed(context, core + core_back, self.c.overlapped)
         if work.checkpointing == "full":
             tensor, context = tensor * 1.5, context * 1.5
         return _Pass(
@@ -223,32 +220,31 @@ class _Model:
         return _Model(alone, self.cluster, self.c)._pass().computing / 3
 
     def _again(self, products: float, core: float, stream: float) -> float:
-        """Of a block, what its backward pass computes once more."""
-        work, software = self.work, self.work.software
-        if work.checkpointing == "none":
-            return 0.0
-        full = work.checkpointing == "full"
-        last, every = work.shape.matrices[-1], work.shape.matrices
+        """Of a block, what its backward pass computes once more, which ends before the last product
+        (torch's set_checkpoint_early_stop)."""
+        if self.work.checkpointing != "full":
+            return 0.0 if self.work.checkpointing == "none" else stream
+        last, every = self.work.shape.matrices[-1], self.work.shape.matrices
         spared = last.inputs * last.outputs / sum(m.inputs * m.outputs for m in every)
-        share = (1.0 - spared if full else 0.0) if software.repeated is None else software.repeated
-        with_core = full if software.core is None else software.core
-        again = share * products + with_core * core + software.elementwise * stream
-        return software.blocks * again
+        return (1.0 - spared) * products + core + stream
 
     def _core(self) -> tuple[float, float]:
         """Attention between its projections, of a block, forward and backward."""
         work, shape, c = self.work, self.work.shape, self.c
         causal, width = shape.causal, shape.heads * shape.head_dim / work.layout.tp
         scores = width / shape.head_dim * work.tokens * work.sequence
-        if work.attention in UNFUSED:
-            how = "compiled" if work.attention == "written" and work.compile else work.attention
-            return unfused_seconds(
+        if moved := self._moved_by_attention():
+            return written_seconds(
                 scores, shape.head_dim, self.half_peak * c.matrix_efficiency,
-                self.bandwidth * c.memory_efficiency, how, shape.attention_dropout > 0,
+                self.bandwidth * c.memory_efficiency, moved,
             )  # fmt: skip
         flops = 4.0 * scores * shape.head_dim * (0.5 if causal else 1.0)
         kernel = self._kernel(work.attention)
         return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, causal)
+
+    def _moved_by_attention(self) -> tuple[float, float] | None:
+        """Bytes a score, forward and backward, where no kernel runs it as a whole."""
+        return WRITTEN[self.work.compile] if self.work.attention == "written" else None
 
     def _kernel(self, name: str) -> Kernel:
         if name in self.c.kernels:
@@ -269,8 +265,7 @@ class _Model:
         return forward, backward
 
     def _head(self) -> float:
-        shape, scored = self.work.shape, self.work.software.scored
-        tokens = self.work.tokens * (float(shape.causal) if scored is None else scored)
+        shape, tokens = self.work.shape, self.work.tokens * self.scored
         if not tokens:
             return 0.0
         entries = shape.vocab / self.work.layout.tp
@@ -341,7 +336,7 @@ class _Model:
         pieces = work.blocks + 1
         hops = (pieces - 1) * group.size * self.c.hop_seconds
         gather = self._ring(group, self._held() * work.compute_bytes) + hops
-        reduce = self._ring(group, self._trained() * work.software.reduced_bytes) + hops
+        reduce = self._ring(group, self._trained() * self.reduced_bytes) + hops
         return calls * gather, reduce
 
     def _once(self) -> float:
@@ -352,7 +347,7 @@ class _Model:
             whole = self.cluster.group(layout.shard * layout.dp, layout.tp * layout.cp)
             return 2 * self._ring(whole, held * work.compute_bytes)
         shards = layout.shard * layout.cp
-        return 2 * self._ring(self.links["dp"], held / shards * work.software.reduced_bytes)
+        return 2 * self._ring(self.links["dp"], held / shards * self.reduced_bytes)
 
     def _exposed(self, exchanging: float, computing: float, contention: float) -> float:
         """What is not hidden behind computing, and what the hidden part costs it."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 from rekindle.families import DIVISIBLE
-from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Optimizer
@@ -15,6 +14,7 @@ from rekindle.spec.zero import Zero
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
 Kernels = Literal["eager", "fused", "compiled"]
+Attention = Literal["flash2", "written"]
 
 
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
@@ -27,51 +27,14 @@ def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-# Matrices that some software multiplies with at once
-_TOGETHER = (("q", "k", "v"), ("gate", "up"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Software:
-    """What runs a step; the defaults are what our engine does.
-
-    `attention` is the kernel (attention.py); None: ours, which writes attention out where it has
-    dropout, and takes the second flash attention elsewhere. `kernels` of what is neither a product
-    nor attention; None: by `Work.compile`. `prefetched`: FSDP gathers the next weights, and
-    gradients are added up, while something is computed. `overlapped` are the axes (tp, cp) whose
-    exchange runs beside products and attention. `scored`: the share of tokens that the output head
-    sees, where a model that is not causal has one. `reduced_bytes` are those of a gradient on the
-    wire. `sequence`: tp ranks divide the residual stream. `merged`: queries, keys and values are
-    one product, and so are gate and up. `tf32`: products in fp32 use it, where the GPU has it.
-
-    What is computed again where `checkpointing` says so: that share of the time of a block's
-    products (`repeated`), attention (`core`), and the rest (`elementwise`), in that share of the
-    `blocks`. None: as torch does it, which stops before the last product
-    (set_checkpoint_early_stop)."""
-
-    attention: Attention | None = None
-    kernels: Kernels | None = None
-    prefetched: bool = True
-    overlapped: tuple[str, ...] = ()
-    scored: float | None = None
-    reduced_bytes: int = 4
-    sequence: bool = True
-    merged: bool = False
-    repeated: float | None = None
-    core: bool | None = None
-    elementwise: bool = True
-    blocks: float = 1.0
-    tf32: bool = True
-
-
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
     `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard` divides all
-    states (FSDP), or those of the optimizer only; `chunks`: pieces of a pipeline on each rank, if
-    not the schedule's. `lora_rank` adapts the matrices that `lora_targets` names, or all, and
-    freezes the others. `quantised`: frozen matrices have 4 bits. `teacher`: whom the model learns
-    from. `zero`: DeepSpeed divides the replicas' states."""
+    states (FSDP), or those of the optimizer only. `lora_rank` adapts the matrices that
+    `lora_targets` names, or all, and freezes the others. `quantised`: frozen matrices have 4 bits.
+    `teacher`: whom the model learns from. `tf32`: products in fp32 use it, where the GPU has it.
+    `zero`: DeepSpeed divides the replicas' states."""
 
     shape: ModelShape
     layout: Layout
@@ -82,11 +45,10 @@ class Work:
     compile: bool = False
     sharding: Literal["weights", "optimizer"] = "weights"
     weights_bytes: int = 4
-    chunks: int = 0
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     teacher: ModelShape | None = None
-    software: Software = Software()
+    tf32: bool = True
     optimizer: Optimizer = "adamw"
     quantised: bool = False
     zero: Zero | None = None
@@ -103,7 +65,7 @@ class Work:
     @property
     def turns(self) -> int:
         """How often a micro-batch comes by on one rank of the pipeline."""
-        return self.chunks or self.layout.stages // self.layout.pp
+        return self.layout.stages // self.layout.pp
 
     @property
     def blocks(self) -> int:
@@ -113,32 +75,28 @@ class Work:
     @property
     def factors(self) -> tuple[tuple[float, float], ...]:
         """Inputs and outputs, on one tp rank, of what a block multiplies tokens with."""
-        tp, found = self.layout.tp, {matrix.name: matrix for matrix in self.shape.matrices}
-        for names in _TOGETHER if self.software.merged else ():
-            parts = [found.pop(name) for name in names if name in found]
-            if parts:
-                outputs = sum(part.outputs for part in parts)
-                found[parts[0].name] = dataclasses.replace(parts[0], outputs=outputs)
+        tp = self.layout.tp
         return tuple(
             (m.inputs / (tp if m.divided == "row" else 1),
              m.outputs / (tp if m.divided == "column" else 1))
-            for m in found.values()
+            for m in self.shape.matrices
         )  # fmt: skip
 
     @property
     def kernels(self) -> Kernels:
-        return self.software.kernels or ("compiled" if self.compile else "eager")
+        """Of what is neither a product nor attention."""
+        return "compiled" if self.compile else "eager"
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it; ours writes it out where ranks have to draw the same dropout."""
+        """The kernel that runs it: written out where ranks have to draw the same dropout."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
-        return self.software.attention or ("written" if written else "flash2")
+        return "written" if written else "flash2"
 
     @property
     def along_sequence(self) -> bool:
         """Whether tp ranks divide the residual stream, too: language models do."""
-        return self.layout.tp > 1 and self.shape.causal and self.software.sequence
+        return self.layout.tp > 1 and self.shape.causal
 
     @property
     def compute_bytes(self) -> int:

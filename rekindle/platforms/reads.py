@@ -53,12 +53,12 @@ def read(
 
 
 @contextlib.contextmanager
-def absent(what: str, fix: str, *statuses: int) -> Iterator[None]:
-    """RequestError of `what` and `fix` for a 404, and for answers of the other `statuses`."""
+def absent(what: str, fix: str) -> Iterator[None]:
+    """RequestError of `what` and `fix` for a 404."""
     try:
         yield
     except HttpError as error:
-        if error.status not in (404, *statuses):
+        if error.status != 404:
             raise
         raise RequestError(what, fix=fix) from None
 

@@ -75,7 +75,7 @@ def line(
         named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
         level = [_across(place, "guide"), named]
     lines = stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn))
-    bands = _bands([s for s in drawn if not s.quiet], x, x_name)
+    bands = _bands([s for s in drawn if not s.quiet], x_name)
     return plot("line", label, _grid(y), _ruler(x, x_name), *level, lines, *dots, bands)
 
 
@@ -255,7 +255,7 @@ def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Marku
     return drawn + tag("text", text, css=css, x=x, dx=shift, y=row, text_anchor=anchor)
 
 
-def _bands(series: Sequence[Series], x: Axis, x_name: str) -> Markup:
+def _bands(series: Sequence[Series], x_name: str) -> Markup:
     """Invisible upright bands that read out, for each series, its last value in the band."""
     places = [place for place, _ in max((s.points for s in series), key=len, default=())]
     count = min(len(places), _MOST_BANDS)

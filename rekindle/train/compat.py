@@ -4,7 +4,6 @@
 with. Each name here says what changed and when. `make test-oldest` trains with the oldest version,
 and tests/train/oldest_torch.py checks every other name that rekindle imports from torch."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ all_gather_single_autograd: Callable[..., torch.Tensor] = (
     else _functional_collectives.all_gather_tensor_autograd
 )
 
-NEWEST = (2, 13)
 EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 
 
@@ -69,22 +67,12 @@ def varlen_attn(*arguments: Any, **keywords: Any) -> torch.Tensor:
     return _kernels[0](*arguments, **keywords)
 
 
-def require_newest(what: str, where: str, fix: str) -> None:
-    """Raises UnsupportedError for `what` on a torch older than the one it is tested with."""
-    # NGC's builds are pre-releases of their version: 2.10.0a0+b4e4ee8.nv25.12
-    if Version(torch.__version__).release[:2] < NEWEST:
-        what = f"{what} needs torch {NEWEST[0]}.{NEWEST[1]}, this is torch {torch.__version__}"
-        raise UnsupportedError(what, where=where, fix=fix)
-
-
 def check_schedule(layout: Layout) -> None:
     """Raises UnsupportedError for zero bubble on torch 2.10 and 2.11, which cannot run it."""
-    if layout.pp > 1 and layout.schedule == "zero_bubble":
+    where = "train.layout.schedule"
+    # NGC's builds are pre-releases of their version: 2.10.0a0+b4e4ee8.nv25.12
+    is_older = Version(torch.__version__).release[:2] < (2, 13)
+    if layout.pp > 1 and layout.schedule == "zero_bubble" and is_older:
+        what = f"{where}: zero_bubble needs torch 2.13, this is torch {torch.__version__}"
         fix = "use 1f1b or interleaved, or an image with a newer torch"
-        require_newest("train.layout.schedule: zero_bubble", "train.layout.schedule", fix)
-
-
-def give_collectives_shapes() -> None:
-    """Let collectives run on fake tensors, as torch 2.11 does by itself."""
-    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
-        importlib.import_module("torch.distributed._tools.fake_collectives")
+        raise UnsupportedError(what, where=where, fix=fix)

@@ -80,15 +80,3 @@ def test_planning_imports_nothing_that_trains():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.slow
-def test_the_engine_says_what_the_two_best_layouts_hold(capsys):
-    assert (
-        invoke(["plan", str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--trace", "--json"])
-        == 0
-    )
-    said = json.loads(capsys.readouterr().out)
-    traced = [note for note in said["notes"] if note.startswith("traced: ")]
-    assert len(traced) == 2
-    assert traced[0].startswith(f"traced: {said['chosen']['layout']} holds")

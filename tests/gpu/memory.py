@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from rekindle.plan import trace
 from rekindle.plan.memory import memory, needed
 from rekindle.train.objectives import tokens as linear_loss
 from tests.gpu.here import GIB, Here, Row, TooSmall, alone, size
 from tests.gpu.training import Case, step, trainer_of
 from tests.plan.retrace import GPT2, SMALL, finalist_of, llama
+from tests.plan.traced.finalist import trace
 
 ALLOWED = 0.10  # of the closed form and of the trace, of what the allocator gave at most
 _ONE_SMALL = llama(64, 160, 2, 4, 2, 500)
@@ -77,11 +77,9 @@ def check_memory(here: Here, traces: bool = True) -> Iterator[Row]:
                 continue
             yield here.on_gpu(f"{name}: closed form", _against(planned, real), _near(planned, real))
             if traces:
-                (answer,) = trace.trace([one], limit_seconds=120)
-                found = answer.memory.peak_bytes
-                note = f" ({answer.note})" if answer.note else ""
-                right = answer.traced and (not here.cuda or _near(found, real))
-                yield here.judged(f"{name}: trace", _against(found, real) + note, right)
+                found = trace(one).peak_bytes
+                right = not here.cuda or _near(found, real)
+                yield here.judged(f"{name}: trace", _against(found, real), right)
 
 
 def _peak(here: Here, case: Case) -> int:

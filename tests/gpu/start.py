@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rekindle.launch import selftest
+from containers import selftest
 from tests.gpu.here import ROOT, Here, Row
 
 # packages of the control plane, of tracking and of data sources, which a machine that only trains need not have

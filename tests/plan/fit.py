@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.plan.constants import FILE, profile_of
-from rekindle.plan.steptime import Constants, step_time
+from rekindle.plan.steptime import Constants
 from tests.plan.measured import Row, read_rows
+from tests.plan.stacks import step_time
 
 # start, least, most; of each GPU, then of the software
 _GPU = {"matrix_efficiency": (0.75, 0.2, 1.0), "attention_efficiency": (0.4, 0.05, 1.0)}
@@ -28,7 +29,6 @@ _SOFTWARE = {
     "operand_passes": (1.0, 0.0, 5.0),
     "logit_bytes": (20.0, 0.0, 200.0),
     "hop_seconds": (5e-6, 0.0, 1e-4),
-    "contention": (0.3, 0.0, 1.0),
 }
 _OUTLIER = 0.03
 

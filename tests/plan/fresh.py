@@ -9,11 +9,11 @@ import random
 import statistics
 from pathlib import Path
 
-from rekindle.plan import trace
 from rekindle.plan.memory import memory
 from rekindle.plan.shape import shape_of
 from rekindle.spec.layout_support import Cell, impossible
 from tests.plan.retrace import finalist_of, llama, retraced
+from tests.plan.traced.finalist import TraceError, extrapolated
 
 FILE = Path(__file__).with_name("fresh.json")
 KINDS = ("llama", "llama", "qwen3", "gpt2", "gpt2 plain", "bert", "distilbert", "qwen2", "mistral")
@@ -95,9 +95,8 @@ def cases(seed, number):
 def both(kept):
     """What the closed form says, and what was traced."""
     one = finalist_of(kept["case"])
-    return memory(one.work, kept["pp_rank"]), trace.extrapolated(
-        kept["pair"], one.work, kept["pp_rank"]
-    )
+    place = kept["pp_rank"]
+    return memory(one.work, place), extrapolated(kept["pair"], one.work, place)
 
 
 def off(kept):
@@ -119,7 +118,7 @@ def main():
     for one in cases(given.seed, given.number):
         try:
             kept.append({"case": one, **retraced(finalist_of(one))})
-        except trace._TraceError as error:
+        except TraceError as error:
             print(f"NO TRACE {one}: {error}", flush=True)
             continue
         closed, traced = both(kept[-1])

@@ -44,8 +44,9 @@ from rekindle.catalog.machines import Gpu, gpus
 from rekindle.errors import Problem, RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.shape import Matrix, ModelShape
-from rekindle.plan.work import Checkpointing, Precision, Software, Work
+from rekindle.plan.work import Checkpointing, Precision, Work
 from rekindle.spec.layout import Layout
+from tests.plan.stacks import Software, StackWork
 
 # A node's links where a row does not say: NVLink or PCIe one way, and the fastest network that the
 # makers of such clusters build in (DGX A100: 8 x 200 Gbit/s; DGX H100: 8 x 400). GB/s.
@@ -114,13 +115,13 @@ def _row(line: Mapping[str, str]) -> Row:
     if (line.get("repeated") or "").startswith("blocks"):
         checkpointing = "full"
     precision: Precision = (line.get("precision") or "bf16").removeprefix("amp_")  # type: ignore[assignment]
-    work = Work(
+    work = StackWork(
         shape=_shape(line),
         layout=Layout(dp, shard, tp, pp, cp, micro_batch_size=number("micro_batch", 1)),
         accumulation=number("grad_accum", 1), sequence=number("seq_len", 0), precision=precision,
         checkpointing=checkpointing, compile=(line.get("compile") or "").lower() in _TRUE,
         sharding="optimizer" if sharding == "distributed_optimizer" else "weights",
-        chunks=number("vp", 0), software=_software(line),
+        software=_software(line),
     )  # fmt: skip
     gpu = _as_run(gpu_of(line["gpu"]), line)
     network = line.get("network_gbits") or ""
@@ -142,7 +143,7 @@ def _software(line: Mapping[str, str]) -> Software:
         scored=float(line["scored"]) if line.get("scored") else None,
         reduced_bytes=4 if line.get("reduce") == "fp32" else 2,
         merged=_yes(line, "merged", otherwise=False),
-        sequence=_yes(line, "sequence_parallel", otherwise=True),
+        sequence=_yes(line, "sequence_parallel", otherwise=True), chunks=int(float(line.get("vp") or 0)),
         repeated=0.0 if only_core else None if word else number,
         core=True if only_core else None, elementwise=not only_core,
         blocks=number if word and number else 1.0,

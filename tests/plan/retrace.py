@@ -7,13 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from rekindle.plan import trace
 from rekindle.plan.memory import memory
 from rekindle.plan.shape import shape_of
-from rekindle.plan.trace import Finalist
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec
+from tests.plan.traced.finalist import Finalist, TraceError, asked, depths, job
 
 FILE = Path(__file__).with_name("traces.json")
 
@@ -120,10 +119,10 @@ def finalist_of(case):
 def retraced(one):
     """A finalist's traces of both depths, as the child said them."""
     place = memory(one.work).pp_rank
-    jobs = [trace._job(one, place, depth) for depth in trace.depths(one.work)]
-    pair = trace._asked(jobs, 900, sys.executable)
+    jobs = [job(one, place, depth) for depth in depths(one.work)]
+    pair = asked(jobs, 900)
     for said in pair:
-        del said["largest"], said["notes"]
+        del said["largest"]
     return {"pp_rank": place, "pair": pair}
 
 
@@ -131,7 +130,7 @@ def main():
     for name in sys.argv[1:] or CASES:
         try:
             found = retraced(finalist(name))
-        except trace._TraceError as error:
+        except TraceError as error:
             print(name, error, flush=True)
             continue
         known = json.loads(FILE.read_text()) if FILE.exists() else {}

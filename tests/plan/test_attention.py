@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from rekindle.catalog.machines import gpu
-from rekindle.plan.attention import unfused_seconds
+from rekindle.plan.attention import WRITTEN, written_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
-from rekindle.plan.steptime import step_time, traffic
-from rekindle.plan.work import Software, Work
+from rekindle.plan.steptime import traffic
+from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 from tests.plan.fit import mape
 from tests.plan.measured import decoder, read_rows
+from tests.plan.stacks import MOVED, Software, StackWork, step_time
 from tests.plan.validate import error, report
 
 POINTS = Path(__file__).parent / "rows" / "attention.csv"
@@ -40,7 +41,7 @@ def _off(point):
 def _terms(layout=None, name="H100", shape=SEVEN_B, sequence=4096, **more):
     software = Software(**{k: v for k, v in more.items() if k in Software.__dataclass_fields__})
     rest = {k: v for k, v in more.items() if k not in Software.__dataclass_fields__}
-    work = Work(shape, layout or Layout(), 1, sequence, software=software, **rest)
+    work = StackWork(shape, layout or Layout(), 1, sequence, software=software, **rest)
     cluster = Cluster(gpu(name), 8, 1, 450e9, 400e9)
     return step_time(work, cluster, profile_of(name).constants).terms
 
@@ -68,9 +69,13 @@ def test_a_product_takes_what_is_worked_out_beside_it():
     assert terms["matrix products"] == pytest.approx(3 * 0.243e-3, rel=2e-3)
 
 
-def test_unfused_attention_takes_what_is_worked_out_beside_it():
-    forward, backward = unfused_seconds(1e12, 128, 256e12, 1.7e12, "unfused", dropout=True)
-    assert (forward, backward) == pytest.approx((7.65, 11.18), abs=0.01)
+def test_attention_that_is_written_out_takes_what_is_worked_out_beside_it():
+    assert written_seconds(1e12, 128, 256e12, 1.7e12, WRITTEN[False]) == pytest.approx(
+        (17.6, 17.6), abs=0.05
+    )
+    assert written_seconds(1e12, 128, 256e12, 1.7e12, MOVED["unfused", True]) == pytest.approx(
+        (7.65, 11.18), abs=0.01
+    )
 
 
 @pytest.mark.parametrize(("slower", "faster"), [("unfused", "flash2"), ("flash2", "cudnn"),
@@ -116,7 +121,7 @@ def test_recomputing_attention_alone_costs_its_forward_pass():
 
 
 def test_queries_keys_and_values_that_are_one_product_waste_less():
-    apart, merged = (Work(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
+    apart, merged = (StackWork(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
                      for m in (False, True))  # fmt: skip
     assert len(apart.factors) == 7
     assert set(merged.factors) == {(4096, 1536), (512, 4096), (4096, 2752), (1376, 4096)}

@@ -53,11 +53,11 @@ def test_chance_and_cost_of_the_fallback_are_those_of_many_runs(
     _check(setting, mtbf_hours, deadline_hours, 2 * RUNS)
 
 
-def test_the_latest_moment_is_the_deadline_less_what_the_rest_takes_on_demand() -> None:
+def test_it_may_fall_behind_by_the_deadline_less_what_all_of_it_takes_with_one_more_start() -> None:
     work = Work(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
-    # two hours of steps, 2 min to start, 12 saves of half a minute, 5 min until machines are there
+    # two hours of steps, 2 min for each start, 12 saves of half a minute, 5 min until machines are there
     found = fallback(work, 60, 1.0, 4.0, 300)
-    assert found.give_up_hours == pytest.approx(4 - (7200 + 120 + 12 * 30 + 300) / 3600)
+    assert found.slack_hours == pytest.approx(4 - (7200 + 2 * 120 + 12 * 30 + 300) / 3600)
 
 
 def test_a_deadline_that_on_demand_machines_miss_is_not_feasible() -> None:

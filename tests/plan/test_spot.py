@@ -18,8 +18,14 @@ PAGE = ROOT / "docs" / "spot.md"
 CHEAP = Offer(100.0, 250.0, 600.0)
 
 
-def _codes(reasons: tuple) -> list[str]:
-    return [reason.code for reason in reasons]
+KINDS = {
+    "interrupted": "saving and starting again", "dear": "on demand", "late": "chance to take at most",
+    "over_budget": "chance to cost at most", "deadline": "would not make",
+}  # fmt: skip
+
+
+def _kinds(reasons: tuple[str, ...]) -> list[str]:
+    return [next(kind for kind, words in KINDS.items() if words in reason) for reason in reasons]
 
 
 def test_both_ends_are_shown_with_one_interval_for_both() -> None:
@@ -43,9 +49,8 @@ def test_the_users_interval_is_taken_as_it_is_on_demand_too() -> None:
 def test_machines_that_hardly_start_before_they_go_are_a_reason() -> None:
     spot = weigh(WORK, hazard("hostile"), 8, CHEAP, Needs())
     assert spot.viable == "only if reclaimed together"
-    reason = spot.independent.reasons[0]
-    assert (reason.code, reason.found) == ("interrupted", pytest.approx(1 / 2.4))
-    assert reason.text == (
+    assert spot.independent.mtbf_hours == pytest.approx(1 / 2.4)
+    assert spot.independent.reasons[0] == (
         "an interruption every 25 min, and 6 min 10 s go into saving and starting again"
     )
     assert weigh(WORK, hazard(30.0), 8, CHEAP, Needs()).viable == "no"
@@ -53,19 +58,20 @@ def test_machines_that_hardly_start_before_they_go_are_a_reason() -> None:
 
 def test_spot_at_nearly_the_same_price_is_dearer_after_what_is_lost() -> None:
     spot = weigh(WORK, hazard("rough"), 8, Offer(230.0, 250.0), Needs())
-    assert _codes(spot.independent.reasons) == ["dear"]
+    assert _kinds(spot.independent.reasons) == ["dear"]
     assert spot.together.reasons == ()
     same = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), Needs())
-    assert (_codes(same.independent.reasons), same.viable) == (["dear"], "no")
+    assert (_kinds(same.independent.reasons), same.viable) == (["dear"], "no")
 
 
 def test_limits_that_are_kept_too_rarely_are_reasons() -> None:
     needs = Needs(max_run_hours=12.0, budget_usd=1_150.0)
     spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs)
     late, over = spot.independent.reasons
-    assert (late.code, over.code) == ("late", "over_budget")
-    assert late.text == f"{spot.independent.in_time:.0%} chance to take at most 12 h"
-    assert 0 <= spot.independent.in_both <= min(late.found, over.found)
+    found = spot.independent
+    assert late == f"{found.in_time:.0%} chance to take at most 12 h"
+    assert over == f"{found.in_budget:.0%} chance to cost at most $1,150"
+    assert 0 <= found.in_both <= min(found.in_time, found.in_budget)
     assert (
         weigh(WORK, hazard("rough"), 8, CHEAP, dataclasses.replace(needs, chance=0.01)).viable
         == "yes"
@@ -76,14 +82,14 @@ def test_two_limits_that_are_each_kept_may_be_missed_too_often_together() -> Non
     needs = Needs(max_run_hours=13.4, budget_usd=1_170.0, chance=0.5)
     found = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
     assert min(found.in_time or 0, found.in_budget or 0) > 0.5
-    (reason,) = found.reasons
-    assert (reason.code, reason.found) == ("both", found.in_both)
-    assert reason.found < 0.5
+    assert found.in_both < 0.5
+    limits = "take at most 13.4 h and cost at most $1,170"
+    assert found.reasons == (f"{found.in_both:.0%} chance to {limits}",)
 
 
 def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
     without = weigh(WORK, hazard("rough"), 8, CHEAP, Needs(max_run_hours=13.0))
-    assert _codes(without.independent.reasons) == ["late"]
+    assert _kinds(without.independent.reasons) == ["late"]
     with_it = weigh(WORK, hazard("rough"), 8, CHEAP, Needs(max_run_hours=13.0, deadline_hours=13.0))
     assert with_it.independent.reasons == ()
     assert with_it.independent.fallback is not None
@@ -98,9 +104,7 @@ def test_a_budget_counts_as_missed_where_on_demand_machines_may_be_needed() -> N
     spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
     assert spot.in_budget == pytest.approx(1.0)
     assert spot.fallback is not None
-    (reason,) = spot.reasons
-    assert reason.code == "over_budget"
-    assert reason.found == pytest.approx(1 - spot.fallback.chance, abs=1e-6)
+    assert spot.reasons == (f"{1 - spot.fallback.chance:.0%} chance to cost at most $2,000",)
 
 
 def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
@@ -117,10 +121,10 @@ def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
 
 def test_a_deadline_that_nothing_makes_is_a_reason_and_what_cannot_end_has_no_chance() -> None:
     spot = weigh(WORK, hazard("calm"), 8, CHEAP, Needs(deadline_hours=5.0))
-    assert _codes(spot.independent.reasons) == ["deadline"]
+    assert _kinds(spot.independent.reasons) == ["deadline"]
     never = weigh(WORK, hazard(500.0), 8, CHEAP, Needs(max_run_hours=20.0, budget_usd=1e6))
     assert (never.independent.in_time, never.independent.in_both) == (0.0, 0.0)
-    assert _codes(never.independent.reasons) == ["interrupted", "dear", "late", "over_budget"]
+    assert _kinds(never.independent.reasons) == ["interrupted", "dear", "late", "over_budget"]
 
 
 def test_it_takes_tens_of_milliseconds() -> None:
@@ -157,4 +161,4 @@ def test_the_sentences_around_the_table_say_the_same() -> None:
     page = PAGE.read_text(encoding="utf-8")
     spot = weigh(WORK, hazard("hostile"), NODES, OFFER, NEEDS)
     assert f"{spot.on_demand_hours:.1f} h and ${spot.on_demand_usd:,.0f}" in page
-    assert "an interruption every 25 min, and 6 min 10 s" in spot.independent.reasons[0].text
+    assert "an interruption every 25 min, and 6 min 10 s" in spot.independent.reasons[0]

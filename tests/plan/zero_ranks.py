@@ -19,11 +19,11 @@ from pydantic import TypeAdapter
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.train.fakes import Live
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import autocast
-from rekindle.train.trace import Trace, _Run
 from rekindle.train.weights import local_of
+from tests.plan.traced.engine import Trace, _Run
+from tests.plan.traced.fakes import Live
 
 
 class Counted(Live):

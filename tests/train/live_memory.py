@@ -25,10 +25,10 @@ from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
-from rekindle.train.fakes import Live, engine_without_values
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
+from tests.plan.traced.fakes import Live, engine_without_values
 
 
 def made_shards(task: str, rows: int, length: int, vocabulary: int) -> Shards:

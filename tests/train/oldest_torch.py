@@ -281,8 +281,10 @@ def missing(wheel: Wheel, files: list[Path]) -> list[str]:
 
 
 def sources() -> list[Path]:
-    """Every file of the library and of the components but the one that knows of the differences."""
-    folders = (ROOT / "rekindle", ROOT / "components")
+    """Every file of the library, the components, the images and the trace of memory, but the one that knows of the differences."""
+    folders = (
+        ROOT / name for name in ("rekindle", "components", "containers", "tests/plan/traced")
+    )
     return [f for folder in folders for f in sorted(folder.rglob("*.py")) if f != COMPAT]
 
 

@@ -20,10 +20,10 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, modules, parallel
-from rekindle.train.fakes import as_on_gpu
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
+from tests.plan.traced.fakes import as_on_gpu
 from tests.quick import first
 from tests.train import varlen_reference
 

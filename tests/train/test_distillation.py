@@ -23,13 +23,13 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention
 from rekindle.train.batches import Batches
-from rekindle.train.fakes import Live
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Feed
 from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.part import Part
 from rekindle.train.teacher import goal_of
+from tests.plan.traced.fakes import Live
 from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 from tests.train.differential import PACK, made_shards
 

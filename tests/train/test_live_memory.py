@@ -106,7 +106,8 @@ def compared(names, folder):
         for job in jobs
     )
     traced = [
-        json.loads(line) for line in child("-m", "rekindle.train.trace", input=lines).splitlines()
+        json.loads(line)
+        for line in child("-m", "tests.plan.traced.engine", input=lines).splitlines()
     ]
     for case, name in zip(cases, names, strict=True):
         paths = sorted(folder.glob(f"{case['name']}-*.json"))

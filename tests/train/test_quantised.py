@@ -16,7 +16,6 @@ from torch import nn
 
 from rekindle.data.manifest import open_shards
 from rekindle.errors import StepError
-from rekindle.plan import trace
 from rekindle.plan.memory import memory
 from rekindle.plan.quantised import block_bytes
 from rekindle.records import TrainingSummary
@@ -26,6 +25,7 @@ from rekindle.train.checkpoint import load, newest
 from rekindle.train.dcp import METADATA, read_metadata
 from rekindle.train.quantised import FourBit
 from tests.plan.retrace import SMALL, finalist_of, retraced
+from tests.plan.traced.finalist import extrapolated
 from tests.support.train_resume import LM_TRAIN, Gang, written
 from tests.support.train_step import LLAMA, case, ranks
 from tests.train.differential import trainer_of
@@ -229,7 +229,7 @@ def test_the_memory_that_is_planned_is_that_of_a_trace(name):
     one = finalist_of(CASES[name])
     one = dataclasses.replace(one, lora=one.lora.model_copy(update={"base": "4bit"}))
     found, planned = retraced(one), memory(one.work)
-    peak = trace.extrapolated(found["pair"], one.work, found["pp_rank"])
+    peak = extrapolated(found["pair"], one.work, found["pp_rank"])
     print(json.dumps(planned.terms), json.dumps(peak.terms))
     assert planned.peak_bytes == pytest.approx(peak.peak_bytes, rel=0.03)
     assert planned.terms["parameters"] == pytest.approx(peak.terms["parameters"], rel=0.001)

@@ -25,13 +25,13 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
-from rekindle.train.fakes import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
+from tests.plan.traced.fakes import Live
 from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 

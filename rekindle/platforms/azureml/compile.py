@@ -33,7 +33,6 @@ from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
 _SECTION = "platforms.azureml"
-_BUG = "this is a bug in rekindle, please report it"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
@@ -41,7 +40,6 @@ _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names
 _RENDEZVOUS = (*RENDEZVOUS, "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
-_REFERENCE = re.compile(r"\$\{\{parent\.(?:inputs\.(\w+)|jobs\.(\w+)\.outputs\.(\w+))\}\}")
 
 
 def compile(
@@ -53,7 +51,7 @@ def compile(
     wrong = lacks(graph, "azureml", _of_place(graph, place), known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     job = compiler.job()
-    if problems := [*wrong, *compiler.problems, *dangling(job)]:
+    if problems := [*wrong, *compiler.problems]:
         raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
     return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})
@@ -228,28 +226,6 @@ def _shell(
     words += [f'--input {channel}="${{{{inputs.{n}}}}}"' for n, (channel, _) in mounted.items()]
     words += [f'--output {name}="${{{{outputs.{n}}}}}"' for n, name in left.items()]
     return "\n".join([*lines, " ".join(words)])
-
-
-def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
-    """References to nothing and steps that wait for each other, which Azure's check lets pass."""
-    waits: dict[str, set[str]] = {}
-    for name, command in job["jobs"].items():
-        waits[name] = set()
-        for where, text in command["inputs"].items():
-            match = _REFERENCE.fullmatch(str(text))
-            at = f"jobs.{name}.inputs.{where}"
-            if match is None or (match[1] and match[1] not in job.get("inputs", {})):
-                yield Problem(f"{text} is nothing", at, _BUG)
-            elif match[2]:
-                waits[name].add(match[2])
-                if match[3] not in job["jobs"].get(match[2], {}).get("outputs", {}):
-                    yield Problem(f"{text} is nothing", at, _BUG)
-    while ready := [name for name, on in waits.items() if not on & waits.keys()]:
-        for name in ready:
-            del waits[name]
-    if waits:
-        what = f"these steps wait for each other: {', '.join(sorted(waits))}"
-        yield Problem(what, "jobs", _BUG)
 
 
 def identifiers(names: Mapping[str, Any]) -> dict[str, str]:

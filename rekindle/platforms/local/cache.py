@@ -17,8 +17,8 @@ from typing import Any
 from rekindle.ir.graph import Step
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
-from rekindle.platforms.local.store import Store, put
-from rekindle.records import ArtifactRecord, moved
+from rekindle.platforms.local.store import Store
+from rekindle.records import ArtifactRecord, moved, write_atomically
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _HOME = "\0home"  # in no path
@@ -172,7 +172,7 @@ def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Valu
     """Make `outputs` the result for `identity`, once all its files are written."""
     _put(store, identity, run_id, outputs)
     last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
-    put(store.last(slug), json.dumps(last))
+    write_atomically(store.last(slug), json.dumps(last))
 
 
 def lend(lender: Store, borrower: Store) -> None:
@@ -182,7 +182,8 @@ def lend(lender: Store, borrower: Store) -> None:
             entry = json.loads(file.read_bytes())
             if entry.pop("sha256") == _hash(entry):
                 entry["home"] = str(borrower.home)  # so that no path counts as moved
-                put(borrower.entry(file.stem), json.dumps({**entry, "sha256": _hash(entry)}))
+                text = json.dumps({**entry, "sha256": _hash(entry)})
+                write_atomically(borrower.entry(file.stem), text)
 
 
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
@@ -195,10 +196,10 @@ def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None
         "run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
         "outputs": {"parameters": dict(outputs.parameters), "artifacts": artifacts},
     }  # fmt: skip
-    put(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
+    write_atomically(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
-def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
+def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
     """Artifacts as a step's shim reports them, with what is on disk."""
     found = {}
     for name, artifact in artifacts.items():

@@ -244,7 +244,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
                 where = str(_node_folder(job, node) / "log.txt") if node else ""
                 failed = dataclasses.replace(failed, error=who + failed.error, failed_log=where)
                 raise _AttemptFailed
-            artifacts = cache.stored(step, ended.result["artifacts"])
+            artifacts = cache.stored(ended.result["artifacts"])
             outputs = Values(ended.result["parameters"], artifacts)
             if keep and _is_what_it_was(job, step, identity):
                 cache.save(around.store, job.slug, identity, around.run_id, outputs)

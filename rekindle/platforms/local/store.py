@@ -125,17 +125,6 @@ class Store:
                 marker.unlink(missing_ok=True)
 
 
-def put(path: Path, text: str) -> None:
-    """Write beside `path` and rename; not flushed: what a power cut tears is made again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def clear_killed_attempts(parent: Path) -> None:
     """Remove what attempts left in `parent` whose process is gone."""
     for marker in parent.glob("*.partial"):

@@ -22,8 +22,8 @@ from rekindle.app.runs import all_runs
 from rekindle.cli.main import invoke
 from rekindle.launch.process import owned
 from rekindle.platforms.local.removal import remove
-from rekindle.platforms.local.store import Store, locked, put
-from rekindle.records import Registration, RunRecord
+from rekindle.platforms.local.store import Store, locked
+from rekindle.records import Registration, RunRecord, write_atomically
 from rekindle.report.ledger import ledger
 from rekindle.report.retention import Retention
 from tests.platforms.local.runs import run, stored
@@ -332,7 +332,7 @@ def test_checkpoints_go_when_their_training_is_finished_and_no_process_is_at_it(
     for key in (TRAINED, unfinished, lost):
         (digits / "checkpoints" / key).mkdir(parents=True)
         (digits / "checkpoints" / key / "weights").write_text(key)
-    put(digits / "runs" / "20261121-090900-digits-a1b3" / "uses", unfinished)
+    write_atomically(digits / "runs" / "20261121-090900-digits-a1b3" / "uses", unfinished)
     with owned(digits / "checkpoints" / TRAINED, lambda: None):
         gone = removed(digits, capsys)
     assert [path for kind, path in gone if kind == "checkpoints"] == [f"checkpoints/{lost}"]
@@ -382,8 +382,8 @@ def test_scores_environments_locks_and_what_killed_processes_left(
     used, unused = "3" * 32, "4" * 32
     for key in (used, unused):
         (digits / "scores" / key).mkdir(parents=True)
-        put(digits / "cache" / "locks" / key, "")
-    put(digits / "runs" / "20261121-090900-digits-a1b3" / "uses", used)
+        write_atomically(digits / "cache" / "locks" / key, "")
+    write_atomically(digits / "runs" / "20261121-090900-digits-a1b3" / "uses", used)
     for name, days in (("5" * 16, 40), ("6" * 16, 20)):
         folder = digits / "environments" / name
         folder.mkdir(parents=True)
@@ -462,7 +462,7 @@ def test_checkpoints_elsewhere_go_once_they_are_a_day_old(
     weights = [volume / "checkpoints" / key / "step-000000001.01234567" / "weights"
                for key in (TRAINED, "1" * 32)]  # fmt: skip
     for file in weights:
-        put(file, "weights")
+        write_atomically(file, "weights")
     for path in digits.glob("runs/*/run.json"):
         record = RunRecord.read(path)
         place = {"platforms": {"kubeflow": {"artifact_root": f"file://{volume}"}}}

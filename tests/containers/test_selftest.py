@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.launch import selftest
+from containers import selftest
+from containers.selftest import Check
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.selftest import Check
 from rekindle.launch.worker_group import Start, argv
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*words, path):
     return subprocess.run(
-        [sys.executable, "-m", "rekindle.launch.selftest", *words], capture_output=True, text=True,
+        [sys.executable, ROOT / "containers" / "selftest.py", *words], capture_output=True, text=True,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -149,3 +149,23 @@ def test_a_base_image_whose_torch_is_out_of_range_is_refused_before_anything_is_
 
 def test_ranks_of_one_node_meet_where_no_name_can_be_looked_up():
     assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), Start(0))
+
+
+@pytest.mark.parametrize("image", ["cpu", "train"])
+def test_an_image_gets_the_file_that_it_runs_without_a_command(image):
+    """What COPY names is in the context of the build, and the command is among it."""
+    lines = (ROOT / "containers" / image / "Dockerfile").read_text().splitlines()
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    copied = {}
+    for line in lines:
+        if line.startswith("COPY "):
+            *files, place = line.split()[1:]
+            assert {file for file in files if (ROOT / file).is_file()} == set(files) & kept
+            copied |= {
+                place + Path(file).name if place.endswith("/") else place: file for file in files
+            }
+    (command,) = (json.loads(line[4:]) for line in lines if line.startswith("CMD "))
+    (entry,) = (json.loads(line[11:]) for line in lines if line.startswith("ENTRYPOINT "))
+    assert copied[command[-1]] == "containers/selftest.py"
+    assert copied[entry[-1]] == "containers/entry.sh"
+    assert f"{Path(command[-1]).parent}/{selftest.RANKS.name}" in copied

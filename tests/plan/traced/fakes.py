@@ -1,4 +1,4 @@
-"""What has to differ while the engine runs on tensors without values (see trace.py): functions that
+"""What has to differ while the engine runs on tensors without values (see engine.py): functions that
 ask for a value or keep more on a CPU than on a GPU, each replaced within a context.
 
 `Live` counts bytes: each storage from its birth to its end, by what it was made for; real or

@@ -1,9 +1,10 @@
 """Two ranks that add their numbers up, so that a machine or an image is known to train on several:
-`python -m rekindle.launch.allreduce` starts them as a fine-tune step starts its own.
+`python3 /opt/rekindle/selftest/allreduce.py` starts them as a fine-tune step starts its own.
 
 They use gloo, and NCCL too where there are two GPUs."""
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -26,10 +27,14 @@ def main() -> None:
         _be_rank(Path(sys.argv[1]))
     train = TrainSpec(max_restarts=0, hang_seconds=_PATIENCE_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
-        script = ["-m", "rekindle.launch.allreduce", folder]
+        script = ["-m", Path(__file__).stem, folder]
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         place = Rendezvous(ranks_per_node=RANKS)
         try:
-            torchrun(script, train, status=Path(folder), rendezvous=place)
+            torchrun(
+                script, train, status=Path(folder), rendezvous=place,
+                environment={"PYTHONPATH": path.rstrip(os.pathsep)},
+            )  # fmt: skip
         except RekindleError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(error.exit_code)

@@ -1,15 +1,17 @@
-"""Memory of a finalist, traced: the engine's own parts run on tensors without values, in a child
-process that has torch (`python -m rekindle.train.trace`), and `rekindle plan` itself never does.
+"""Memory of a layout, traced: what the closed form of rekindle/plan/memory.py is held against.
 
-Two shallow depths are traced and extrapolated: every block of a stage adds the same. A tiny model
-whose bytes are known is traced first; where that fails, where torch is not there, or where it takes
-too long, the closed form answers and says why."""
+The engine's own parts run on tensors without values, in a child process (`engine.py`). Two shallow depths are traced and
+extrapolated: every block of a stage adds the same.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rekindle.families import FAMILIES
@@ -17,21 +19,9 @@ from rekindle.plan.memory import Memory, memory
 from rekindle.plan.work import Work
 from rekindle.spec.model import LoraSpec
 
+ROOT = Path(__file__).parents[3]
 SHALLOW = 3  # blocks a stage: the fewest in which the first, the last and one between differ
-LIMIT_SECONDS = 55.0
-AT_MOST = 2  # finalists
 _BUFFERS = "pipeline buffers"
-
-# One rank, fp32: weights [8, 8] of a table and a head, one block of 4 + 3 matrices and 3 norms.
-_TINY: Mapping[str, Any] = {
-    "config": {
-        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "vocab_size": 8,
-    },
-    "task": "causal_lm", "layout": {}, "train": {}, "sequence": 8, "accumulation": 1,
-}  # fmt: skip
-_TINY_PARAMETERS = 9 * 8 * 8 + 3 * 8
-_TINY_STATIC = 3 * 4 * _TINY_PARAMETERS + 4 * 12  # weights, two moments, and a count of steps each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,51 +36,22 @@ class Finalist:
     teacher: Mapping[str, Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """Memory of the worst rank; `traced`: whether the engine was asked; `note`: why not."""
-
-    memory: Memory
-    traced: bool
-    note: str = ""
+class TraceError(Exception):
+    """A child that gave no answer; its text says why."""
 
 
-class _TraceError(Exception):
-    """A child that gave no answer; its text is the note."""
-
-
-def trace(
-    finalists: Sequence[Finalist], limit_seconds: float = LIMIT_SECONDS,
-    python: str = sys.executable, at_most: int = AT_MOST,
-) -> list[Answer]:  # fmt: skip
-    """Answers in the order of `finalists`, all of them by one child process."""
-    computed = [memory(one.work) for one in finalists]
-    short = [dataclasses.replace(one, work=_few(one.work)) for one in finalists]
-    pairs = list(zip(short[:at_most], computed, strict=False))
-    asked = [_job(one, m.pp_rank, depth) for one, m in pairs for depth in depths(one.work)]
-    try:
-        tiny, *said = _asked([_TINY, *asked], limit_seconds, python)
-        if tiny["static"] - _TINY_STATIC not in range(512):  # and what a loop keeps
-            found = f"{tiny['static']} bytes where {_TINY_STATIC} were expected"
-            raise _TraceError(f"torch does not do what is known of it: its self-test found {found}")
-    except _TraceError as error:
-        note = f"from the closed form, not traced: {error}"
-        return [Answer(closed, False, note) for closed in computed]
-    answers = []
-    for number, (one, closed) in enumerate(zip(finalists, computed, strict=True)):
-        if number >= at_most:
-            note = f"from the closed form: only {at_most} finalists are traced"
-            answers.append(Answer(closed, False, note))
-            continue
-        pair = said[2 * number : 2 * number + 2]
-        deep = extrapolated(pair, one.work, closed.pp_rank)
-        # and the buffers that a pipeline has for each of the other micro-batches
-        few = memory(short[number].work, closed.pp_rank).terms.get(_BUFFERS, 0)
-        if more := closed.terms.get(_BUFFERS, 0) - few:
-            terms = {**deep.terms, _BUFFERS: deep.terms.get(_BUFFERS, 0) + more}
-            deep = dataclasses.replace(deep, terms=terms)
-        answers.append(Answer(deep, True, "; ".join(pair[1]["notes"])))
-    return answers
+def trace(finalist: Finalist, limit_seconds: float = 120) -> Memory:
+    """Memory of the worst rank. TraceError where the child gives no answer."""
+    closed = memory(finalist.work)
+    short = dataclasses.replace(finalist, work=_few(finalist.work))
+    jobs = [job(short, closed.pp_rank, depth) for depth in depths(short.work)]
+    deep = extrapolated(asked(jobs, limit_seconds), finalist.work, closed.pp_rank)
+    # and the buffers that a pipeline has for each of the other micro-batches
+    few = memory(short.work, closed.pp_rank).terms.get(_BUFFERS, 0)
+    if more := closed.terms.get(_BUFFERS, 0) - few:
+        terms = {**deep.terms, _BUFFERS: deep.terms.get(_BUFFERS, 0) + more}
+        deep = dataclasses.replace(deep, terms=terms)
+    return deep
 
 
 def depths(work: Work) -> tuple[int, int]:
@@ -106,26 +67,23 @@ def _few(work: Work) -> Work:
     return dataclasses.replace(work, accumulation=min(work.accumulation, enough))
 
 
-def _asked(
-    jobs: Sequence[Mapping[str, Any]], limit_seconds: float, python: str
-) -> list[dict[str, Any]]:
-    command = [python, "-m", "rekindle.train.trace"]
+def asked(jobs: Sequence[Mapping[str, Any]], limit_seconds: float) -> list[dict[str, Any]]:
+    """What the child says of each job. TraceError where it fails or takes too long."""
+    command = [sys.executable, "-m", "tests.plan.traced.engine"]
     text = "".join(json.dumps(job) + "\n" for job in jobs)
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=limit_seconds, check=False
+            command, input=text, capture_output=True, text=True, timeout=limit_seconds, cwd=ROOT
         )
     except subprocess.TimeoutExpired:
-        raise _TraceError(f"no answer within {limit_seconds:.0f} s") from None
-    except OSError as error:
-        raise _TraceError(f"{python} does not start: {error.strerror}") from None
+        raise TraceError(f"no answer within {limit_seconds:.0f} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise _TraceError(lines[-1])
+        raise TraceError(lines[-1])
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
+def job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
     """What the child is asked, of a model with so many blocks in each stage at least."""
     work, names = one.work, FAMILIES[one.work.shape.model_type].names
     layers = depth * work.layout.stages + work.shape.layers % work.layout.stages

@@ -1,15 +1,17 @@
 """What one rank holds in memory while it trains, found out without a GPU and without values:
-`python -m rekindle.train.trace < TRACES.jsonl`, one JSON object a line in, one a line out.
+`python -m tests.plan.traced.engine < TRACES.jsonl`, one JSON object a line in, one a line out.
 
 The engine's own parts run three optimizer steps on fake tensors (sizes without values) and a
 process group that sends nothing, while every storage is counted from its birth to its end. What a
-caching allocator rounds up or reserves comes on top. torch.compile is not seen, and `notes` says
-so."""
+caching allocator rounds up or reserves comes on top. torch.compile is not seen: blocks are counted
+as they are written."""
 
 import collections
 import contextlib
 import dataclasses
 import functools
+import importlib
+import importlib.util
 import json
 import logging
 import sys
@@ -27,8 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import fakes, modules, quantised, teacher, weights
-from rekindle.train.compat import give_collectives_shapes, require_newest
+from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
@@ -36,8 +37,7 @@ from rekindle.train.parallel import DTYPES, autocast, build, prepared, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of
-
-NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
+from tests.plan.traced import fakes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +72,15 @@ class Traced:
     static: int
     phases: Mapping[str, int]
     terms: Mapping[str, int]
-    notes: tuple[str, ...] = ()
     largest: tuple[Any, ...] = ()
 
 
 def traced(trace: Trace) -> Traced:
     """Run it in a process of its own: it exchanges parts of the engine while it runs."""
     layout = trace.layout
-    if layout.pp > 1:
-        require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
-    give_collectives_shapes()
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
+        # lets collectives run on fake tensors, as torch 2.11 does by itself
+        importlib.import_module("torch.distributed._tools.fake_collectives")
     rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
@@ -145,7 +144,6 @@ class _Run:
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
             live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
-            (NOT_SEEN,) if self.trace.train.compile else (),
             tuple((h.was, h.kind, h.phase, h.made_by) for h in largest)
             if self.trace.detail else (),
         )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Whether this image can run rekindle's steps: `python -m rekindle.launch.selftest [--json]`.
+"""Whether this image can run rekindle's steps.
 
-A line for each thing that steps rely on, `ok` or `not ok` with what to do about it; exit code 1 if
-anything is not. What was built into an image stands in `image.json` beside its Python."""
+`python3 /opt/rekindle/selftest/selftest.py [--json]` writes a line for each thing that steps rely
+on, `ok` or `not ok` with what to do about it; exit code 1 if anything is not. What was built into
+an image stands in `image.json` beside its Python."""
 
 import argparse
 import ctypes
@@ -23,6 +24,7 @@ SCHEMA_VERSION = 1
 PLUGINS = {"efa": Path("/opt/amazon/ofi-nccl"), "gib": Path("/usr/local/gib")}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 WORKER = "rekindle.train.worker"
+RANKS = Path(__file__).with_name("allreduce.py")
 _ANSWER_SECONDS = 180
 _BUILD = "build the image from containers/"
 
@@ -49,7 +51,7 @@ class Check:
 
 def main(words: list[str]) -> int:
     """Print what was found; 0 if all of it will do."""
-    parser = argparse.ArgumentParser(prog="rekindle.launch.selftest", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     as_json = parser.parse_args(words).json
     image, found = read_image(Path(sys.prefix)), []
@@ -210,8 +212,8 @@ def check_engine() -> Check:
 
 def check_ranks() -> Check:
     """Two ranks meet through rekindle's own launcher and add their numbers up."""
-    reason = _failure([sys.executable, "-m", "rekindle.launch.allreduce"], {})
-    fix = "see `python -m rekindle.launch.allreduce`; ranks need the loopback and /dev/shm"
+    reason = _failure([sys.executable, str(RANKS)], {})
+    fix = f"see `python3 {RANKS}`; ranks need the loopback and /dev/shm"
     return Check("ranks", reason or "two met and agreed on a sum", fix if reason else "")
 
 
