@@ -21,6 +21,15 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS, EARLY_SECONDS = 30.0, 10.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a config asks of a platform beyond training, each of which needs rights of its own."""
+
+    deploys: bool = False  # `rekindle deploy`, by who asks
+    publishes: bool = False  # champions go to its registry, by who promotes and by steps
+    deploys_in_steps: bool = False
+
+
 class NotChecked(Exception):
     """A check without an answer; the text says why."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.app.readiness import ready
+from rekindle.app.readiness import needs_of, ready
 from rekindle.outputs import ReadinessCheck
 from rekindle.platforms.checks import run_checks
 from rekindle.platforms.platform import Platform
@@ -49,7 +49,9 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
     definition = ready(platform, spec)
-    return run_checks(Platform.of(platform, spec.platforms).checks(definition), early)
+    return run_checks(
+        Platform.of(platform, spec.platforms).checks(definition, needs_of(spec, platform)), early
+    )
 
 
 def wrong(found: tuple[ReadinessCheck, ...]) -> list[str]:

@@ -16,7 +16,7 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import AzureMLSpec
@@ -25,7 +25,7 @@ _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or cert
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
 
 
-def permissions(place: AzureMLSpec) -> str:
+def permissions(place: AzureMLSpec, needs: Needs) -> str:
     """Roles, and what each is for."""
     rows = [
         ("AzureML Data Scientist", "the workspace", "submit jobs, read their logs"),
@@ -42,7 +42,7 @@ def permissions(place: AzureMLSpec) -> str:
     return "\n".join(["The identity of the compute, and who submits, need:", *lines, end])
 
 
-def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.sagemaker.client import connected, images
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import SageMakerSpec
@@ -46,7 +46,7 @@ _DEPLOYS = (
 )  # fmt: skip
 
 
-def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
@@ -61,7 +61,7 @@ def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Chec
         yield ask(f"secret {variable}", f"secrets.{variable}", secret, arn)
 
 
-def permissions(place: SageMakerSpec) -> str:
+def permissions(place: SageMakerSpec, needs: Needs) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
     policy = {"Version": "2012-10-17", "Statement": statements(place)}
     role = place.role_arn or "platforms.sagemaker.role_arn"

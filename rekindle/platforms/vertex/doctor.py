@@ -17,7 +17,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
@@ -33,7 +33,7 @@ _YOURS = (
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
 
-def permissions(place: VertexSpec) -> str:
+def permissions(place: VertexSpec, needs: Needs) -> str:
     """Permissions of the account, a line each: its name, what it is for, and a role that has it."""
     rules = limits("vertex")
     account = place.service_account or "platforms.vertex.service_account"
@@ -49,7 +49,7 @@ def permissions(place: VertexSpec) -> str:
     return "\n".join(lines)
 
 
-def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return

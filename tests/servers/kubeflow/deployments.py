@@ -12,9 +12,9 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import fsspec
 from kubernetes import client
 
 from tests.servers.shadow import Answering
@@ -114,6 +114,7 @@ class Deployments:
         self.objects: dict[str, dict[str, Any]] = {kind: {} for kind in APIS}
         self.gateway: tuple[str, str] | None = ("infra", "public")
         self.refuses, self.version = "", 0
+        self.steps_a_look = 1  # how far controllers come from one look to the next
         self.fates: dict[str, str] = {}
         self.wrong: set[str] = set()  # versions that answer otherwise
         self.answering = Answering()
@@ -155,7 +156,8 @@ class Deployments:
             for pod in self._of(name) if kind == "Deployment" else ():
                 del self.cluster.pods[pod]
             return 200, {"kind": "Status", "status": "Success"}
-        self._step(kind, known[name])
+        for _ in range(self.steps_a_look):
+            self._step(kind, known[name])
         return 200, copy.deepcopy(known[name])
 
     def _create(self, kind: str, body: Any) -> tuple[int, Any]:
@@ -170,6 +172,8 @@ class Deployments:
                 ref |= {"group": "", "kind": "Service"}
         made["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 0, "namespace": "kubeflow"}
         self.objects[kind][name] = self._changed(made)
+        for _ in range(self.steps_a_look - 1):
+            self._step(kind, made)
         return 201, copy.deepcopy(made)
 
     def _put(self, kind: str, name: str, body: Any) -> tuple[int, Any]:
@@ -328,8 +332,8 @@ class Deployments:
 
     def _predict(self, pod: Any, body: Any) -> tuple[int, Any]:
         env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
-        folder = Path(env["REKINDLE_MODEL"].removeprefix("file://"))
-        rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
+        with fsspec.open(f"{env['REKINDLE_MODEL']}/evidence.json") as file:
+            rows = json.load(file)["smoke"]["rows"]
         found = self.answering.answers(rows, body["instances"])
         if pod["metadata"]["labels"][VERSION] in self.wrong:
             found[0]["label"] = "another"
