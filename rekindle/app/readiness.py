@@ -38,6 +38,7 @@ def refuse_early(platform: Platform, definition: Definition) -> None:
 def needs_of(spec: Spec, platform: str) -> Needs:
     """What the config asks of the platform beyond training."""
     return Needs(
+        model=spec.model_name,
         deploys="deploy" in spec.model_fields_set,
         publishes=platform in spec.registration.publish,
         deploys_in_steps=spec.deploy.after_promotion and spec.pipeline is None,
