@@ -11,8 +11,8 @@ from rekindle.app.plan import on_any_machine
 from rekindle.app.preflight import looks
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
+from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as wrong_ones
-from rekindle.platforms.checks import run_checks
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition
 from rekindle.spec.model import Spec
@@ -31,8 +31,18 @@ def ready(platform: str, spec: Spec) -> Definition:
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
     """RequestError with what would make a submission fail later, as far as it can be asked."""
-    if found := wrong_ones(run_checks(platform.checks(definition), early=True)):
+    if found := wrong_ones(run_checks(platform.checks(definition, Needs()), early=True)):
         raise RequestError(dict.fromkeys(found))
+
+
+def needs_of(spec: Spec, platform: str) -> Needs:
+    """What the config asks of the platform beyond training."""
+    return Needs(
+        model=spec.model_name,
+        deploys="deploy" in spec.model_fields_set,
+        publishes=platform in spec.registration.publish,
+        deploys_in_steps=spec.deploy.after_promotion and spec.pipeline is None,
+    )
 
 
 def ready_here(spec: Spec, home: Path) -> Readiness:
@@ -53,9 +63,10 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     spec = on_any_machine(spec, platform, home, lacks) if spec else None
     with collected(lacks):
         definition = ready(platform, spec) if spec else None
-    found = run_checks(there.checks(definition))
+    needs = needs_of(spec, platform) if spec else Needs()
+    found = run_checks(there.checks(definition, needs))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
-        platform=platform, permissions=there.permissions(), checks=found,
+        platform=platform, permissions=there.permissions(needs), checks=found,
         errors=rows_of(RequestError(errors)) if errors else (),
     )  # fmt: skip

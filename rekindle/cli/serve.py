@@ -30,7 +30,7 @@ SERVING = ("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "to
               help="Address to listen at; at any other, all who reach it may ask.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
               envvar="AIP_HTTP_PORT", show_envvar=True, help="0: any free port.")  # fmt: skip
-@click.option("--precision", type=click.Choice(["bf16", "int8"]), help="Of a classifier, if its "
+@click.option("--precision", type=click.Choice(["bf16", "int8"]), help="Only if its "
               "test split allows it; default: `deploy.precision`, or as trained.")  # fmt: skip
 @click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
 @at_home

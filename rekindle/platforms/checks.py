@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem, RekindleError, RequestError
@@ -19,6 +19,16 @@ from rekindle.outputs import ReadinessCheck
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS, EARLY_SECONDS = 30.0, 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a config asks of a platform for its `model` beyond training, which needs more rights."""
+
+    model: str = ""
+    deploys: bool = False  # `rekindle deploy`, by who asks
+    publishes: bool = False  # champions go to its registry, by who promotes and by steps
+    deploys_in_steps: bool = False
 
 
 class NotChecked(Exception):
@@ -36,6 +46,15 @@ class Check:
     ask: Callable[[], str]
     early: bool = False
     login: bool = False
+
+
+def may(fixes: Mapping[str, str], missing: Collection[str], who: str = "you") -> str:
+    """All rights by name, where none is missing; else RequestError with each that is, and its
+    fix."""
+    if missing:
+        wrong = (Problem(f"{who} may not {name}", "", fixes[name]) for name in missing)
+        raise RequestError(wrong)
+    return ", ".join(fixes)
 
 
 def about(section: str, there: Any) -> Callable[..., Check]:

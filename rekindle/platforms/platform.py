@@ -19,7 +19,7 @@ from rekindle.spec.deploy import DeploySpec
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
     from rekindle.platforms.cache_diff import CacheKey
-    from rekindle.platforms.checks import Check
+    from rekindle.platforms.checks import Check, Needs
     from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
     from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
@@ -134,13 +134,13 @@ class Platform:
         """Whether there was one; runs that it started go on."""
         return self._module("schedule").delete(self.settings, name)
 
-    def permissions(self) -> str:
+    def permissions(self, needs: Needs) -> str:
         """The least that steps need, as a file of the platform's own kind."""
-        return self._module("doctor").permissions(self.settings)
+        return self._module("doctor").permissions(self.settings, needs)
 
-    def checks(self, definition: Definition | None) -> Iterator[Check]:
+    def checks(self, definition: Definition | None, needs: Needs) -> Iterator[Check]:
         """The checks of the config and of what would be sent; none where it does not say where."""
-        return self._module("doctor").checks(self.settings, definition)
+        return self._module("doctor").checks(self.settings, definition, needs)
 
     def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
         """Where the model `name` is deployed."""

@@ -22,12 +22,9 @@ class Classifier(Model):
     room = 4 * MOST_ROWS
 
     def __init__(self, opened: ModelFolder, device: torch.device, precision: str = "") -> None:
-        self.opened, self.device = opened, torch.device("cpu") if precision == "int8" else device
-        self.network, self.dtype = opened.network().to(self.device), torch.get_default_dtype()
-        if precision == "bf16":
-            self.network, self.dtype = self.network.bfloat16(), torch.bfloat16
-        if precision == "int8":
-            self.network = _in_int8(self.network)
+        self.opened = opened
+        self.network, self.device = network_in(opened, device, precision)
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
         file = opened.path / TOKENIZER
         self.cutter = read_tokenizer(opened.path) if file.is_file() else None
 
@@ -108,6 +105,16 @@ class Int8Linear(torch.nn.Module):
             torch.float32, "none", [], "",
         )  # fmt: skip
         return found
+
+
+def network_in(
+    opened: ModelFolder, device: torch.device, precision: str
+) -> tuple[torch.nn.Module, torch.device]:
+    """The network in this precision, and where it is: in int8 on the CPU."""
+    if precision == "int8":
+        return _in_int8(opened.network()), torch.device("cpu")
+    network = opened.network().to(device)
+    return network.bfloat16() if precision == "bf16" else network, device
 
 
 def _in_int8(network: torch.nn.Module) -> torch.nn.Module:

@@ -65,13 +65,16 @@ class Status:
 class Shadowed:
     """What the server process `replica` counted of the version in its shadow: answers, those among
     them that failed, those that are another label, tags or text, and requests that it was spared
-    because it had not kept up."""
+    because it had not kept up. `took_ms` and `before_ms` are how long 50 and 99 of 100 of its
+    latest answers took, and those of the version that answers, where there were any."""
 
     replica: str
     answered: int
     failed: int
     differed: int
     spared: int
+    took_ms: tuple[float, ...] = ()
+    before_ms: tuple[float, ...] = ()
 
 
 ASK_SHADOW = {"rekindle/shadow": True}

@@ -1,5 +1,8 @@
 """A served model in memory."""
 
+import importlib
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,20 +16,40 @@ from rekindle.serve.model import ServedModel
 from rekindle.serve.work import Model
 from rekindle.serve.writer import Writer
 from rekindle.tasks.causal_lm import CausalLM
-from rekindle.train.modelfolder import open_model
+from rekindle.train.modelfolder import ModelFolder, open_model
+
+_HIDING = threading.Lock()  # a version and the one in its shadow are loaded side by side
 
 
 def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
     """The model on the GPU, if there is one; its inputs; and what makes text of tokens. Raises
-    UnsupportedError for a language model of a user's own task."""
-    transformers.utils.logging.disable_progress_bar()
+    UnsupportedError as `answering` does."""
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = answering(opened, device, served.precision)
+    return model, inputs, model.decoded if isinstance(model, Writer) else str
+
+
+def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
+    """What answers, in the precision. Raises UnsupportedError for a language model of a user's own
+    task."""
+    transformers.utils.logging.disable_progress_bar()
+    _quantizers_without_torchao()
     if opened.task.objective != "tokens":
-        return Classifier(opened, device, served.precision), inputs, str
+        return Classifier(opened, device, precision)
     if not isinstance(opened.task, CausalLM):
         what = "language models of a task of your own are not served"
         raise UnsupportedError(what, where="task", fix="use its `generate` in your own server")
-    writer = Writer(opened, opened.task, device)
-    return writer, inputs, writer.decoded
+    return Writer(opened, opened.task, device, precision)
+
+
+def _quantizers_without_torchao() -> None:
+    """Let transformers not find torchao, which it imports to see whether it is there: that warns of
+    each of torchao's libraries for other machines, and what is served needs none of them."""
+    with _HIDING:
+        if sys.modules.setdefault("torchao", None) is None:  # type: ignore[arg-type]
+            try:
+                importlib.import_module("transformers.quantizers")
+            finally:
+                del sys.modules["torchao"]

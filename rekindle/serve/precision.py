@@ -1,30 +1,36 @@
 """A lower precision than that of training, where the model's own test split allows it.
 
 The model answers the test split in both, in this process. What is lost of the share of right labels
-(of words, where each has a tag) may not be more than is allowed. The rows that a server proves
-itself by are then those of the evidence, with their answers in that precision."""
+(of words, where each has a tag) may not be more than is allowed; of a language model it is the
+share by which the mean loss of a token grows. The rows that a server proves itself by are then
+those of the evidence, with their answers in that precision."""
 
 import dataclasses
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from torch.nn import functional as F
 
 from rekindle.data.examples import open_examples
 from rekindle.errors import RequestError
 from rekindle.records import Check, Evidence, Smoke, SmokeRow
-from rekindle.serve.classifier import Classifier
 from rekindle.serve.inputs import Inputs
+from rekindle.serve.load import answering
 from rekindle.serve.model import ServedModel
 from rekindle.serve.smoke import instance_of
-from rekindle.serve.work import Options, RefusedError
+from rekindle.serve.work import Model, Options, RefusedError
+from rekindle.serve.writer import Writer
 from rekindle.train.modelfolder import ModelFolder, open_model
-from rekindle.train.pieces import HALF, TEST
+from rekindle.train.pieces import HALF, SURE_CHARACTERS, TEST
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +43,13 @@ def lowered(
     than `most_loss`, or cannot be measured."""
     file = folder / f"{model.digest[:16]}-{precision}.json"
     if not file.is_file():
-        opened, evidence = open_model(Path(model.path), model.code), None
-        if opened.task.objective == "tokens":
-            what, fix = f"a language model is not served in {precision} yet", "leave it out"
-            raise RequestError(what, where="deploy.precision", fix=fix)
-        if model.evidence:
-            evidence = Evidence.read(model.evidence)
+        evidence = Evidence.read(model.evidence) if model.evidence else None
         if evidence is None or examples is None or not examples.is_dir():
             what = f"the test split that judged version {model.version} is not on this machine"
             fix = "train it here again, or serve it in the precision that it was judged in"
             raise RequestError(what, where="deploy.precision", fix=fix)
         folder.mkdir(parents=True, exist_ok=True)
-        _measured(model, opened, precision, examples, evidence).write(file)
+        _measured(model, precision, examples, evidence).write(file)
     check = Evidence.read(file).checks[-1]
     log.info("%s", check.detail)
     if not (check.value is not None and check.value <= most_loss):
@@ -59,14 +60,27 @@ def lowered(
     return dataclasses.replace(model, precision=precision, evidence=str(file))
 
 
-def _measured(
-    model: ServedModel, opened: ModelFolder, precision: str, examples: Path, evidence: Evidence
-) -> Evidence:
-    before, after = (Classifier(opened, torch.device("cpu"), one) for one in ("", precision))
+def _measured(model: ServedModel, precision: str, examples: Path, evidence: Evidence) -> Evidence:
+    opened, cpu = open_model(Path(model.path), model.code), torch.device("cpu")
+    both = [answering(opened, cpu, one) for one in ("", precision)]
+    measure = _of_tokens if isinstance(both[0], Writer) else _of_labels
+    count, detail, loss, seconds = measure(opened, both, precision, examples)
+    detail = f"{detail}, in {seconds[1] / max(seconds[0], 1e-9):.2f} of the time"
+    value = loss if math.isfinite(loss) else None
+    check = Check(name=f"precision_{precision}", passed=count > 0, detail=detail, value=value)
+    smoke = evidence.smoke and _proof(model, opened, both[1], evidence.smoke)
+    return evidence.model_copy(update={"checks": (*evidence.checks, check), "smoke": smoke})
+
+
+def _of_labels(
+    opened: ModelFolder, both: Sequence[Any], precision: str, examples: Path
+) -> tuple[int, str, float, list[float]]:
+    """How many labels were answered, how well in words, the share of right ones that is lost, and
+    the seconds before and after."""
     seconds, right, rows, same = [0.0, 0.0], [0, 0], 0, 0
     for contents, labels in _batches(opened, examples):
         decisions = []
-        for i, network in enumerate((before, after)):
+        for i, network in enumerate(both):
             began = time.perf_counter()
             answers = network.answers(contents, Options())
             seconds[i] += time.perf_counter() - began
@@ -75,15 +89,36 @@ def _measured(
         wanted = [label for each in labels for label in each]
         right = [n + _agreeing(found, wanted) for n, found in zip(right, decisions, strict=True)]
         rows, same = rows + len(wanted), same + _agreeing(*decisions)
-    loss = (right[0] - right[1]) / max(rows, 1)
     detail = (
         f"{precision} answers {right[1] / max(rows, 1):.2%} of {rows:,} held-out labels rightly, "
-        f"before it was {right[0] / max(rows, 1):.2%}; {same / max(rows, 1):.2%} are the same, in "
-        f"{seconds[1] / max(seconds[0], 1e-9):.2f} of the time"
+        f"before it was {right[0] / max(rows, 1):.2%}; {same / max(rows, 1):.2%} are the same"
     )
-    check = Check(name=f"precision_{precision}", passed=rows > 0, detail=detail, value=loss)
-    smoke = evidence.smoke and _proof(model, opened, after, evidence.smoke)
-    return evidence.model_copy(update={"checks": (*evidence.checks, check), "smoke": smoke})
+    return rows, detail, (right[0] - right[1]) / max(rows, 1), seconds
+
+
+@torch.inference_mode()
+def _of_tokens(
+    opened: ModelFolder, both: Sequence[Any], precision: str, examples: Path
+) -> tuple[int, str, float, list[float]]:
+    """The same of the tokens that texts go on with: what is lost is the share by which their mean
+    loss grows."""
+    seconds, nats, count = [0.0, 0.0], [0.0, 0.0], 0
+    for batch in open_examples(examples, TEST, "document"):
+        rows = pa.table(opened.task.encode(batch, opened.settings, opened.path))
+        rows = rows.filter(pc.is_valid(rows.column("input_ids")))
+        for i in range(len(rows)):  # one at a time, as scores of a large vocabulary take memory
+            inputs = opened.task.collate(rows.slice(i, 1), opened.settings)
+            labels_BT = inputs.pop("labels")
+            for at, writer in enumerate(both):
+                began = time.perf_counter()
+                logits_BTV = opened.task.logits(writer.network, inputs)
+                seconds[at] += time.perf_counter() - began
+                nats[at] += float(F.cross_entropy(logits_BTV.mT, labels_BT, reduction="sum"))
+            count += int((labels_BT >= 0).sum())
+    before, after = (total / max(count, 1) for total in nats)
+    loss = after / max(before, 1e-9) - 1
+    detail = f"{precision} has a loss of {after:.4f} on {count:,} held-out tokens, before it was "
+    return count, f"{detail}{before:.4f} ({loss:+.2%})", loss, seconds
 
 
 def _batches(opened: ModelFolder, examples: Path) -> Iterator[tuple[list[Any], list[list[str]]]]:
@@ -109,12 +144,18 @@ def _agreeing(found: list[str | None], wanted: Sequence[str | None]) -> int:
     return sum(x == y for x, y in zip(found, wanted, strict=True))
 
 
-def _proof(model: ServedModel, opened: ModelFolder, network: Classifier, kept: Smoke) -> Smoke:
-    """The rows with what the model answers now, where that is clear."""
+def _proof(model: ServedModel, opened: ModelFolder, network: Model, kept: Smoke) -> Smoke:
+    """The rows with what the model answers now, where that is clear; texts as far as it is."""
     inputs, tolerance = Inputs.of(model, opened), max(kept.tolerance, HALF)
     contents = [inputs.content(instance_of(row, inputs), row.id) for row in kept.rows]
     rows, clear = list[SmokeRow](), list[SmokeRow]()
-    for row, answer in zip(kept.rows, network.answers(contents, Options()), strict=True):
+    options = Options(max_new_tokens=kept.tokens) if kept.tokens else Options()
+    for row, answer in zip(kept.rows, network.answers(contents, options), strict=True):
+        if "text" in row.answer:
+            sure = row.answer["text"][:SURE_CHARACTERS]
+            now = row.model_copy(update={"answer": {"text": sure}})
+            rows += [now] * answer["text"].startswith(sure)
+            continue
         tops = answer.get("probabilities") or [answer.get("probability")]
         now = row.model_copy(update={"answer": {name: answer[name] for name in row.answer}})
         same = all(answer[name] == row.answer[name] for name in {"label", "tags"} & answer.keys())

@@ -252,10 +252,15 @@ class Rollout:
         body = {"instances": [ASK_SHADOW]}
         found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
         replicas[found.replica] = found
-        counts = [dataclasses.astuple(one)[1:] for one in replicas.values()]
-        all_ = Shadowed("", *map(sum, zip(*counts, strict=True)))
+        names = ("answered", "failed", "differed", "spared")
+        all_ = Shadowed("", *(sum(getattr(s, name) for s in replicas.values()) for name in names))
+        times = [s.took_ms + s.before_ms for s in replicas.values() if s.took_ms and s.before_ms]
         differed = f"{all_.differed:,} otherwise than the version before, {all_.failed:,} failed"
         self.shadowed = f"of {all_.answered:,} requests in the shadow, {differed}"
+        if times:  # those of the slowest machine
+            half, most, *before = (f"{max(one):.0f}" for one in zip(*times, strict=True))
+            self.shadowed += f"; p50 {half} ms and p99 {most} ms, of the version before "
+            self.shadowed += f"{before[0]} ms and {before[1]} ms"
         traffic = Traffic(all_.answered, all_.failed, ())
         return traffic, functools.partial(breach_in_shadow, all_, self.spec)
 

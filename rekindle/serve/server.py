@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -37,6 +38,7 @@ from rekindle.serve.smoke import instance_of, smoke
 from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
 
 DRAIN_SECONDS = 30.0
+_LATEST = 1_000  # answers whose latency is kept
 _PROOF = "x-rekindle-proof"
 _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _DECISION = ("label", "tags", "text")
@@ -70,10 +72,12 @@ class Shadow:
         self.waiting = Waiting()
         self.replica, self.answered, self.failed = secrets.token_hex(8), 0, 0
         self.differed, self.spared = 0, 0
+        self.seconds = deque[tuple[float, float]](maxlen=_LATEST)  # of it, and of the one before
 
-    def give(self, works: list[Work], found: list[Prediction]) -> None:
-        """Have it answer, too, what was answered so; not where it has not kept up."""
-        loop = asyncio.get_running_loop()
+    def give(self, works: list[Work], found: list[Prediction], seconds: float) -> None:
+        """Have it answer, too, what took so long to be answered so; not where it has not kept
+        up."""
+        loop, began = asyncio.get_running_loop(), time.perf_counter()
         again = [Work(work.content, work.options, loop.create_future()) for work in works]
         try:
             self.waiting.put(again)
@@ -83,6 +87,9 @@ class Shadow:
         for work, expected in zip(again, found, strict=True):
             assert work.answer is not None
             work.answer.add_done_callback(functools.partial(self._count, expected))
+        asyncio.gather(*(work.answer for work in again if work.answer)).add_done_callback(
+            lambda _: self.seconds.append((time.perf_counter() - began, seconds))
+        )
 
     def _count(self, expected: Prediction, answer: asyncio.Future[Any]) -> None:
         found = answer.result()
@@ -93,7 +100,10 @@ class Shadow:
 
     @property
     def shadowed(self) -> Shadowed:
-        return Shadowed(self.replica, self.answered, self.failed, self.differed, self.spared)
+        times = (sorted(1e3 * one for one in taken) for taken in zip(*self.seconds, strict=True))
+        ms = [tuple(all_[int(q * (len(all_) - 1))] for q in (0.5, 0.99)) for all_ in times]
+        known = self.replica, self.answered, self.failed, self.differed, self.spared
+        return Shadowed(*known, *ms)
 
 
 class Server:
@@ -265,6 +275,7 @@ class Server:
         away, and RefusedError where one of them could not be answered."""
         loop = asyncio.get_running_loop()
         works = [Work(content, options, loop.create_future()) for content in contents]
+        began = time.perf_counter()
         self.waiting.put(works)
         gone = loop.create_task(_gone(request))
         everything = asyncio.gather(*(work.answer for work in works if work.answer))
@@ -279,7 +290,7 @@ class Server:
             if isinstance(found, RefusedError):
                 raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
         if self.shadow:
-            self.shadow.give(works, everything.result())
+            self.shadow.give(works, everything.result(), time.perf_counter() - began)
         return everything.result()
 
     def drop(self, works: list[Work]) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from rekindle.errors import RekindleError
+from rekindle.serve.classifier import network_in
 from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder
@@ -35,9 +36,12 @@ class Text:
 class Writer(Model):
     """Each turn writes one token of each instance."""
 
-    def __init__(self, opened: ModelFolder, task: CausalLM, device: torch.device) -> None:
-        self.opened, self.task, self.device = opened, task, device
-        self.network: Any = opened.network().to(device)
+    def __init__(
+        self, opened: ModelFolder, task: CausalLM, device: torch.device, precision: str = ""
+    ) -> None:
+        self.opened, self.task = opened, task
+        self.network: Any
+        self.network, self.device = network_in(opened, device, precision)
         self.end, self.pad = opened.settings["eos_token_id"], opened.settings["pad_token_id"]
         self.mask_BT: Any = None
         self.cache: Any = None

@@ -18,10 +18,11 @@ class DeploySpec(Section):
     replicas: int = Field(1, ge=1, le=1_000)
     """Machines of each version; on this machine always one process."""
     precision: Literal["", "bf16", "int8"] = ""
-    """Precision that a classifier is served in, on CPUs with int8; default: that of its training.
-    It is measured on the test split first, on this machine."""
+    """Precision that a model is served in, on CPUs with int8; default: that of its training. It is
+    measured on the test split first, on this machine."""
     max_precision_loss: float = Field(0.005, ge=0, lt=1)
-    """Share of the test split's labels that it may answer wrongly because of `precision`."""
+    """Share of the test split's labels that it may answer wrongly because of `precision`, or, of a
+    language model, by which its mean loss on a token of the test split may grow."""
     budget_usd_per_day: float | None = Field(None, gt=0)
     """What a deployment may cost a day while one version answers; a dearer one, or one whose price
     is unknown, is refused."""

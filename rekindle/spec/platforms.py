@@ -160,6 +160,9 @@ class KubeflowSpec(PlatformSection):
     claim: ClusterName | None = None
     """PersistentVolumeClaim that is mounted at `artifact_root`, if that is a folder, in the pods of
     `rekindle deploy`."""
+    serving: Literal["deployment", "kserve"] = "deployment"
+    """What `rekindle deploy` makes of a version: a Deployment, or an InferenceService of KServe, in
+    its mode RawDeployment."""
     gateway: str = Field("", pattern=r"^([a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*)?$")
     """Gateway of the Gateway API, `NAMESPACE/NAME`, that shares requests among the versions of
     `rekindle deploy`; without one, `deploy.canary` has to be `[]`."""

@@ -224,7 +224,7 @@ def _opening(turns: list[tuple[str, str]]) -> Opening:
 
 MOST_ROWS, MOST_CHARACTERS = 8, 256 << 10
 _EXACT, HALF = 0.002, 0.05  # of a probability; TF32 of GPUs counts as fp32
-_SURE_CHARACTERS = 8  # of a text that was written in half precision: later ones may differ
+SURE_CHARACTERS = 8  # of a text that was written in half precision: later ones may differ
 
 
 def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> Smoke | None:
@@ -236,7 +236,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     rows: Iterator[SmokeRow]
     if model.task.objective == "tokens":
         openings, tokens = pieces.openings_of(job)[1] if samples else [], SAMPLE_TOKENS
-        sure = None if tolerance == _EXACT else _SURE_CHARACTERS
+        sure = None if tolerance == _EXACT else SURE_CHARACTERS
         rows = (
             SmokeRow(id=str(i), content=json.dumps(turns), answer={"text": sample.generated[:sure]})
             for i, ((turns, _), sample) in enumerate(zip(openings, samples, strict=True))

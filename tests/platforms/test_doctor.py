@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.app.readiness import ready
+from rekindle.app.readiness import needs_of, ready
 from rekindle.outputs import ReadinessCheck
-from rekindle.platforms.checks import run_checks
+from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.platform import Platform
 from rekindle.spec.load import load_target
 from tests.cli.world import ACCOUNT, DIGEST, World
@@ -49,7 +49,14 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
     definition = ready(platform, spec)
-    return run_checks(Platform.of(platform, spec.platforms).checks(definition), early)
+    return run_checks(Platform.of(platform, spec.platforms).checks(definition, Needs()), early)
+
+
+def needing(platform: str, needs: Needs) -> tuple[ReadinessCheck, ...]:
+    """The checks of the world's config that has no secret and needs more rights."""
+    return run_checks(
+        Platform.of(platform, load_target(Path("c.yaml")).platforms).checks(None, needs)
+    )
 
 
 def wrong(found: tuple[ReadinessCheck, ...]) -> list[str]:
@@ -159,6 +166,97 @@ def test_everything_that_is_wrong_is_said_at_once(full: World) -> None:
     full.google.apis.clear(), full.google.images.clear(), full.google.secrets.clear()
     full.azure.containers.clear(), full.azure.images.clear(), full.azure.secrets.clear()
     assert [len(wrong(asked(platform))) for platform in ALL] == [3, 3, 3]
+
+
+BOTH = Needs("c", deploys=True, publishes=True)
+SERVES = "aiplatform.endpoints.deploy"
+IN_AZURE = "Microsoft.MachineLearningServices/workspaces"
+# a platform, what may not be done there, and what is reported
+LACKED: dict[str, tuple[str, Change, str]] = {
+    "an endpoint on SageMaker": (
+        "sagemaker", lambda w: w.aws.denied.add("sagemaker:CreateEndpoint"),
+        f"you may not sagemaker:CreateEndpoint | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on "
+        f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:endpoint/c",
+    ),
+    "the role on SageMaker": (
+        "sagemaker", lambda w: w.aws.denied.add("iam:PassRole"),
+        f"you may not iam:PassRole | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on arn:aws:iam::{ACCOUNT}:role/me",
+    ),
+    "a version in SageMaker's registry": (
+        "sagemaker", lambda w: w.aws.denied.add("sagemaker:UpdateModelPackage"),
+        f"you may not sagemaker:UpdateModelPackage | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on "
+        f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:model-package/c/*",
+    ),
+    "an endpoint on Vertex AI": (
+        "vertex", lambda w: w.google.denied.add(SERVES), f"you may not {SERVES} | ask for roles/aiplatform.user in the project forge",
+    ),
+    "counts on Vertex AI": (
+        "vertex", lambda w: w.google.denied.add("monitoring.timeSeries.list"),
+        "you may not monitoring.timeSeries.list | ask for roles/monitoring.viewer in the project forge",
+    ),
+    "an alias on Vertex AI": (
+        "vertex", lambda w: w.google.denied.add("aiplatform.models.update"),
+        "you may not aiplatform.models.update | ask for roles/aiplatform.user in the project forge",
+    ),
+    "a deployment on Azure ML": (
+        "azureml", lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/onlineEndpoints/*/write"),
+        f"you may not {IN_AZURE}/onlineEndpoints/deployments/write | ask for `AzureML Data Scientist` on forge",
+    ),
+    "counts on Azure ML": (
+        "azureml", lambda w: w.azure.roles.pop(),
+        "you may not Microsoft.Insights/metrics/read | ask for `Monitoring Reader` on forge",
+    ),
+    "a model on Azure ML": (
+        "azureml", lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/MODELS/write"),
+        f"you may not {IN_AZURE}/models/write | ask for `AzureML Data Scientist` on forge",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKED)
+def test_a_right_that_deploying_or_publishing_needs_is_missed_only_where_the_config_does_it(
+    case: str, full: World
+) -> None:
+    platform, change, says = LACKED[case]
+    names = ["you may deploy", "you may publish", "steps may publish"]
+    found = {check.name: check.state for check in needing(platform, BOTH)}
+    assert {name: found.get(name, "ok") for name in names} == dict.fromkeys(names, "ok")
+    assert set(found) >= {*names[:2]}
+    change(full)
+    assert wrong(needing(platform, Needs())) == []
+    assert says in wrong(needing(platform, BOTH))
+
+
+def test_a_step_that_deploys_on_sagemaker_needs_the_rights_in_its_role(full: World) -> None:
+    role, needs = f"arn:aws:iam::{ACCOUNT}:role/me", Needs("c", deploys_in_steps=True)
+    full.aws.denied.add((role, "sagemaker:InvokeEndpoint"))
+    assert wrong(needing("sagemaker", needs)) == [
+        f"the role of the steps may not sagemaker:InvokeEndpoint | have {role} allowed it on "
+        f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:endpoint/c"
+    ]
+    there = Platform.of("sagemaker", load_target(Path("c.yaml")).platforms)
+    printed = [there.permissions(one) for one in (needs, Needs("c", deploys=True))]
+    assert ['"sagemaker:InvokeEndpoint"' in one for one in printed] == [True, False]
+
+
+def test_what_iam_cannot_say_is_no_problem(full: World) -> None:
+    full.aws.caller = f"arn:aws:sts::{ACCOUNT}:assumed-role/team/me"
+    full.aws.depends.add("sagemaker:CreateModel")
+    states = {check.name: check.state for check in needing("sagemaker", BOTH)}
+    assert states["you may deploy"] == "ok"
+    full.aws.errors["iam:SimulatePrincipalPolicy"] = 403, "AccessDenied"
+    states = {check.name: check.state for check in needing("sagemaker", BOTH)}
+    assert states["you may deploy"] == "not asked"
+
+
+def test_a_config_says_what_it_needs_beyond_training() -> None:
+    digits = Path(__file__).parents[2] / "configs" / "digits.yaml"
+    assert needs_of(load_target(digits), "vertex") == Needs("digits")
+    spec = load_target(digits, ["deploy.after_promotion=true"])
+    assert needs_of(spec, "vertex") == Needs("digits", deploys=True, deploys_in_steps=True)
+    published = spec.registration.model_copy(update={"publish": ("vertex",)})
+    spec = spec.model_copy(update={"registration": published})
+    assert [needs_of(spec, one).publishes for one in ("vertex", "sagemaker")] == [True, False]
 
 
 UNASKED: dict[str, tuple[Change, set[str]]] = {

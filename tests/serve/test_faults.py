@@ -197,6 +197,9 @@ def test_what_the_shadow_answers_is_counted_and_nobody_sees_it(model, tmp_path):
         after = counted(server)
         assert (after["failed"], after["differed"], after["spared"]) == (1, 1, 0)
         assert after["replica"] == before["replica"]
+        assert before["took_ms"] == before["before_ms"] == []
+        for half, most in (after["took_ms"], after["before_ms"]):
+            assert 0 < half <= most < 60_000
     finally:
         server.stop()
     with running(model) as server:

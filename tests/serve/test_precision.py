@@ -1,6 +1,10 @@
 """A lower precision is served only where the test split was answered almost as well in it."""
 
 import dataclasses
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +18,8 @@ from rekindle.serve.classifier import Int8Linear
 from rekindle.serve.load import loaded
 from rekindle.serve.precision import lowered
 from rekindle.serve.work import Options
+from rekindle.tasks.pretrained import read_tokenizer
+from rekindle.train.modelfolder import open_model
 from tests.quick import first
 from tests.serve import models
 from tests.serve.servers import running
@@ -83,9 +89,66 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
             RequestError, match="the test split that judged version 3 is not on this"
         ):
             lowered(dataclasses.replace(model, **change), "int8", where, 0.01, tmp_path / "kept")
-    writer = models.made(tmp_path / "w", "text-lm")
-    with pytest.raises(RequestError, match="a language model is not served in int8 yet"):
-        lowered(writer, "int8", tmp_path, 0.01, tmp_path / "kept")
+
+
+def documents_in(folder, texts):
+    """A test split of plain texts."""
+    table = pa.table({
+        "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
+        "split": ["test"] * len(texts), "document": [json.dumps([["text", text]]) for text in texts],
+    })  # fmt: skip
+    with ExamplesWriter(folder, schema_of("document", ()), ("test",)) as writer:
+        writer.write("test", table)
+    return folder
+
+
+@pytest.mark.parametrize("precision", first(1, ["bf16", "int8"]))
+def test_a_language_model_is_served_in_it_where_its_loss_hardly_grows(tmp_path, precision):
+    model = models.made(tmp_path / "m", "text-lm")
+    examples = documents_in(tmp_path / "examples", [*models.TEXTS, ""])
+    less = lowered(model, precision, examples, 0.5, tmp_path / "kept")
+    evidence = Evidence.read(less.evidence)
+    check = evidence.checks[-1]
+    said = re.fullmatch(rf"{precision} has a loss of ([\d.]+) on ([\d,]+) held-out tokens, before it was "
+                        r"([\d.]+) \(([+-][\d.]+)%\), in [\d.]+ of the time", check.detail)  # fmt: skip
+    after, before, more = (float(said[i]) for i in (1, 3, 4))
+    assert check.value == pytest.approx(after / before - 1, abs=1e-3)
+    assert more == pytest.approx(100 * check.value, abs=0.01)
+    assert loss_of(model, models.TEXTS) == pytest.approx(before, abs=1e-4)
+    assert {len(row.answer["text"]) for row in evidence.smoke.rows} <= set(range(1, 9))
+    with running(less) as server:
+        found = server.predict("the parcel came").json()
+    assert found["predictions"][0]["tokens"] > 0
+    with pytest.raises(RequestError, match=rf"{precision} has a loss of .*% may be lost"):
+        lowered(model, precision, examples, min(0.0, check.value - 1e-9), tmp_path / "kept")
+
+
+def loss_of(model, texts):
+    """The mean loss of a token, text by text, as transformers computes it."""
+    opened = open_model(Path(model.path), model.code)
+    network, tokenizer = opened.network(), read_tokenizer(opened.path)
+    nats = count = 0
+    for text in texts:
+        ids = torch.tensor([[*tokenizer.encode(text).ids]])
+        if ids[0, -1] != opened.settings["eos_token_id"]:
+            ids = torch.cat([ids, torch.tensor([[opened.settings["eos_token_id"]]])], 1)
+        ids = ids[:, : opened.settings["max_length"]]
+        with torch.inference_mode():
+            nats += float(network(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    return nats / count
+
+
+def test_loading_it_says_nothing_of_packages_that_it_does_not_use(tmp_path):
+    model = models.made(tmp_path / "m", "text")
+    code = (
+        "import sys, torch; from pathlib import Path; from rekindle.serve.load import answering;"
+        "from rekindle.train.modelfolder import open_model;"
+        f"answering(open_model(Path({model.path!r}), {model.code!r}), torch.device('cpu'), 'int8');"
+        "assert 'torchao' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_a_layer_in_8_bits_is_close_to_what_it_was():

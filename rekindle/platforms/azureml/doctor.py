@@ -3,12 +3,14 @@ has what a config names; each check reads and none changes anything (a registry 
 by POST, which changes nothing).
 
 A refusal to answer, and no answer, are no problem. Authority: the REST references of
-Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Data Lake Storage Gen2
-2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked yet."""
+Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Microsoft.Authorization
+2022-04-01 (permissions of who asks), Data Lake Storage Gen2 2023-11-03, Key Vault 7.4, and
+azure/acr's AAD-OAuth.md. No workspace has been asked yet."""
 
+import fnmatch
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,16 +18,26 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
+_IN_WORKSPACE = "Microsoft.MachineLearningServices/workspaces/"
+_DEPLOYS = (
+    *(f"onlineEndpoints/{verb}" for verb in ("read", "write", "delete", "score/action")),
+    *(f"onlineEndpoints/deployments/{verb}" for verb in ("read", "write", "delete")),
+    *(f"{kind}/{verb}" for kind in ("models", "environments", "datastores")
+      for verb in ("read", "write")),
+)  # fmt: skip
+_PUBLISHES = ("models/read", "models/write", "datastores/read", "datastores/write")
+_COUNTS = "Microsoft.Insights/metrics/read"
+_RIGHTS = "2022-04-01"
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
 
 
-def permissions(place: AzureMLSpec) -> str:
+def permissions(place: AzureMLSpec, needs: Needs) -> str:
     """Roles, and what each is for."""
     rows = [
         ("AzureML Data Scientist", "the workspace", "submit jobs, read their logs"),
@@ -42,13 +54,17 @@ def permissions(place: AzureMLSpec) -> str:
     return "\n".join(["The identity of the compute, and who submits, need:", *lines, end])
 
 
-def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere
     ask = about("azureml", Subscription(place))
     yield ask("credentials", "subscription", Subscription.login, early=True, login=True)
     yield ask("workspace", "workspace", workspace, early=True)
+    if needs.deploys:
+        yield ask("you may deploy", "workspace", permitted, _DEPLOYS, _COUNTS)
+    if needs.publishes:
+        yield ask("you may publish", "workspace", permitted, _PUBLISHES)
     if place.artifact_root.startswith("abfs"):
         yield ask("container", "artifact_root", container, early=True)
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
@@ -108,9 +124,9 @@ class Subscription:
         except Exception as error:  # noqa: BLE001 - azure.core's, by many names
             raise NotChecked(_reason(error)) from None
 
-    def get(self, path: str = "") -> dict[str, Any]:
+    def get(self, path: str = "", version: str = _VERSION) -> dict[str, Any]:
         """What Azure Resource Manager says of a path in the workspace."""
-        url = f"{ARM}{workspace_path(self.place)}{path}?api-version={_VERSION}"
+        url = f"{ARM}{workspace_path(self.place)}{path}?api-version={version}"
         return read(url, self.bearer(ARM))
 
 
@@ -127,6 +143,28 @@ def workspace(there: Subscription) -> str:
             raise
         raise RequestError(f"{what}, or you may not see it", fix=fix) from None
     return f"{place.workspace} in {found['location']}"
+
+
+def permitted(there: Subscription, inside: Collection[str], *more: str) -> str:
+    """Whether the roles of who is logged in allow these actions in the workspace, and `more`."""
+    here = there.place.workspace
+    fixes = {f"{_IN_WORKSPACE}{one}": f"ask for `AzureML Data Scientist` on {here}"
+             for one in inside}  # fmt: skip
+    fixes |= dict.fromkeys(more, f"ask for `Monitoring Reader` on {here}")
+    listed = there.get("/providers/Microsoft.Authorization/permissions", _RIGHTS)
+    roles = list(listed["value"])
+    while listed.get("nextLink"):
+        listed = read(listed["nextLink"], there.bearer(ARM))
+        roles += listed["value"]
+    return may(fixes, [one for one in fixes if not any(_allows(role, one) for role in roles)])
+
+
+def _allows(role: Mapping[str, Any], action: str) -> bool:
+    def fits(kind: str) -> bool:
+        patterns = role.get(kind) or ()
+        return any(fnmatch.fnmatchcase(action.lower(), one.lower()) for one in patterns)
+
+    return fits("actions") and not fits("notActions")
 
 
 def cluster(there: Subscription, name: str, count: int, step: str) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.kubeflow.client import images, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.reads import Image, manifest, read
@@ -35,15 +35,18 @@ _INSTALL = (
 )
 
 
-def permissions(place: KubeflowSpec) -> str:
+def permissions(place: KubeflowSpec, needs: Needs) -> str:
     """The least that the service accounts of runs and of nodes need, as a manifest to apply."""
     text = (_MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
     text = text.replace("namespace: kubeflow", f"namespace: {place.namespace}")
+    if needs.deploys_in_steps:
+        _, bound, *_ = text.split("---\n")  # the launcher's Role, to the account of the steps
+        text += "---\n" + bound.replace("name: rekindle\n", "name: rekindle-deployer\n")
     text = text.replace("name: pipeline-runner\n", f"name: {place.service_account}\n")
     return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
 
 
-def checks(place: KubeflowSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     ask = about("kubeflow", place)
     if place.host:

@@ -2,12 +2,18 @@
 name, whose selector is the version that has most requests and whose annotation is the last split.
 Shares of a canary are weights of an HTTPRoute of the Gateway API; without one there are none.
 
+With KServe, an InferenceService in the mode RawDeployment makes the Deployment of a version. Its
+own canary is not used: until 0.20 that mode ignored it without a word (kserve/kserve#5335), and the
+other mode knows the latest revision and the one before alone.
+
 Counts are those of `/metrics` of each pod, less what they were at the split. Whatever is asked of
 the API server may be repeated; objects of our names without our label are left alone. Untested
-against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1."""
+against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1;
+pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve (0.16 calls the mode Standard, too)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -26,6 +32,7 @@ from rekindle.platforms.kubeflow.serving import (
     counters,
     named,
     pods,
+    predictor,
     restarts,
     service,
     trouble,
@@ -41,8 +48,10 @@ ROUTE_SECONDS, PATIENCE_SECONDS = 120.0, 60.0
 _PORT, _MOST_CONFLICTS, _PATIENT_POLLS = 80, 10, 4
 _API = {
     "Deployment": "apps/v1", "Pod": "v1", "Service": "v1",
-    "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1", "InferenceService": "serving.kserve.io/v1beta1",
 }  # fmt: skip
+_LONGEST_SERVICE = 46  # with a hash and KServe's own `-predictor`, a Service may be called so
+_MODE = {"serving.kserve.io/deploymentMode": "RawDeployment"}
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
 
 
@@ -57,6 +66,7 @@ class KubeflowEndpoint:
     ) -> None:
         self.cluster = cluster or Cluster.configured(PATIENCE_SECONDS)
         self.place, self.deploy, self.model, self.name = place, deploy, model, named(model)
+        self.kind = "InferenceService" if place.serving == "kserve" else "Deployment"
         self.prefix = f"/{place.namespace}/{self.name}"
         self.address = f"http://{self.name}.{place.namespace}.svc"
         if place.gateway:
@@ -88,7 +98,7 @@ class KubeflowEndpoint:
         self._have("Service", name, service(labels), labels)
         wanted = pods(self.place, self.deploy, labels, uri)
         give_up = time.monotonic() + READY_SECONDS
-        while not complete(made := self._have("Deployment", name, wanted, labels)):
+        while not complete(made := self._running(name, wanted, labels)):
             refused, message = conditions(made.get("status", {})).get("ReplicaFailure", ("", ""))
             if refused == "True":
                 fix = "raise the quota or correct the policy, then run the command again"
@@ -100,6 +110,25 @@ class KubeflowEndpoint:
                 what = f"version {model.version} did not start: {why}"
                 raise StepError(f"{what}{' in time' * (late and not why)}", where=name)
             time.sleep(self.poll_seconds)
+
+    def _running(
+        self, name: str, wanted: dict[str, Any], labels: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """The Deployment of a version as it is, made by us or by KServe; one that is not complete
+        where KServe has not made it yet."""
+        if self.kind == "Deployment":
+            return self._have("Deployment", name, wanted, labels)
+        short = named(name[:_LONGEST_SERVICE], "-" + hashlib.sha256(name.encode()).hexdigest()[:6])
+        one = self._have("InferenceService", short, predictor(wanted), labels, _MODE)
+        seen = one.get("status", {}).get("observedGeneration", 0) >= one["metadata"]["generation"]
+        path = f"{self._path('Deployment')}/{short}-predictor"
+        made = self._ask("GET", path, known=(404,)) if seen else None
+        # KServe's autoscaler sets the number of pods a little later
+        return {
+            "metadata": {"generation": 1},
+            **(made or {}),
+            "spec": {"replicas": wanted["replicas"]},
+        }
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         """See `Endpoint.ask`: by the version's own Service, through the API server."""
@@ -114,8 +143,8 @@ class KubeflowEndpoint:
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """See `Endpoint.split`."""
-        names = {one["metadata"]["labels"][VERSION]: one["metadata"]["name"]
-                 for one in self._listed("Deployment")}  # fmt: skip
+        running = {one["metadata"]["labels"][VERSION] for one in self._listed("Deployment")}
+        names = {v: name for v, name in self._services().items() if v in running}
         if missing := sorted(set(shares) - set(names)):
             fix = "`rekindle deploy CONFIG` deploys it again"
             raise StepError(f"version {missing[0]} does not run any more", where=self.name, fix=fix)
@@ -153,14 +182,14 @@ class KubeflowEndpoint:
 
     def retain(self, versions: set[str], number: int) -> None:
         """See `Endpoint.retain`: pods get time to answer (`terminationGracePeriodSeconds`)."""
-        for kind in ("Deployment", "Service"):
+        for kind in (self.kind, "Service"):
             for one in self._listed(kind):
                 if one["metadata"]["labels"].get(VERSION, next(iter(versions))) not in versions:
                     self._delete(kind, one)
 
     def delete(self) -> None:
         """See `Endpoint.delete`."""
-        for kind in ("HTTPRoute", "Service", "Deployment"):
+        for kind in ("HTTPRoute", "Service", self.kind):
             for one in self._listed(kind):
                 self._delete(kind, one)
 
@@ -178,6 +207,7 @@ class KubeflowEndpoint:
             what = f"pods do not see the folder {place.artifact_root}"
             raise RequestError(what, where=f"{here}.artifact_root", fix=fix)
         routes = place.gateway and self._ask("GET", self._path("HTTPRoute"), known=(404,))
+        self._check_kind()
         if self.deploy.canary and not place.gateway:
             raise _no_canary("no gateway is named")
         if place.gateway and routes is None:
@@ -185,6 +215,20 @@ class KubeflowEndpoint:
         for kind in ("Service", "HTTPRoute")[: 1 + bool(place.gateway)]:
             if found := self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)):
                 self._own(kind, found)
+
+    def _check_kind(self) -> None:
+        """The same of KServe, and of versions that the other setting made."""
+        at = "platforms.kubeflow.serving"
+        wanted = self.kind == "InferenceService"
+        if wanted and self._ask("GET", self._path(self.kind), known=(404,)) is None:
+            what = "the cluster has no KServe (InferenceService, v1beta1)"
+            raise RequestError(what, where=at, fix=f"install it, or leave {at} out")
+        for one in self._listed("Deployment"):
+            if ("ownerReferences" in one["metadata"]) != wanted:
+                other = "Deployment" if wanted else "InferenceService"
+                fix = "`rekindle deploy delete` with the setting of before ends them; deploy again"
+                what = f"versions of {self.model} run there as {other}"
+                raise RequestError(what, where=at, fix=fix)
 
     def _route(self, targets: list[dict[str, Any]]) -> None:
         """Share requests by weights, once the Gateway has taken them."""
@@ -220,10 +264,14 @@ class KubeflowEndpoint:
         if not self.place.gateway:
             version = found.get("spec", {}).get("selector", {}).get(VERSION)
             return {version: 100} if version else {}
-        names = {one["metadata"]["name"]: one["metadata"]["labels"][VERSION]
-                 for one in self._listed("Deployment")}  # fmt: skip
+        names = {name: version for version, name in self._services().items()}
         refs = found["spec"]["rules"][0]["backendRefs"] if found else []
         return {names[one["name"]]: one["weight"] for one in refs if one["name"] in names}
+
+    def _services(self) -> dict[str, str]:
+        """The name of each version's Service."""
+        found = (one["metadata"] for one in self._listed("Service"))
+        return {m["labels"][VERSION]: m["name"] for m in found if VERSION in m["labels"]}
 
     def _noted(self) -> dict[str, Any]:
         found = self._ask("GET", f"{self._path('Service')}/{self.name}", known=(404,)) or {}
@@ -287,11 +335,11 @@ class KubeflowEndpoint:
         self._ask("DELETE", f"{self._path(kind)}/{meta['name']}", body, known=(404, 409))
 
     def _listed(self, kind: str) -> list[dict[str, Any]]:
-        """All of ours, but pods that end."""
+        """All of ours, but pods that end, and Services that KServe made."""
         query = {"labelSelector": f"{LABEL}={self.model}"}
         found = self._ask("GET", self._path(kind), query=query, known=(404,)) or {}
-        return [one for one in found.get("items") or ()
-                if kind != "Pod" or "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+        without = {"Pod": "deletionTimestamp", "Service": "ownerReferences"}.get(kind, "")
+        return [one for one in found.get("items") or () if without not in one["metadata"]]
 
     def _path(self, kind: str) -> str:
         api = _API[kind]

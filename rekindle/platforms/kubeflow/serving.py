@@ -84,6 +84,14 @@ def pods(
     return {"replicas": deploy.replicas, "selector": selector, "template": template}
 
 
+def predictor(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of an InferenceService with the pods of this Deployment."""
+    pod, count = deployment["template"]["spec"], deployment["replicas"]
+    containers = [{**one, "name": "kserve-container"} for one in pod["containers"]]
+    return {"predictor": {**pod, "containers": containers, "minReplicas": count,
+                          "maxReplicas": count}}  # fmt: skip
+
+
 def complete(deployment: Mapping[str, Any]) -> bool:
     """Whether all its pods are of its spec, and ready: as `kubectl rollout status` sees it."""
     meta, status = deployment["metadata"], deployment.get("status", {})

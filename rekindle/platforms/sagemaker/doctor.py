@@ -3,7 +3,7 @@ AWS has what a config names; each check reads and none changes anything.
 
 The list is ours, from what the steps read and write. What the account says plainly (there is no
 such bucket) is a problem; a refusal to answer, and no answer, are none. Authority: botocore's
-models of sts, s3, ecr and secretsmanager. No account has been asked yet."""
+models of sts, iam, s3, ecr and secretsmanager. No account has been asked yet."""
 
 import contextlib
 import difflib
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.sagemaker.client import connected, images
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
@@ -36,23 +36,49 @@ _NETWORK = [  # IAM knows no resources of these
     "ec2:DescribeSubnets", "ec2:DescribeVpcs",
 ]  # fmt: skip
 
-_DEPLOYS = (
-    *(f"sagemaker:{verb}{noun}" for noun in ("Model", "EndpointConfig", "Endpoint")
-      for verb in ("Create", "Describe", "Delete")),
-    "sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities",
-    "sagemaker:InvokeEndpoint", "sagemaker:ListModels", "sagemaker:ListEndpointConfigs",
-    "sagemaker:ListTags", "sagemaker:AddTags", "iam:PassRole", "cloudwatch:GetMetricStatistics",
-    "logs:DescribeLogStreams", "logs:GetLogEvents",
-)  # fmt: skip
+_TAGS = ("AddTags", "ListTags")
+_DEPLOYS: Mapping[str, tuple[str, ...]] = {  # actions by what they are for; {} is the model
+    "model/{}-*": ("CreateModel", "DescribeModel", "DeleteModel", *_TAGS),
+    "endpoint-config/{}-*": (
+        "CreateEndpointConfig", "DescribeEndpointConfig", "DeleteEndpointConfig", *_TAGS,
+    ),
+    "endpoint/{}": (
+        "CreateEndpoint", "DescribeEndpoint", "DeleteEndpoint", "UpdateEndpoint",
+        "UpdateEndpointWeightsAndCapacities", "InvokeEndpoint", *_TAGS,
+    ),
+}  # fmt: skip
+_LOGS = ["logs:DescribeLogStreams", "logs:GetLogEvents"]
+_DEPLOYS_ANYWHERE = [  # IAM knows no resources of these
+    "sagemaker:ListModels", "sagemaker:ListEndpointConfigs", "cloudwatch:GetMetricStatistics",
+]  # fmt: skip
+_PUBLISHES: Mapping[str, tuple[str, ...]] = {
+    "model-package-group/{}": (
+        "CreateModelPackageGroup",
+        "DescribeModelPackageGroup",
+        "ListModelPackages",
+        *_TAGS,
+    ),
+    "model-package/{}/*": ("CreateModelPackage", "UpdateModelPackage"),
+}
+_FOR_SAGEMAKER = {
+    "ContextKeyName": "iam:PassedToService", "ContextKeyType": "string",
+    "ContextKeyValues": ["sagemaker.amazonaws.com"],
+}  # fmt: skip
 
 
-def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
     ask = about("sagemaker", Account(place))
     yield ask("credentials", "role_arn", caller, early=True, login=True)
     yield ask("region", "region", region, early=True)
+    for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
+        rights = _for_serving(place, needs, use)
+        if is_asked:
+            yield ask(f"you may {use}", "role_arn", permitted, rights, "")
+        if needs.publishes if use == "publish" else needs.deploys_in_steps:
+            yield ask(f"steps may {use}", "role_arn", permitted, rights, place.role_arn)
     if place.artifact_root:
         yield ask("bucket", "artifact_root", bucket, early=True)
     for wanted in sorted({place.image or "", *(images(definition) if definition else ())} - {""}):
@@ -61,14 +87,18 @@ def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Chec
         yield ask(f"secret {variable}", f"secrets.{variable}", secret, arn)
 
 
-def permissions(place: SageMakerSpec) -> str:
+def permissions(place: SageMakerSpec, needs: Needs) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
-    policy = {"Version": "2012-10-17", "Statement": statements(place)}
+    found = statements(place)
+    found += _for_serving(place, needs, "deploy") if needs.deploys_in_steps else []
+    found += _for_serving(place, needs, "publish") if needs.publishes else []
+    policy = {"Version": "2012-10-17", "Statement": found}
+    deploys = [a for one in _for_serving(place, needs, "deploy") for a in one["Action"]]
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
         f"{json.dumps(policy, indent=2)}\n"
-        f"Who deploys needs, beside the bucket: {', '.join(_DEPLOYS)}"
+        f"Who deploys needs, beside the bucket: {', '.join(dict.fromkeys(deploys))}"
     )
 
 
@@ -99,6 +129,21 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
         found.append(_key(place))
     if place.secrets:
         found.append(_allow(["secretsmanager:GetSecretValue"], sorted(place.secrets.values())))
+    return found
+
+
+def _for_serving(place: SageMakerSpec, needs: Needs, use: str) -> list[dict[str, Any]]:
+    """What deploying or publishing (`use`) needs, on what is named after the model."""
+    name = plain_name(needs.model or "MODEL", r"[^a-zA-Z0-9]+", 40, distinct=True)
+    found = [
+        _allow([f"sagemaker:{one}" for one in actions], _arn(place, "sagemaker", of.format(name)))
+        for of, actions in (_DEPLOYS if use == "deploy" else _PUBLISHES).items()
+    ]
+    if use == "deploy":
+        printed = _arn(place, "logs", f"log-group:/aws/sagemaker/Endpoints/{name}:*")
+        role = place.role_arn or "platforms.sagemaker.role_arn"
+        found += [_allow(_LOGS, printed), _allow(["iam:PassRole"], role)]
+        found.append(_allow(_DEPLOYS_ANYWHERE, "*"))
     return found
 
 
@@ -174,6 +219,28 @@ def region(there: Account) -> str:
     near = difflib.get_close_matches(wanted, regions, n=2)
     fix = f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1"
     raise RequestError(f"there is no region `{wanted}` with SageMaker", fix=fix)
+
+
+def permitted(there: Account, wanted: list[dict[str, Any]], role: str) -> str:
+    """Whether the policies of the role, or else of who is logged in, allow the statements, as IAM
+    simulates them; what depends on facts of a request that only it has is left open."""
+    fixes, missing, who = dict[str, str](), list[str](), role
+    with there.client("iam") as iam, there.client("sts") as sts:
+        if not role:
+            who = sts.get_caller_identity()["Arn"]
+            if ":assumed-role/" in who:  # of which IAM knows the role alone
+                who = iam.get_role(RoleName=who.split("/")[1])["Role"]["Arn"]
+        for one in wanted:
+            resource, actions = one["Resource"], one["Action"]
+            fixes |= dict.fromkeys(actions, f"have {who} allowed it on {resource}")
+            pages = iam.get_paginator("simulate_principal_policy").paginate(
+                PolicySourceArn=who, ActionNames=actions, ContextEntries=[_FOR_SAGEMAKER],
+                ResourceArns=[resource],
+            )  # fmt: skip
+            for found in (found for page in pages for found in page["EvaluationResults"]):
+                if found["EvalDecision"] != "allowed" and not found.get("MissingContextValues"):
+                    missing.append(found["EvalActionName"])
+    return may(fixes, dict.fromkeys(missing), "the role of the steps" if role else "you")
 
 
 def bucket(there: Account) -> str:

@@ -9,7 +9,7 @@ v1; Artifact Registry is read as any registry. No project has been asked yet."""
 
 import difflib
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,7 +17,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, NotChecked, about
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
@@ -33,29 +33,35 @@ _YOURS = (
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
 
-def permissions(place: VertexSpec) -> str:
+def permissions(place: VertexSpec, needs: Needs) -> str:
     """Permissions of the account, a line each: its name, what it is for, and a role that has it."""
     rules = limits("vertex")
     account = place.service_account or "platforms.vertex.service_account"
     needed = [*rules["permissions"], *([rules["secret_permission"]] if place.secrets else [])]
+    needed += rules["deploy_permissions"] * needs.deploys_in_steps
+    needed += rules["publish_permissions"] * needs.publishes
     groups = {
         f"The account of the steps, {account}, needs:": needed,
         "It is better off with:": rules["optional_permissions"],
         "Who deploys to an endpoint needs:": rules["deploy_permissions"],
     }
+    groups |= {"Who promotes needs:": rules["publish_permissions"]} if needs.publishes else {}
     lines = list[str]()
     for head, rows in groups.items():
         lines += [head, *(f"  {name:<48} {why} ({role})" for name, why, role in rows)]
     return "\n".join(lines)
 
 
-def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
     ask = about("vertex", Project(place))
     yield ask("credentials", "project", Project.login, early=True, login=True)
     yield ask("you may", "project", permitted, early=True)
+    for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
+        if is_asked:
+            yield ask(f"you may {use}", "project", permitted_beyond, f"{use}_permissions")
     yield ask("API", "project", enabled)
     yield ask("region", "region", region, early=True)
     if place.artifact_root:
@@ -112,19 +118,35 @@ class Project:
 def permitted(project: Project) -> str:
     """Whether there is such a project, in which who is logged in may run pipelines."""
     name = project.place.project
-    url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{name}:testIamPermissions"
     try:
-        answer = read(url, project.headers("POST", url), body={"permissions": list(_YOURS)})
+        missing = _missing(project, _YOURS)
     except HttpError as error:
         if not _plain(error):
             raise
         what = f"there is no project {name}, or you may not see it"
         raise RequestError(what, fix="gcloud projects list; or log in as another") from None
-    found = answer.get("permissions", [])
-    if missing := [one for one in _YOURS if one not in found]:
+    if missing:
         fix = "ask for roles/aiplatform.user in the project"
         raise RequestError(f"you may not {', '.join(missing)} in {name}", fix=fix)
     return ", ".join(_YOURS)
+
+
+def permitted_beyond(project: Project, rows: str) -> str:
+    """Whether who is logged in has the permissions of these rows of the catalog."""
+    fixes = {
+        f"{begin}{end}": f"ask for {role} in the project {project.place.project}"
+        for name, _, role in limits("vertex")[rows]
+        for begin, _, ends in [name.partition("{")]
+        for end in ends.rstrip("}").split(",")
+    }
+    return may(fixes, _missing(project, fixes))
+
+
+def _missing(project: Project, wanted: Collection[str]) -> list[str]:
+    name = project.place.project
+    url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{name}:testIamPermissions"
+    answer = read(url, project.headers("POST", url), body={"permissions": [*wanted]})
+    return [one for one in wanted if one not in answer.get("permissions", [])]
 
 
 def enabled(project: Project) -> str:

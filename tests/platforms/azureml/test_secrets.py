@@ -16,6 +16,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
+from rekindle.platforms.checks import Needs
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azure.jobs import Failed, Workspace
@@ -166,10 +167,10 @@ def test_secrets_without_an_image_and_those_of_kubernetes_are_refused() -> None:
 
 def test_the_permissions_name_the_vaults() -> None:
     place = AzureMLSpec(secrets={"HF_TOKEN": REFERENCE})
-    (line,) = [line for line in permissions(place).splitlines() if "Key Vault" in line]
+    (line,) = [line for line in permissions(place, Needs()).splitlines() if "Key Vault" in line]
     assert "Key Vault Secrets User" in line
     assert "https://my-vault.vault.azure.net" in line
-    assert "Key Vault" not in permissions(AzureMLSpec())
+    assert "Key Vault" not in permissions(AzureMLSpec(), Needs())
 
 
 @pytest.mark.parametrize(

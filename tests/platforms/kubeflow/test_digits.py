@@ -1,5 +1,6 @@
-"""The shipped pipeline on Kubeflow, from `submit --wait` to the card: two nodes of a TrainJob train,
-one is taken away, all resume from the artifact root, pass the gate, and the model is registered."""
+"""The shipped pipelines on Kubeflow, from `submit --wait` to the card: two nodes of a TrainJob train,
+one is taken away, all resume from the artifact root, pass the gate, and the model is registered; and
+the step that deploys it has it answer in the cluster."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 
 from rekindle.cli.main import invoke
+from rekindle.platforms.checks import Needs
+from rekindle.platforms.kubeflow import doctor
+from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import until
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -127,3 +132,54 @@ def test_two_nodes_train_by_deepspeed_or_under_mpirun_and_promote(
     assert "600 steps from the start on 2 ranks" in log
     assert (", by deepspeed" in log) == (how == "deepspeed")
     assert ("ZeRO stage" in Path(summary["card"]).read_text()) == (how == "deepspeed")
+
+
+def kubeconfig(folder: Path, server: str, token: str) -> str:
+    """The path of a file by which kubectl and rekindle find the cluster as who has the token."""
+    folder.mkdir()
+    known = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": server}}],
+        "users": [{"name": "who", "user": {"token": token}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "who"}}],
+    }  # fmt: skip
+    (folder / "config").write_text(json.dumps(known))
+    return str(folder / "config")
+
+
+def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
+    server: Server, s3: Any, mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    cluster = server.cluster
+    assert cluster is not None
+    cluster.served.steps_a_look = 5
+    cluster.grant(doctor.permissions(KubeflowSpec(), Needs(deploys_in_steps=True)))
+    steps = kubeconfig(tmp_path / "of-steps", cluster.url, "token-1")
+    server.environment |= {"KUBECONFIG": steps}
+    mine = kubeconfig(tmp_path / "mine", cluster.url, "deployer")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", mine)
+    settings = {
+        **place(server, mlflow), "register.model_name": "digits-deployed", "resources.nodes": 1,
+        "platforms.kubeflow.gateway": "infra/public", "deploy.after_promotion": "true",
+        "deploy.min_requests": 1, "deploy.step_minutes": 0,
+    }  # fmt: skip
+    config, home = str(ROOT / "configs" / "digits.yaml"), ["--home", str(tmp_path / "home")]
+    words = [config, "--platform", "kubeflow", *words_of(settings), *home]
+    assert invoke(["submit", *words, "--yes", "--wait", "--json"]) == 0, capsys.readouterr()
+    assert json.loads(capsys.readouterr().out)["gate"]["promoted"] is True
+    assert invoke(["logs", "--step", "deploy", *home]) == 0
+    states = re.findall(r'"state":"(\w+)"', capsys.readouterr().out)
+    assert states == ["create", "smoke", "live", "settled"]
+    assert invoke(["deploy", "status", "latest", "--platform", "kubeflow", *home, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["1"].items() >= {"state": "ready", "share": 100, "errors": 0}.items()
+    assert found["address"] == "/kubeflow/digits-deployed of the Gateway infra/public"
+    (staged,) = s3.list_objects_v2(Bucket="lake", Prefix="kubeflow/deployments/digits-deployed/v1-",
+                                   Delimiter="/")["CommonPrefixes"]  # fmt: skip
+    evidence = s3.get_object(Bucket="lake", Key=f"{staged['Prefix']}evidence.json")["Body"].read()
+    (row, *_) = json.loads(evidence)["smoke"]["rows"]
+    path = "/api/v1/namespaces/kubeflow/services/http:digits-deployed:80/proxy/predict"
+    body = {"instances": [{"image": row["content"]}]}
+    answer = Cluster(cluster.url, "deployer").answer("POST", path, {}, body)
+    assert answer["predictions"] == [row["answer"]]

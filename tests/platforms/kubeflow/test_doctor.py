@@ -18,9 +18,9 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, answered, run_checks
+from rekindle.platforms.checks import Check, Needs, answered, run_checks
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.doctor import checks, image
+from rekindle.platforms.kubeflow.doctor import checks, image, permissions
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.kubernetes import FakeCluster
@@ -122,6 +122,19 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert "3 problems" in done.stderr, "there is no p.py either, and no host"
 
 
+def test_steps_that_deploy_get_the_role_for_it_only_where_the_config_deploys_in_one() -> None:
+    place = KubeflowSpec(namespace="team-a", service_account="default-editor")
+    bindings = {
+        in_steps: [
+            (found["roleRef"]["name"], found["subjects"][0]["name"], found["metadata"]["namespace"])
+            for found in yaml.safe_load_all(permissions(place, Needs(deploys_in_steps=in_steps)))
+            if found["kind"] == "RoleBinding"
+        ]
+        for in_steps in (False, True)
+    }
+    assert bindings[True] == [*bindings[False], ("rekindle-deployer", "default-editor", "team-a")]
+
+
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster.url, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
@@ -143,7 +156,7 @@ def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.M
     made.faults = [Fault("GET healthz", 503), Fault("GET healthz", 503)]
     with serving(made) as url:
         place = KubeflowSpec(host=url, token="env:KFP_TOKEN")
-        (found,) = run_checks(checks(place, None), early=True)
+        (found,) = run_checks(checks(place, None, Needs()), early=True)
     assert (found.state, found.said) == ("not asked", "HTTP 503: as the test wants it")
 
 
@@ -154,7 +167,7 @@ def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) ->
     if nodes > 1:
         graph = graph.spread(graph.steps()[0].path, Distribution(nodes=nodes))
     made = compile(text, graph, {"folder": "x", "text": "a"}, place)
-    assert [question.name for question in checks(place, made)] == ["cluster", *more]
+    assert [question.name for question in checks(place, made, Needs())] == ["cluster", *more]
 
 
 @pytest.mark.parametrize(

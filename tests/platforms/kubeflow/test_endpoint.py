@@ -255,7 +255,12 @@ def test_one_command_goes_back_and_one_deletes_only_what_is_ours(world, fake):
     world.rollout().delete()
     assert world.states[-1] == "deleted"
     made = {kind: sorted(one) for kind, one in fake.served.objects.items()}
-    assert made == {"Deployment": [], "Service": ["theirs"], "HTTPRoute": []}
+    assert made == {
+        "Deployment": [],
+        "Service": ["theirs"],
+        "HTTPRoute": [],
+        "InferenceService": [],
+    }
 
 
 @pytest.mark.parametrize("kind", ["Service", "HTTPRoute"])
@@ -418,15 +423,17 @@ STORIES = {
 }
 
 
+@pytest.mark.parametrize("serving", first(1, ["deployment", "kserve"]))
 @pytest.mark.parametrize("story", first(1, STORIES))
 def test_a_command_killed_before_or_after_any_change_is_completed_by_the_same(
-    tmp_path, models, story
+    tmp_path, models, story, serving
 ):
     before, target, more = STORIES[story]
 
     def told(folder, at, when):
         with FakeCluster(folder / "cluster") as fake:
-            world = World(fake, models, folder)
+            fake.served.kserve = serving == "kserve"
+            world = World(fake, models, folder, serving=serving)
             for version in before:
                 world.to(version)
             world.cluster.state.update(at=at, when=when, calls=0)
@@ -469,6 +476,80 @@ def test_the_cluster_is_that_of_kubectls_context(world, fake, tmp_path, monkeypa
     assert doctor.gateway(world.place).startswith("infra/public")
     with pytest.raises(RequestError, match="the cluster has no Gateway infra/other"):
         doctor.gateway(world.place.model_copy(update={"gateway": "infra/other"}))
+
+
+@pytest.fixture
+def inferring(fake, models, tmp_path):
+    """With KServe in the cluster, and in the config."""
+    fake.served.kserve = True
+    return World(fake, models, tmp_path, serving="kserve")
+
+
+def test_kserve_makes_the_deployments_of_versions_and_the_route_shares_requests(inferring, models):
+    served = inferring.fake.served
+    assert inferring.to("1").state == inferring.to("2").state == "settled"
+    assert [e.shares for e in inferring.rollout().log.events() if e.state == "canary"] == [
+        {"2": 10, "1": 90}
+    ]
+    assert len(served.objects["InferenceService"]) == len(served.objects["Deployment"]) == 2
+    made, weights, service, _, standing = inferring.end
+    assert all(
+        name.removesuffix("-predictor") in made["InferenceService"] for name in made["Deployment"]
+    )
+    assert weights == {name_of(models, "2"): 100}
+    assert service == {"rekindle": "tickets", "rekindle.dev/version": "2"}
+    assert standing == {"1": ("ready", 0), "2": ("ready", 100)}
+    inferring.to("3")
+    assert sorted(inferring.endpoint.standing()) == ["2", "3"]
+    assert len(served.objects["InferenceService"]) == 2
+    inferring.rollout().delete()
+    assert not any(served.objects.values())
+
+
+@pytest.mark.parametrize(("fate", "reason"), [
+    ("crash", "its container ended 2 times, with exit code 1 (Error)"),
+    ("image", "ImagePullBackOff: Back-off pulling image: not found"),
+])  # fmt: skip
+def test_with_kserve_a_version_that_never_starts_goes_back_with_the_reason(inferring, fate, reason):
+    inferring.to("1")
+    inferring.fake.served.fates = {"2": fate}
+    assert reason in inferring.to("2").reason
+    assert inferring.endpoint.standing() == {"1": ("ready", 100)}
+
+
+def test_with_kserve_a_quota_and_all_replicas_are_seen_in_what_it_made(fake, models, tmp_path):
+    fake.served.kserve, fake.served.fates = True, {"1": "quota"}
+    world = World(fake, models, tmp_path, FAST.model_copy(update={"replicas": 3}), serving="kserve")
+    with pytest.raises(RequestError, match="exceeded quota: team-a"):
+        world.to("1")
+    fake.served.fates = {}
+    assert world.to("1").state == "settled"
+    assert len(fake.pods) == 3
+
+
+def test_a_cluster_without_kserve_and_versions_of_another_kind_are_refused(world, inferring, fake):
+    fake.served.kserve = False
+    with pytest.raises(RequestError, match="the cluster has no KServe") as caught:
+        inferring.to("1")
+    assert caught.value.problems[0].where == "platforms.kubeflow.serving"
+    fake.served.kserve = True
+    world.to("1")
+    with pytest.raises(RequestError, match="versions of tickets run there as Deployment"):
+        inferring.endpoint.usd_per_day()
+    world.rollout().delete()
+    inferring.to("1")
+    with pytest.raises(RequestError, match="versions of tickets run there as InferenceService"):
+        world.endpoint.usd_per_day()
+
+
+def test_names_of_kserve_leave_room_for_its_own(fake, models, tmp_path):
+    fake.served.kserve = True
+    world = World(fake, models, tmp_path, serving="kserve")
+    model = dataclasses.replace(models["1"], name="tickets" * 9)
+    made = KubeflowEndpoint(world.place, world.spec, model.name, world.cluster)
+    made.poll_seconds = 0.0
+    made.create(model, 1)
+    assert made.standing() == {"1": ("ready", 0)}
 
 
 def test_names_are_those_that_services_may_have():

@@ -1,5 +1,6 @@
-"""The shipped pipeline on SageMaker, from `submit --wait` to the card: two hosts train, lose their spot machines once,
-resume from the artifact root, pass the gate, and the model is registered twice over."""
+"""The shipped pipelines on SageMaker, from `submit --wait` to the card: two hosts train, lose their spot machines once,
+resume from the artifact root, pass the gate, and the model is registered twice over; and the step that
+deploys it has an endpoint answer."""
 
 from __future__ import annotations
 
@@ -13,10 +14,16 @@ from typing import Any
 import pytest
 
 from rekindle.cli.main import invoke
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.servers import impatient
+from tests.servers.aws import account as aws_account
+from tests.servers.aws import hosting
+from tests.servers.aws.hosting import Hosting
 from tests.servers.aws.rest import Account
 from tests.servers.aws.sagemaker import Pipelines
 from tests.support.otherwise import OTHERWISE, skip_without, words_of
-from tests.support.sagemaker_compile import PLACE
+from tests.support.sagemaker_compile import IMAGE, PLACE
 from tests.support.sagemaker_digits import mlflow as mlflow
 from tests.support.sagemaker_watch import account as account
 
@@ -143,3 +150,50 @@ def test_two_hosts_train_by_deepspeed_or_under_mpirun_and_promote(
     assert (", by deepspeed" in log) == (how == "deepspeed")
     card = Path(summary["card"]).read_text()
     assert ("ZeRO stage" in card) == (how == "deepspeed")
+
+
+def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
+    aws: str, s3: Any, mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = {
+        **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
+        "register.tracking_uri": mlflow, "register.model_name": "digits-deployed",
+        "deploy.after_promotion": "true",
+    }  # fmt: skip
+    (tmp_path / "jobs").mkdir()
+    driver = impatient.installed(tmp_path / "driver")
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL_S3": aws}
+    pipelines = Pipelines(s3, tmp_path / "jobs", {})
+    account, around = Hosting(s3, pipelines), aws_account.Facts()
+    around.images[IMAGE.partition("/")[2].partition("@")[0]] = [IMAGE.partition("@")[2]]
+    services = ("SAGEMAKER", "SAGEMAKER_RUNTIME", "CLOUDWATCH", "CLOUDWATCH_LOGS")
+    with hosting.serving(account) as url, aws_account.serving(around) as questions:
+        keys |= {f"AWS_ENDPOINT_URL_{service}": url for service in services}
+        for name, value in {**keys, "AWS_ENDPOINT_URL": questions}.items():
+            monkeypatch.setenv(name, value)
+        pipelines.environment = {
+            **keys, "AWS_ENDPOINT_URL": aws, "AWS_DEFAULT_REGION": "us-east-1",
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{driver}",
+        }  # fmt: skip
+        home = ["--home", str(tmp_path / "home")]
+        asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker"]
+        words = ["--yes", "--wait", "--json", *words_of(settings), *home]
+        assert invoke([*asked, *words]) == 0, capsys.readouterr().out
+        assert json.loads(capsys.readouterr().out)["gate"]["promoted"] is True
+        (run,) = account.runs.values()
+        (job,) = [job for name, job in run.execution.jobs.items() if name.endswith("deploy")]
+        states = re.findall(r'"state":"(\w+)"', job.log)
+        assert states == ["create", "smoke", "live", "settled"]
+        (staged,) = [key for key in objects(pipelines, "rekindle/deployments/digits-deployed/v1-")
+                     if key.endswith("evidence.json")]  # fmt: skip
+        evidence = s3.get_object(Bucket="lake", Key=staged)["Body"].read()
+        (row, *_) = json.loads(evidence)["smoke"]["rows"]
+        import boto3
+
+        answer = boto3.client("sagemaker-runtime", PLACE["region"]).invoke_endpoint(
+            EndpointName="digits-deployed", ContentType="application/json",
+            Body=json.dumps({"instances": [{"image": row["content"]}]}),
+        )  # fmt: skip
+        assert json.loads(answer["Body"].read())["predictions"] == [row["answer"]]
+        assert answer["InvokedProductionVariant"].startswith("digits-deployed-v1-")

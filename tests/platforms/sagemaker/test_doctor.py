@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.platforms.checks import run_checks
+from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.sagemaker.doctor import checks, statements
 from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -65,7 +65,7 @@ def test_moto_is_asked_in_the_same_words(
     boto3.client("ecr", region).create_repository(repositoryName="train")
     made = boto3.client("secretsmanager", region).create_secret(Name="hub", SecretString="x")
     place = {**PLACE, "image": f"{ECR}/train:1", "secrets": {"HF_TOKEN": made["ARN"]}}
-    found = run_checks(checks(SageMakerSpec(**place), None))
+    found = run_checks(checks(SageMakerSpec(**place), None, Needs()))
     assert {check.name: check.state for check in found} == {
         "credentials": "ok", "region": "ok", "bucket": "ok", "image": "problem", "secret HF_TOKEN": "ok",
     }, found  # fmt: skip

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
-from rekindle.platforms.checks import Check, about
+from rekindle.platforms.checks import Check, Needs, about
 from rekindle.platforms.submission import Definition
 from tests.platforms.toy import ToySpec
 
 
-def permissions(place: ToySpec) -> str:
+def permissions(place: ToySpec, needs: Needs) -> str:
     return "none\n"
 
 
-def checks(place: ToySpec, definition: Definition | None) -> Iterator[Check]:
+def checks(place: ToySpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     yield about("toy", place)("folder", "folder", _folder, early=True)
 
 

@@ -1,5 +1,6 @@
-"""The shipped pipeline on Vertex AI, from `submit --wait` to the card: two nodes train, lose a spot
-machine, resume from the artifact root, pass the gate, and the model is registered."""
+"""The shipped pipelines on Vertex AI, from `submit --wait` to the card: two nodes train, lose a spot
+machine, resume from the artifact root, pass the gate, and the model is registered; and the step that
+deploys it has an endpoint answer."""
 
 from __future__ import annotations
 
@@ -12,12 +13,19 @@ import pytest
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
+import google.auth
+from google.auth.transport.requests import AuthorizedSession
+
 from rekindle.cli.main import invoke
+from rekindle.records import Evidence
 from tests.platforms.vertex.conftest import can_mount
+from tests.platforms.vertex.project import found as found_by
 from tests.platforms.vertex.project import project as project
+from tests.servers import impatient
+from tests.servers.google.endpoints import Endpoints
 from tests.servers.google.gcs_driver import installed
 from tests.servers.google.pipeline import Pipelines
-from tests.servers.google.rest import PROJECT, REGION, Project
+from tests.servers.google.rest import PARENT, PROJECT, REGION, Project
 from tests.servers.google.vertex import ROOT, Vertex
 from tests.support.sagemaker_digits import mlflow as mlflow
 
@@ -30,6 +38,8 @@ PLACE = {
     "service_account": f"steps@{PROJECT}.iam.gserviceaccount.com",
     "image": "europe-docker.pkg.dev/forge/r/train@sha256:" + "0" * 64,
 }  # fmt: skip
+
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
 class Service(Vertex):
@@ -95,3 +105,37 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
         assert (trained["attempts"], trained["reason"]) == (2, lost)
         assert "finetune" in Path(summary["card"]).read_text()
         assert project.refused == []
+
+
+def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
+    mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    impatient.installed(installed(tmp_path / "driver"))
+    (tmp_path / "gcs" / "lake").mkdir(parents=True)
+    settings = {
+        **{f"platforms.vertex.{name}": value for name, value in PLACE.items()},
+        "register.tracking_uri": mlflow, "register.model_name": "digits-deployed",
+        "deploy.after_promotion": "true",
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    home = ["--home", str(tmp_path / "home")]
+    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "vertex", "--yes"]
+    project = Endpoints(tmp_path / "gcs")
+    with Service(tmp_path / "gcs") as service, found_by(project, tmp_path, monkeypatch) as how:
+        Pipelines(project, service, how)
+        code = invoke([*asked, "--wait", "--json", *words, *home])
+        printed = capsys.readouterr()
+        lines = [entry["textPayload"] for entry in project.entries + project.more_entries()]
+        assert code == 0, f"{printed}\n{''.join(lines)[-8_000:]}"
+        assert json.loads(printed.out)["gate"]["promoted"] is True
+        assert invoke(["logs", "--step", "condition-1/deploy", *home]) == 0
+        states = re.findall(r'"state":"(\w+)"', capsys.readouterr().out)
+        assert states == ["create", "smoke", "live", "settled"]
+        (evidence,) = (tmp_path / "gcs/lake/rekindle/deployments/digits-deployed").glob("v1-*/e*")
+        (row, *_) = Evidence.read(evidence).smoke.rows
+        client = AuthorizedSession(google.auth.default(scopes=SCOPES)[0])
+        url = f"https://{REGION}-aiplatform.googleapis.com/v1/{PARENT}/endpoints/digits-deployed"
+        answer = client.post(f"{url}:predict", json={"instances": [{"image": row.content}]}).json()
+        assert answer["predictions"] == [row.answer]
+        assert answer["deployedModelId"].startswith("1")

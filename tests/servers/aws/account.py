@@ -23,7 +23,7 @@ from botocore.validate import ParamValidator
 ACCOUNT, REGION = "123456789012", "eu-central-1"
 _SESSION = botocore.session.get_session()
 _JSON = {"AmazonEC2ContainerRegistry_V20150921": "ecr", "secretsmanager": "secretsmanager"}
-_QUERY = {"2011-06-15": "sts"}
+_QUERY = {"2011-06-15": "sts", "2010-05-08": "iam"}
 
 
 class Refused(Exception):
@@ -47,6 +47,9 @@ class Facts:
         self.buckets = {"bucket": Bucket()}
         self.images: dict[str, list[str]] = {"train": ["sha256:" + "0" * 64]}
         self.secrets: set[str] = set()
+        self.caller = f"arn:aws:iam::{ACCOUNT}:user/who-asks"
+        self.denied: set[Any] = set()  # what IAM says is not allowed
+        self.depends: set[str] = set()  # and what depends on where a request comes from
         self.errors: dict[str, tuple[int, str]] = {}
         self.calls: list[str] = []
         self.refused: list[str] = []
@@ -81,8 +84,41 @@ class Facts:
     # query
 
     def sts_GetCallerIdentity(self) -> str:
-        arn = f"arn:aws:iam::{self.account}:user/who-asks"
+        arn = self.caller.replace(ACCOUNT, self.account)
         return f"<Arn>{arn}</Arn><UserId>A</UserId><Account>{self.account}</Account>"
+
+    def iam_GetRole(self, RoleName: str) -> str:
+        role = f"<Path>/ours/</Path><RoleName>{RoleName}</RoleName><RoleId>A</RoleId>"
+        arn = f"arn:aws:iam::{self.account}:role/ours/{RoleName}"
+        return f"<Role>{role}<Arn>{arn}</Arn><CreateDate>2026-01-01T00:00:00Z</CreateDate></Role>"
+
+    def iam_SimulatePrincipalPolicy(
+        self, PolicySourceArn: str, ActionNames: list[str], ResourceArns: list[str],
+        ContextEntries: Any, Marker: str = "0",
+    ) -> str:  # fmt: skip
+        """Two a page; `denied` are actions, or (who, action)."""
+        if not re.fullmatch(rf"arn:aws:iam::{self.account}:(user|role)/[\w/-]+", PolicySourceArn):
+            raise Refused(400, "InvalidInput", f"Invalid Entity Arn: {PolicySourceArn}")
+        (resource,), begin = ResourceArns, int(Marker)
+        results = [
+            self.simulated(PolicySourceArn, action, resource)
+            for action in ActionNames[begin : begin + 2]
+        ]
+        more = begin + 2 < len(ActionNames)
+        found = f"<EvaluationResults>{''.join(results)}</EvaluationResults>"
+        marker = f"<Marker>{begin + 2}</Marker>" if more else ""
+        return f"{found}<IsTruncated>{str(more).lower()}</IsTruncated>{marker}"
+
+    def simulated(self, who: str, action: str, resource: str) -> str:
+        denied = {action, (who, action)} & self.denied
+        context = "<member>aws:SourceIp</member>" if action in self.depends else ""
+        decision = "implicitDeny" if denied or context else "allowed"
+        return (
+            f"<member><EvalActionName>{action}</EvalActionName>"
+            f"<EvalResourceName>{escape(resource)}</EvalResourceName>"
+            f"<EvalDecision>{decision}</EvalDecision>"
+            f"<MissingContextValues>{context}</MissingContextValues></member>"
+        )
 
     # rest
 
@@ -148,7 +184,7 @@ def _answered(facts: Facts, target: str | None, body: bytes) -> tuple[int, bytes
         prefix, _, operation = target.partition(".")
         service, given = _JSON.get(prefix, prefix.lower()), json.loads(body)
     else:
-        given = dict(parse_qsl(body.decode()))
+        given = _nested(dict(parse_qsl(body.decode())))
         service, operation = _QUERY[given.pop("Version")], given.pop("Action")
     try:
         _check(service, operation, given)
@@ -160,6 +196,25 @@ def _answered(facts: Facts, target: str | None, body: bytes) -> tuple[int, bytes
         return 200, json.dumps(found).encode(), {"Content-Type": "application/x-amz-json-1.1"}
     result = f"<{operation}Result>{found}</{operation}Result>"
     return 200, f"<{operation}Response>{result}</{operation}Response>".encode(), {}
+
+
+def _nested(given: dict[str, str]) -> dict[str, Any]:
+    """`A.member.1.B=x` as {"A": [{"B": "x"}]}."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        inside, (*path, last) = found, key.split(".")
+        for part in path:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return {key: _listed(one) for key, one in found.items()}
+
+
+def _listed(found: Any) -> Any:
+    if not isinstance(found, dict):
+        return found
+    if found.keys() == {"member"}:
+        return [_listed(one) for _, one in sorted(found["member"].items(), key=lambda i: int(i[0]))]
+    return {key: _listed(one) for key, one in found.items()}
 
 
 def _check(service: str, operation: str, given: dict[str, Any]) -> None:

@@ -39,8 +39,8 @@ class Hosting(Account):
     """An account with endpoints. Versions in `broken` never become ready; `fails` is the share of requests that a version
     fails, `dying` of those that get no answer; `quota` is the number of instances."""
 
-    def __init__(self, s3: Any) -> None:
-        super().__init__(s3)
+    def __init__(self, s3: Any, pipelines: Any = None) -> None:
+        super().__init__(s3, pipelines)
         self.things: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in _NOUNS}
         self.broken: set[str] = set()
         self.wrong: set[str] = set()
@@ -61,8 +61,10 @@ class Hosting(Account):
             self.operations[f"List{noun}s"] = self.lister(kind)
         self.operations |= {
             "UpdateEndpoint": self.update_endpoint, "ListTags": self.list_tags, "AddTags": self.add_tags,
-            "UpdateEndpointWeightsAndCapacities": self.weigh, "GetLogEvents": self.log_events,
-            "DescribeLogStreams": self.log_streams, "GetMetricStatistics": self.statistics,
+            "UpdateEndpointWeightsAndCapacities": self.weigh,
+            "GetLogEvents": self.of_endpoints("GetLogEvents", self.endpoint_events),
+            "DescribeLogStreams": self.of_endpoints("DescribeLogStreams", self.endpoint_streams),
+            "GetMetricStatistics": self.statistics,
             "ListModelPackages": self.list_packages, "CreateModelPackage": self.create_package,
             "UpdateModelPackage": self.update_package,
         }  # fmt: skip
@@ -327,10 +329,20 @@ class Hosting(Account):
         self.tags_of(ResourceArn).update({one["Key"]: one["Value"] for one in Tags})
         return {"Tags": Tags}
 
-    def log_streams(self, logGroupName: str, logStreamNamePrefix: str) -> dict[str, Any]:
+    def of_endpoints(self, call: str, ours: Any) -> Any:
+        """Logs of endpoints, and of jobs as before."""
+        theirs = self.operations[call]
+
+        def do(logGroupName: str, **given: Any) -> dict[str, Any]:
+            found = ours if logGroupName.startswith("/aws/sagemaker/Endpoints/") else theirs
+            answer: dict[str, Any] = found(logGroupName=logGroupName, **given)
+            return answer
+
+        return do
+
+    def endpoint_streams(self, logGroupName: str, logStreamNamePrefix: str) -> dict[str, Any]:
         if not any(logStreamNamePrefix.split("-")[-2] == f"v{version}" for version in self.broken):
             raise Refused("ResourceNotFoundException", "The specified log group does not exist.")
-        assert logGroupName.startswith("/aws/sagemaker/Endpoints/")
         names = [f"{logStreamNamePrefix}i-{i}" for i in range(2)]
         return {
             "logStreams": [
@@ -338,7 +350,7 @@ class Hosting(Account):
             ]
         }
 
-    def log_events(self, logGroupName: str, logStreamName: str, limit: int) -> dict[str, Any]:
+    def endpoint_events(self, logGroupName: str, logStreamName: str, limit: int) -> dict[str, Any]:
         said = "error: the files of version 2 are not those that were judged"
         return {"events": [{"message": said if logStreamName.endswith("i-1") else "an older one"}]}
 

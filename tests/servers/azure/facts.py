@@ -21,6 +21,7 @@ HOSTS = (
 )  # fmt: skip
 STORAGE, VAULT = "https://storage.azure.com", "https://vault.azure.net"
 RESOURCES = (*azure_rest.RESOURCES, STORAGE, VAULT)
+RIGHTS = "/providers/Microsoft.Authorization/permissions"
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -42,6 +43,15 @@ class Facts:
         self.secrets: dict[str, list[str]] = {}
         self.login: dict[str, Any] | None = None
         self.errors: dict[str, int] = {}
+        # of who asks, one a page: as AzureML Data Scientist and Monitoring Reader have them
+        inside = "Microsoft.MachineLearningServices/workspaces"
+        self.roles: list[dict[str, Any]] = [
+            {
+                "actions": [f"{inside}/*/{verb}" for verb in ("read", "action", "delete", "write")],
+                "notActions": [f"{inside}/delete", f"{inside}/computes/*/write"], "dataActions": [],
+            },
+            {"actions": ["*/read"], "notActions": [], "dataActions": []},
+        ]  # fmt: skip
         self.calls: list[str] = []
         self.refused: list[str] = []
 
@@ -50,7 +60,8 @@ class Facts:
             return self.entra(asked)
         call = f"{asked.method} {asked.host}{asked.path}"
         theirs = (".blob.core.windows.net", ".api.azureml.ms", azure_rest.SUFFIX)
-        inside = asked.host == "management.azure.com" and asked.path != self.root
+        here = (self.root, f"{self.root}{RIGHTS}")
+        inside = asked.host == "management.azure.com" and asked.path not in here
         if asked.host.endswith(theirs) or inside:
             return self.workspace.answer(asked)
         self.calls.append(call)
@@ -85,7 +96,20 @@ class Facts:
             return Answer(200, {"value": [{"id": one} for one in ids]})
         _check_token(asked, azure_rest.RESOURCES[0])
         assert asked.query["api-version"]
+        if asked.path.endswith(RIGHTS):
+            return self.rights(asked)
         return Answer(200, self.get_workspace())
+
+    def rights(self, asked: Asked) -> Answer:
+        """What the roles of who asks allow."""
+        if (asked.method, asked.query["api-version"]) != ("GET", "2022-04-01"):
+            raise Refused(400, "InvalidResourceType", f"{asked.method} {asked.query}")
+        at = int(asked.query.get("$skip", 0))
+        page: dict[str, Any] = {"value": self.roles[at : at + 1]}
+        if at + 1 < len(self.roles):
+            query = f"api-version=2022-04-01&$skip={at + 1}"
+            page["nextLink"] = f"https://{asked.host}{asked.path}?{query}"
+        return Answer(200, page)
 
     def get_workspace(self) -> Any:
         if not self.there:

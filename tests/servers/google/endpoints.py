@@ -40,6 +40,7 @@ from tests.servers.tls_hosts import Asked
 
 NUMBERED = f"projects/7/locations/{REGION}"
 _PATH = re.compile(rf"/v1/{PARENT}/(endpoints|models)(?:/([\w@-]+))?(/operations)?(?::(\w+))?")
+_PIPELINES = re.compile(rf"/v1/{PARENT}/(pipelineJobs|customJobs|schedules)\b")
 _OPERATION = re.compile(rf"/v1/({NUMBERED}/\w+/[\w-]+/operations/\d+)")
 _IDS = {"endpoints": r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "models": r"[a-z_][a-z0-9_-]{0,62}"}
 _SERIES = (
@@ -102,8 +103,14 @@ class Endpoints(Project):
     def found(self, asked: Asked) -> Any:
         if asked.host == "monitoring.googleapis.com":
             return self.series(asked)
-        if asked.host == "logging.googleapis.com":
+        if asked.host == "logging.googleapis.com" and "aiplatform.googleapis.com/Endpoint" in str(
+            asked.body
+        ):
             return self.log(asked.json())
+        if asked.host in ("logging.googleapis.com", "storage.googleapis.com") or _PIPELINES.match(
+            asked.path
+        ):
+            return super().done(asked)
         if match := _OPERATION.fullmatch(asked.path):
             return self.looked(match[1])
         match = _PATH.fullmatch(asked.path)

@@ -28,13 +28,21 @@ from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
 from tests.servers.google.job import OVER, Job
+from tests.servers.google.rest import STEPS_TOKEN as TOKEN
 
 ROOT = Path(__file__).parents[3]
-TOKEN = "ya29.of-the-account"
 _JOBS = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/customJobs")
 _JOB = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+/customJobs/\d+)(:cancel)?")
 _RUN = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+/pipelineJobs/[^/:]+)")
 _SECRET = re.compile(r"/v1/(projects/[^/]+/secrets/[^/]+/versions/[^/:]+):access")
+
+METADATA: dict[str, dict[str, Any]] = {
+    "": {},
+    "/computeMetadata/v1/instance/service-accounts/default": {
+        "aliases": ["default"], "email": "steps@forge.iam.gserviceaccount.com",
+        "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
+    },
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -91,6 +99,7 @@ class Vertex:
             "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/bin",
             "PYTHONPATH": str(ROOT),
             "GCE_METADATA_HOST": host,
+            "GCE_METADATA_IP": host,
             "REKINDLE_GOOGLE_ENDPOINT": f"http://{host}",
         }
 
@@ -238,6 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
+            self.send_header("Metadata-Flavor", "Google")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -246,8 +256,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def told(self, path: str, query: dict[str, list[str]], raw: bytes) -> dict[str, Any]:
         service, get = self.service, self.command == "GET"
-        if get and path == "/computeMetadata/v1/instance/service-accounts/default/token":
-            return self.call("token", lambda: service.token(self.headers))
+        if get and (path == "/" or path.startswith("/computeMetadata/")):
+            return self.metadata(path.rstrip("/"))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refused(401, "UNAUTHENTICATED", "no token")
         body = json.loads(raw or b"{}")
@@ -266,6 +276,14 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/v2/entries:list" and not get:
             return self.call("log", lambda: service.entries(body))
         raise Refused(404, "NOT_FOUND", f"{self.command} {path}")
+
+    def metadata(self, path: str) -> dict[str, Any]:
+        """What the metadata server has, whom Google's own login asks a few things before a token."""
+        if path == "/computeMetadata/v1/instance/service-accounts/default/token":
+            return self.call("token", lambda: self.service.token(self.headers))
+        if path not in METADATA:
+            raise Refused(404, "NOT_FOUND", path)
+        return METADATA[path]
 
     def call(self, kind: str, work: Any) -> dict[str, Any]:
         service = self.service

@@ -12,15 +12,21 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import fsspec
 from kubernetes import client
 
 from tests.servers.shadow import Answering
 
-KINDS = {"deployments": "Deployment", "services": "Service", "httproutes": "HTTPRoute"}
-APIS = {"Deployment": "apps/v1", "Service": "v1", "HTTPRoute": "gateway.networking.k8s.io/v1"}
+KINDS = {
+    "deployments": "Deployment", "services": "Service", "httproutes": "HTTPRoute",
+    "inferenceservices": "InferenceService",
+}  # fmt: skip
+APIS = {
+    "Deployment": "apps/v1", "Service": "v1", "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "InferenceService": "serving.kserve.io/v1beta1",
+}  # fmt: skip
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
@@ -47,6 +53,8 @@ def problems(kind: str, body: Any) -> list[str]:
         found.append("metadata.annotations: must be strings")
     if kind == "HTTPRoute":
         return found + list(_of_route(spec))
+    if kind == "InferenceService":
+        return found + list(_of_inference(meta, spec))
     found += _unknown(f"V1{kind}", body, kind)
     if kind == "Deployment":
         template = spec["template"]
@@ -60,6 +68,24 @@ def problems(kind: str, body: Any) -> list[str]:
             if template["spec"]["securityContext"].get("runAsNonRoot") is not True:
                 found.append("violates PodSecurity restricted: runAsNonRoot")
     return found
+
+
+def _of_inference(meta: Any, spec: Any) -> Iterator[str]:
+    """KServe's validation: fields of v1beta1's PredictorSpec, which takes those of a pod."""
+    if len(f"{meta['name']}-predictor") > 63:
+        yield f"metadata.name: {meta['name']}-predictor is longer than 63"
+    if meta.get("annotations", {}).get("serving.kserve.io/deploymentMode") != "RawDeployment":
+        yield "this test wants the mode that needs no Knative"
+    if set(spec) != {"predictor"}:
+        yield f"unknown fields {set(spec)}"
+    own = {"minReplicas": int, "maxReplicas": int}
+    for name, kind in own.items():
+        if type(spec["predictor"].get(name)) is not kind:
+            yield f"spec.predictor.{name} must be an integer"
+    pod = {name: one for name, one in spec["predictor"].items() if name not in own}
+    yield from _unknown("V1PodSpec", pod, "spec.predictor")
+    if [one["name"] for one in pod["containers"]] != ["kserve-container"]:
+        yield "spec.predictor.containers: the custom container is called kserve-container"
 
 
 def _unknown(model: str, data: Any, where: str) -> Iterator[str]:
@@ -107,13 +133,15 @@ def _of_route(spec: Any) -> Iterator[str]:
 
 class Deployments:
     """The objects by kind and name. `gateway` is (namespace, name) of the one there is, None where the Gateway API is
-    not installed; `refuses` is what it says of routes. `fates`: version -> crash, image, quota, nowhere."""
+    not installed, nor KServe unless `kserve`; `refuses` is what it says of routes. `fates`: version -> crash, image, quota, nowhere."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
         self.objects: dict[str, dict[str, Any]] = {kind: {} for kind in APIS}
         self.gateway: tuple[str, str] | None = ("infra", "public")
         self.refuses, self.version = "", 0
+        self.kserve = False
+        self.steps_a_look = 1  # how far controllers come from one look to the next
         self.fates: dict[str, str] = {}
         self.wrong: set[str] = set()  # versions that answer otherwise
         self.answering = Answering()
@@ -133,6 +161,8 @@ class Deployments:
             None,
         ):
             return 404, {"message": "the server could not find the requested resource"}
+        if place["resource"] == "inferenceservices" and not self.kserve:
+            return 404, {"message": "the server could not find the requested resource"}
         return self._object(method, place, query, body)
 
     def _object(self, method: str, place: Any, query: Any, body: Any) -> tuple[int, Any]:
@@ -151,12 +181,20 @@ class Deployments:
         if method == "DELETE":
             if body["preconditions"]["uid"] != known[name]["metadata"]["uid"]:
                 return 409, {"message": "the UID in the precondition does not match"}
-            del known[name]
-            for pod in self._of(name) if kind == "Deployment" else ():
-                del self.cluster.pods[pod]
+            self._end(kind, name)
             return 200, {"kind": "Status", "status": "Success"}
-        self._step(kind, known[name])
+        for _ in range(self.steps_a_look):
+            self._step(kind, known[name])
         return 200, copy.deepcopy(known[name])
+
+    def _end(self, kind: str, name: str) -> None:
+        """With all that it owns."""
+        self.objects[kind].pop(name, None)
+        if kind == "InferenceService":
+            for owned in ("Deployment", "Service"):
+                self._end(owned, f"{name}-predictor")
+        for pod in self._of(name) if kind == "Deployment" else ():
+            del self.cluster.pods[pod]
 
     def _create(self, kind: str, body: Any) -> tuple[int, Any]:
         name = body["metadata"]["name"]
@@ -170,6 +208,8 @@ class Deployments:
                 ref |= {"group": "", "kind": "Service"}
         made["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 0, "namespace": "kubeflow"}
         self.objects[kind][name] = self._changed(made)
+        for _ in range(self.steps_a_look - 1):
+            self._step(kind, made)
         return 201, copy.deepcopy(made)
 
     def _put(self, kind: str, name: str, body: Any) -> tuple[int, Any]:
@@ -201,11 +241,15 @@ class Deployments:
 
     def _step(self, kind: str, one: Any) -> None:
         """What a controller does until the next look."""
-        meta, status = one["metadata"], one.setdefault("status", {})
-        if kind == "HTTPRoute":
-            self._route(one)
-        if kind != "Deployment":
-            return
+        one.setdefault("status", {})
+        controllers = {
+            "HTTPRoute": self._route, "InferenceService": self._infer, "Deployment": self._deploy,
+        }  # fmt: skip
+        if kind in controllers:
+            controllers[kind](one)
+
+    def _deploy(self, one: Any) -> None:
+        meta, status = one["metadata"], one["status"]
         name, wanted = meta["name"], one["spec"]["replicas"]
         if status.get("observedGeneration") != meta["generation"]:
             for pod in self._of(name):
@@ -230,6 +274,45 @@ class Deployments:
             self._live(pod, fate)
         if not fate:
             status |= {"readyReplicas": wanted, "availableReplicas": wanted}
+
+    def _infer(self, one: Any) -> None:
+        """KServe's controller: a Deployment and a Service at the second look at a generation."""
+        meta, predictor = one["metadata"], one["spec"]["predictor"]
+        if (seen := one["status"].setdefault("seen", 0)) != meta["generation"]:
+            one["status"]["seen"] = meta["generation"]
+            return
+        if one["status"].get("observedGeneration") == seen:
+            return
+        one["status"]["observedGeneration"] = seen
+        name = f"{meta['name']}-predictor"
+        labels = {**meta["labels"], "app": f"isvc.{name}", "component": "predictor",
+                  "serving.kserve.io/inferenceservice": meta["name"]}  # fmt: skip
+        owner = {"kind": "InferenceService", "name": meta["name"], "uid": meta["uid"]}
+        about = {"name": name, "labels": labels, "annotations": {}, "ownerReferences": [owner]}
+        pod = {k: v for k, v in predictor.items() if k not in ("minReplicas", "maxReplicas")}
+        template = {"metadata": {"labels": labels}, "spec": copy.deepcopy(pod)}
+        spec = {
+            "replicas": predictor["minReplicas"], "template": template,
+            "selector": {"matchLabels": {"app": f"isvc.{name}"}},
+        }  # fmt: skip
+        ports = [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}]
+        bodies = {
+            "Deployment": spec,
+            "Service": {"selector": {"app": f"isvc.{name}"}, "ports": ports},
+        }
+        for kind, body in bodies.items():
+            made = {
+                "kind": kind,
+                "apiVersion": APIS[kind],
+                "metadata": copy.deepcopy(about),
+                "spec": body,
+            }
+            if name in self.objects[kind]:
+                known = self.objects[kind][name]
+                known["spec"] = {**known["spec"], **body}
+                self._changed(known)
+            else:
+                self._create(kind, made)
 
     def _start_pod(self, name: str, template: Any) -> None:
         self.cluster.pods[name] = {
@@ -328,8 +411,8 @@ class Deployments:
 
     def _predict(self, pod: Any, body: Any) -> tuple[int, Any]:
         env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
-        folder = Path(env["REKINDLE_MODEL"].removeprefix("file://"))
-        rows = json.loads((folder / "evidence.json").read_text())["smoke"]["rows"]
+        with fsspec.open(f"{env['REKINDLE_MODEL']}/evidence.json") as file:
+            rows = json.load(file)["smoke"]["rows"]
         found = self.answering.answers(rows, body["instances"])
         if pod["metadata"]["labels"][VERSION] in self.wrong:
             found[0]["label"] = "another"

@@ -91,16 +91,8 @@ class FakeCluster:
             "deployer": DEPLOYER,
         }
         text = (MANIFESTS / "rbac.yaml").read_text() if rbac is None else rbac
-        documents = [doc for doc in yaml.safe_load_all(text) if doc]
-        roles = {d["metadata"]["name"]: d["rules"] for d in documents if d["kind"] == "Role"}
-        self.rules = {
-            f"system:serviceaccount:{subject['namespace']}:{subject['name']}": roles[
-                doc["roleRef"]["name"]
-            ]
-            for doc in documents
-            for subject in doc.get("subjects", ())
-        }
-        self.rules[DEPLOYER] = roles.get("rekindle-deployer", [])
+        self.rules: dict[str, list[Any]] = {}
+        self.grant(text)
         self.served = Deployments(self)
         runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
         self.runtimes = {runtime["metadata"]["name"]: runtime}
@@ -127,6 +119,16 @@ class FakeCluster:
             job.end()
         self.server.shutdown()
         self.server.server_close()
+
+    def grant(self, text: str) -> None:
+        """What `kubectl apply` of the manifests of rights does."""
+        documents = [doc for doc in yaml.safe_load_all(text) if doc]
+        roles = {d["metadata"]["name"]: d["rules"] for d in documents if d["kind"] == "Role"}
+        for doc in documents:
+            for subject in doc.get("subjects", ()):
+                who = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+                self.rules.setdefault(who, []).extend(roles[doc["roleRef"]["name"]])
+        self.rules[DEPLOYER] = roles.get("rekindle-deployer", [])
 
     # What KFP and Argo do
 
