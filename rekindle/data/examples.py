@@ -32,7 +32,7 @@ BATCH_BYTES = 4 << 20
 class ExamplesSummary(Record):
     """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
     tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
-    fingerprint."""
+    fingerprint; `bad_rows` and `left_out` as in `ShardManifest`."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -43,6 +43,8 @@ class ExamplesSummary(Record):
     image_shape: tuple[int, int, int] | None = None
     rows: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
+    bad_rows: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
 
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:

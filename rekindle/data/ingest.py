@@ -17,6 +17,7 @@ import pyarrow as pa
 from rekindle.data import examples
 from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
 from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.quarantine import MOST, leave_out
 from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
@@ -59,7 +60,7 @@ class _Ingestion:
     def __init__(self, data: DataSpec, modality: str, window: str, out: Path) -> None:
         self.data, self.modality, self.window, self.out = data, modality, parse_window(window), out
         self.partitioned = "{window" in data.source
-        self.findings = Findings()
+        self.findings = Findings(MOST)
         self.normaliser = Normaliser(data, modality, self.findings)
         self.schema = examples.schema_of(modality, data.slices)
         self.span = Span()
@@ -83,6 +84,7 @@ class _Ingestion:
     def validated(self, source: str) -> ExamplesSummary:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
+        bad_rows = leave_out(data, findings, sum(self.rows.values()), self.out)
         # with findings, what was read may not be all
         if not findings and source and source != self.seen:
             what = "the data changed between `fingerprint` and `ingest`"
@@ -116,6 +118,7 @@ class _Ingestion:
             source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
             slices=data.slices, image_shape=self.normaliser.image_shape,
             class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
+            bad_rows=bad_rows,
         )  # fmt: skip
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:

@@ -25,7 +25,7 @@ class Normaliser:
     """Turns raw batches into tables of examples (all columns of tasks/base.py but the split)."""
 
     def __init__(self, data: DataSpec, modality: str, findings: Findings) -> None:
-        self._data, self._modality, self._findings = data, modality, findings
+        self._data, self._modality, self._all, self._findings = data, modality, findings, findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
 
@@ -35,6 +35,12 @@ class Normaliser:
 
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         """The examples of a batch, and which of its rows they are."""
+        self._findings = Findings(self._all.most)  # of this batch: a row may have several faults
+        table, keep = self._examples(raw)
+        self._all.include(self._findings, int(np.count_nonzero(~keep)))
+        return table, keep
+
+    def _examples(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         content, fit = self._content(raw)
         if (key := self._data.columns.key) is None:
             ids, keep = raw.ids(), fit
@@ -43,6 +49,8 @@ class Normaliser:
             keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
             ids = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
+        for column in slices.values():
+            keep &= ~column.noted
         filled = {name: column.values.fill_null("") for name, column in slices.items()}
         made = {"id": ids, self._modality: content, **filled}
         if self._modality == "words":

@@ -76,9 +76,10 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
             if "straddling" in what:
                 place = f"{file.name}:{lines.next_line()}"
                 what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-            findings.add("malformed", place, what)
+            findings.add("malformed", place, what, cut=True)
         if unclosed := lines.unclosed():
-            findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
+            what = "a quote that is never closed"
+            findings.add("malformed", f"{file.name}:{unclosed}", what, cut=True)
 
 
 class _RowLines(io.RawIOBase):
@@ -184,9 +185,9 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
                 row += len(batch)
         except _TooLargeError as error:
             place = file.name if error.row is None else f"{file.name}:{error.row + 1}"
-            findings.add("malformed", place, str(error))
+            findings.add("malformed", place, str(error), cut=True)
         except (pa.ArrowInvalid, OSError) as error:
-            findings.add("malformed", file.name, f"no Parquet file: {error}")
+            findings.add("malformed", file.name, f"no Parquet file: {error}", cut=True)
 
 
 class _TooLargeError(Exception):
@@ -321,7 +322,7 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
         for number, block in enumerate(_line_blocks(stream)):
             if len(block) > MOST_LINE_BYTES:
                 what = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
-                findings.add("malformed", f"{file.name}:{line}", what)
+                findings.add("malformed", f"{file.name}:{line}", what, cut=True)
                 return
             if number == 0:
                 if _is_utf16(file, block, findings):

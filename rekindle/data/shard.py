@@ -86,6 +86,7 @@ def shard(
         tokenizer=folder_fingerprint(assets), examples=writer.hashes.hexdigest()[:32],
         labels=summary.labels, slices=summary.slices, rows=writer.rows,
         dropped=_dropped(summary, writer, data.max_length), class_rows=summary.class_rows,
+        bad_rows=summary.bad_rows, left_out=summary.left_out,
         settings=settings, shards=tuple(writer.files),
     )  # fmt: skip
     manifest.write(out / MANIFEST)

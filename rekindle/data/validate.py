@@ -1,7 +1,8 @@
 """What makes a source unfit, collected while it is read, and refused all at once.
 
 A row with a fault is counted, up to `SHOWN` of a kind are remembered with place and value, and
-reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind."""
+reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind. Rows with
+faults of most kinds can be left out instead: quarantine.py decides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,43 +52,86 @@ _FAULTS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass
-class _Fault:
-    count: int = 0
-    shown: list[str] = dataclasses.field(default_factory=list)
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """Where `rows` rows with one fault begin, and the value at fault, shortened; "" for none."""
 
-    def add(self, place: str, count: int = 1) -> None:
-        self.count += count
-        if len(self.shown) < SHOWN:
-            self.shown.append(place)
+    place: str
+    value: str = ""
+    rows: int = 1
 
     def __str__(self) -> str:
-        more = self.count - len(self.shown)
-        return ", ".join(self.shown) + (f" and {more:,} more" if self.shown[0] and more else "")
+        return f"{self.place} ({self.value})" if self.value else self.place
+
+
+@dataclasses.dataclass
+class Fault:
+    """How many rows have one kind of fault, and the first of them."""
+
+    count: int = 0
+    first: list[BadRow] = dataclasses.field(default_factory=list)
+
+    def add(self, row: BadRow, most: int) -> None:
+        self.count += row.rows
+        if len(self.first) < most:
+            self.first.append(row)
+
+    def __str__(self) -> str:
+        shown = [str(row) for row in self.first[:SHOWN]]
+        more = self.count - len(shown)
+        return ", ".join(shown) + (f" and {more:,} more" if shown[0] and more else "")
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `note` anything else."""
+    """The faults of one source. `add` notes rows, `note` anything else; the first `most` rows of
+    each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
+    after a fault was not read."""
 
-    def __init__(self) -> None:
-        self._faults: dict[str, _Fault] = {}
-        self._notes: dict[tuple[str, str], _Fault] = {}
+    def __init__(self, most: int = SHOWN) -> None:
+        self.most = most
+        self.rows = 0
+        self.cut = False
+        self._faults: dict[str, Fault] = {}
+        self._notes: dict[tuple[str, str], Fault] = {}
 
     def __bool__(self) -> bool:
         return bool(self._faults or self._notes)
 
-    def add(self, kind: str, place: str, value: object = None, count: int = 1) -> None:
-        """Note `count` rows with a fault of this kind, the first at `place` with this `value`."""
-        where = f"{place} ({shorten(value)})" if value is not None else place
-        self._faults.setdefault(kind, _Fault()).add(where, count)
+    def add(
+        self, kind: str, place: str, value: object = None, count: int = 1, *, cut: bool = False
+    ) -> None:
+        """Note `count` rows with a fault of this kind, the first at `place` with this `value`;
+        `cut` where nothing after it can be read."""
+        shown = shorten(value) if value is not None else ""
+        self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count), self.most)
+        self.rows += count
+        self.cut |= cut
+
+    def include(self, batch: "Findings", rows: int) -> None:
+        """Take over the faults of a batch, which are in so many of its rows."""
+        for kind, fault in batch._faults.items():
+            mine = self._faults.setdefault(kind, Fault())
+            mine.count += fault.count
+            mine.first += fault.first[: self.most - len(mine.first)]
+        self.rows += rows
+        self.cut |= batch.cut
+
+    @property
+    def droppable(self) -> bool:
+        """Whether all faults are of rows that can be left out, and all others were read."""
+        return bool(self._faults) and not (self._notes or self.cut)
+
+    def settle(self) -> dict[str, Fault]:
+        """The faults of rows by kind, in a fixed order; they are no longer findings."""
+        return {kind: self._faults.pop(kind) for kind in _FAULTS if kind in self._faults}
 
     def shows(self, kind: str) -> bool:
         """Whether the next fault of this kind would be shown, or only counted."""
-        return kind not in self._faults or len(self._faults[kind].shown) < SHOWN
+        return kind not in self._faults or len(self._faults[kind].first) < SHOWN
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
-        self._notes.setdefault((what, fix), _Fault()).add(where)
+        self._notes.setdefault((what, fix), Fault()).add(BadRow(where), SHOWN)
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""

@@ -12,7 +12,14 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, LayoutSpec, Spec, TrainSpec
+from rekindle.spec.model import (
+    BUILTIN_TASKS,
+    ENTRYPOINT_WORDS,
+    DataSpec,
+    LayoutSpec,
+    Spec,
+    TrainSpec,
+)
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -80,6 +87,15 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
     if "\x00" in data.source or "\n" in data.source:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
+
+
+def _rows(spec: Spec) -> Iterator[Finding]:
+    """Which rows are read, and which of them are left out."""
+    if (data := spec.data) is None:
+        return
+    if data.on_bad_rows == "refuse" and data.max_bad_rows != DataSpec(source="x").max_bad_rows:
+        what = "no bad row is dropped, so there is no limit for them"
+        yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
 
 
 def _documents(spec: Spec) -> Iterator[Finding]:
@@ -326,6 +342,6 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 _RULES = (
-    _task, _pipeline, _data, _documents, _train, _engine, _optimizer, _quantised, _entrypoint,
-    _gate, _published, _schedule, _secrets,
+    _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
+    _entrypoint, _gate, _published, _schedule, _secrets,
 )  # fmt: skip

@@ -38,6 +38,7 @@ ImageSize = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+RowLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | Annotated[float, Field(gt=0, lt=1)]
 ClassWeight = Annotated[float, Field(gt=0, le=1_000_000)]
 PartialDate = Annotated[
     str,
@@ -128,6 +129,11 @@ class DataSpec(Section):
     labels: tuple[str, ...] = ()
     """The classes in index order; a record with another label is refused. Empty: the labels found,
     sorted."""
+    on_bad_rows: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows that cannot be used, such as those with an empty text or without a
+    label: `refuse` the data, or `drop` the rows, count them, and list them in `bad_rows.jsonl`."""
+    max_bad_rows: RowLimit = 0.01
+    """Most rows that may be dropped: a share of the rows read (below 1), or a number of rows."""
     slices: tuple[ColumnName, ...] = ()
     """Columns by whose values evaluation is broken down."""
     split: SplitSpec = SplitSpec()
