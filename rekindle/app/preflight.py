@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.glance import classes, column_names
-from rekindle.data.roles import wanted_columns
-from rekindle.data.validate import TO_UTF8, Findings
+from rekindle.data.glance import classes, first_rows
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
@@ -41,7 +39,7 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     """What was looked at, and what is wrong with it; writes nothing."""
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
-        "columns of the data": [*_columns(spec), *_classes(spec)],
+        "first rows of the data": [*first_look(spec), *_classes(spec)],
         "architecture": _architecture(spec),
         "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
@@ -139,21 +137,16 @@ def _task(spec: Spec) -> Iterator[Problem]:
         yield from error.problems
 
 
-def _columns(spec: Spec) -> Iterator[Problem]:
-    """Columns that the config names and the first file of a local source does not have."""
-    if spec.data is None or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
-        return
-    if (known := column_names(spec.data)) is None:
-        return
+def first_look(spec: Spec) -> list[Problem]:
+    """What the first rows of a local source show that the step `ingest` would refuse."""
+    data = spec.data
+    if data is None or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
+        return []
+    if any(_source(data.source)):
+        return []
     from rekindle.tasks import load_task
 
-    file, names = known
-    if any("\ufffd" in name for name in names):
-        yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
-        return
-    findings = Findings()
-    findings.missing_columns(file, wanted_columns(spec.data, load_task(spec.task).modality), names)
-    yield from findings.problems()
+    return first_rows(data, load_task(spec.task).modality)
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:

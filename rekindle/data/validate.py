@@ -108,7 +108,10 @@ class Findings:
         self.cut |= cut
 
     def include(self, batch: "Findings", rows: int) -> None:
-        """Take over the faults of a batch, which are in so many of its rows."""
+        """Take over what was found in a batch, of which so many rows have faults."""
+        for (what, fix), places in batch._notes.items():
+            for place in places.first:
+                self.note(what, where=place.place, fix=fix)
         for kind, fault in batch._faults.items():
             mine = self._faults.setdefault(kind, Fault())
             mine.count += fault.count
