@@ -17,7 +17,8 @@ _FAULTS = {
     # kind: (what follows "3 rows", fix)
     "malformed": ("that cannot be parsed",
         "correct or remove them; `format` says how a file is read"),
-    "undecodable": ("with bytes that are not UTF-8", "save the file as UTF-8"),
+    "undecodable": ("with bytes that are not UTF-8",
+        "save the file as UTF-8, or set data.encoding, such as to cp1252"),
     "type": ("with a value of the wrong type",
         "texts must be strings, other columns strings or integers"),
     "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),

@@ -90,9 +90,14 @@ def _data(spec: Spec) -> Iterator[Finding]:
 
 
 def _rows(spec: Spec) -> Iterator[Finding]:
-    """Which rows are read, and which of them are left out."""
+    """How rows are read, and which of them are left out."""
     if (data := spec.data) is None:
         return
+    if data.delimiter != "auto" and data.format not in ("auto", "csv"):
+        what = f"{data.format} has nothing between its columns"
+        yield ("data", "delimiter"), what, "remove it, or set data.format: csv"
+    if data.encoding != "utf-8" and data.format not in ("auto", "csv", "jsonl"):
+        yield ("data", "encoding"), f"{data.format} is not text", "remove it"
     if data.on_bad_rows == "refuse" and data.max_bad_rows != DataSpec(source="x").max_bad_rows:
         what = "no bad row is dropped, so there is no limit for them"
         yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"

@@ -30,6 +30,12 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
+Delimiter = Annotated[str, StringConstraints(pattern=r"^(auto|[!#-/:-@\[-`{-~\t])$")]
+Encoding = Literal[
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "cp1251", "cp1252", "latin-1",
+    "iso8859-2", "iso8859-15", "koi8-r", "mac-roman", "shift_jis", "euc_jp", "euc_kr", "gb18030",
+    "big5",
+]  # fmt: skip
 Pixels = Annotated[int, Field(ge=1, le=10_000)]
 ImageSize = Annotated[
     tuple[Pixels, Pixels],
@@ -122,8 +128,12 @@ class DataSpec(Section):
     `hub:NAME?config=..&revision=..`. Relative paths start at the config's folder. `{window}` or
     `{window:%Y-%m}` stands for a partition."""
     format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
-    """Format of the source; `auto` goes by its prefix or suffix. A CSV has commas between its
-    columns, or semicolons or tabs if its first line has no comma; `.tsv` has tabs."""
+    """Format of the source; `auto` goes by its prefix or suffix."""
+    delimiter: Delimiter = "auto"
+    """The character between the columns of a CSV, such as `;`, `|` or `\\t`. `auto`: a comma, or a
+    semicolon or tab if the first line has no comma; in `.tsv` a tab."""
+    encoding: Encoding = "utf-8"
+    """How the characters of CSV and JSON lines are written."""
     columns: ColumnsSpec = ColumnsSpec()
     """Which column plays which role."""
     labels: tuple[str, ...] = ()

@@ -195,7 +195,7 @@ def five(tmp_path):
 FIVE = [
     "1 row with bytes that are not UTF-8", "d/1.csv:52", "1 row with an empty text", "2.csv:52",
     "1 row with a label that data.labels does not name", "3.csv:52", "there is no column `body`",
-    "did you mean `boddy`?", "5.csv",
+    "did you mean `boddy`?", "its columns are divided by ';', and were read with ','", "5.csv",
 ]  # fmt: skip
 
 
