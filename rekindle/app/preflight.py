@@ -149,6 +149,14 @@ def first_look(spec: Spec) -> list[Problem]:
     return first_rows(data, load_task(spec.task).modality)
 
 
+def advice(spec: Spec) -> str:
+    """What a config leaves to a default that may not be meant; "" for nothing."""
+    data = spec.data
+    if data is None or data.columns.time is None or "by" in data.split.model_fields_set:
+        return ""
+    return "the split is by hash, so training rows lie after test rows: data.split.by: time"
+
+
 def _classes(spec: Spec) -> Iterator[Problem]:
     """Classes that have a weight and do not occur in the data."""
     data, weights = spec.data, spec.train.class_weights

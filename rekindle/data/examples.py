@@ -57,6 +57,16 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     return pa.schema([*first, split, *label, content, *others])
 
 
+def label_counts(table: pa.Table) -> dict[str, int]:
+    """How many examples (words, where each has a tag) have each label; {} without labels."""
+    if "label" not in table.schema.names:
+        return {}
+    labels = table.column("label")
+    if pa.types.is_list(labels.type):
+        labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks], pa.string())
+    return {each["values"]: each["counts"] for each in labels.value_counts().to_pylist()}
+
+
 class ExamplesWriter:
     """Writes `SPLIT.arrow` files of evenly cut batches; a context manager."""
 

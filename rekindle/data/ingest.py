@@ -15,10 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import examples
-from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
+from rekindle.data.duplicates import drop_copies
+from rekindle.data.examples import (
+    SPLITS,
+    SUMMARY,
+    ExamplesFile,
+    ExamplesSummary,
+    ExamplesWriter,
+    label_counts,
+)
 from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.quarantine import MOST, leave_out
-from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
+from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
 from rekindle.data.split import find_leaks, hash_splits, time_cuts, time_splits
@@ -67,6 +75,7 @@ class _Ingestion:
         self.seen = ""
         self.labelled = "label" in self.schema.names
         self.rows = collections.Counter(dict.fromkeys(SPLITS, 0))
+        self.left_out = collections.Counter[str]()
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def write(self) -> None:
@@ -85,6 +94,11 @@ class _Ingestion:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
         bad_rows = leave_out(data, findings, sum(self.rows.values()), self.out)
+        if data.duplicates != "keep" and not findings:
+            folded = data.duplicates == "folded"
+            self.left_out["duplicate"] = drop_copies(
+                self.out, self.rows, self.class_rows, folded=folded
+            )
         # with findings, what was read may not be all
         if not findings and source and source != self.seen:
             what = "the data changed between `fingerprint` and `ingest`"
@@ -102,7 +116,8 @@ class _Ingestion:
                 what = "the source holds no records"
                 findings.note(what, where=data.source, fix="check data.source")
         else:
-            by_content = data.split.by == "hash" and data.columns.key is None
+            split_key = data.columns.group or data.columns.key
+            by_content = data.split.by == "hash" and split_key is None
             if not by_content:
                 find_leaks(self.out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split
@@ -118,7 +133,7 @@ class _Ingestion:
             source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
             slices=data.slices, image_shape=self.normaliser.image_shape,
             class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
-            bad_rows=bad_rows,
+            bad_rows=bad_rows, left_out={k: count for k, count in self.left_out.items() if count},
         )  # fmt: skip
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
@@ -153,13 +168,7 @@ class _Ingestion:
                 part = table if mine.all() else table.filter(pa.array(mine))
                 writer.write(split, part)
                 self.rows[split] += len(part)
-                if not self.labelled:
-                    continue
-                labels = part.column("label")
-                if self.modality == "words":
-                    labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
-                counts = labels.value_counts().to_pylist()
-                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
+                self.class_rows[split].update(label_counts(part))
 
     def _write_by_time(self) -> None:
         without = self.schema.remove(self.schema.get_field_index("split"))
@@ -175,7 +184,11 @@ class _Ingestion:
 
             with ExamplesWriter(self.out, self.schema) as writer:
                 if any(True for _ in blocks()):
-                    cuts = time_cuts(blocks, self.data.split)
+                    cuts, gap = time_cuts(blocks, self.data.split), self.data.split.gap
+                    gaps = [before(cut, gap) for cut in cuts] if gap else []
                     for batch in ExamplesFile(path):
-                        times = np.asarray(batch.column(_TIME))
-                        self._distribute(writer, pa.table(batch), time_splits(times, cuts))
+                        splits = time_splits(np.asarray(batch.column(_TIME)), cuts, gaps)
+                        kept = splits >= 0
+                        self.left_out["gap"] += int(np.count_nonzero(~kept))
+                        table = pa.table(batch).filter(pa.array(kept))
+                        self._distribute(writer, table, splits[kept])

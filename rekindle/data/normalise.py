@@ -20,9 +20,12 @@ from rekindle.data.validate import Findings
 from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 
+_GROUP = "_rekindle_group"
+
 
 class Normaliser:
-    """Turns raw batches into tables of examples (all columns of tasks/base.py but the split)."""
+    """Turns raw batches into tables of examples: all columns of tasks/base.py but the split, and
+    what the split needs."""
 
     def __init__(self, data: DataSpec, modality: str, findings: Findings) -> None:
         self._data, self._modality, self._all, self._findings = data, modality, findings, findings
@@ -48,11 +51,16 @@ class Normaliser:
             found = texts(raw, key, "scalar", self._findings)
             keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
             ids = found.values
+        groups = {}
+        if (group := self._data.columns.group) is not None:
+            found = texts(raw, group, "scalar", self._findings)
+            keep &= ~(found.noted | self._note("empty group", found.blank, raw))
+            groups[_GROUP] = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
         for column in slices.values():
             keep &= ~column.noted
         filled = {name: column.values.fill_null("") for name, column in slices.items()}
-        made = {"id": ids, self._modality: content, **filled}
+        made = {"id": ids, self._modality: content, **filled, **groups}
         if self._modality == "words":
             made["label"], labelled = tags(raw, self._data, self._findings)
             keep &= labelled
@@ -70,7 +78,9 @@ class Normaliser:
         return table.append_column("hash", column), keep
 
     def split_hashes(self, table: pa.Table) -> bytes:
-        """What the hash split goes by: the hash of the key, or of the content."""
+        """What the hash split goes by: the hash of the group, of the key, or of the content."""
+        if self._data.columns.group:
+            return content_hashes(_one_chunk(table.column(_GROUP)))
         if self._data.columns.key:
             return content_hashes(_one_chunk(table.column("id")))
         hashes = _one_chunk(table.column("hash"))

@@ -36,6 +36,7 @@ _FAULTS = {
     "no answer": ("without a turn of the assistant", "remove them: they teach nothing"),
     "empty label": ("without a label", "label or remove them, or set data.columns.label"),
     "empty key": ("without a key", "give every row one, or unset data.columns.key"),
+    "empty group": ("without a group", "give every row one, or unset data.columns.group"),
     "time": ("with no ISO 8601 time", "write times as 2026-03-31 or 2026-03-31T12:00:00Z"),
     "unknown label": ("with a label that data.labels does not name",
         "correct them, or add the label to data.labels"),
@@ -49,7 +50,7 @@ _FAULTS = {
     "no class": ("in no folder that names their class",
         "put each image into a folder named after its class"),
     "leak": ("whose content stands in more than one split",
-        "remove the copies, or split by hash without a key"),
+        "remove the copies, set data.duplicates: exact, or split by hash without a key"),
 }  # fmt: skip
 
 

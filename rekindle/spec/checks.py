@@ -93,6 +93,15 @@ def _rows(spec: Spec) -> Iterator[Finding]:
     """How rows are read, and which of them are left out."""
     if (data := spec.data) is None:
         return
+    by = data.split.by
+    if data.columns.group is not None and by != "hash":
+        what = f"a split by {by} does not keep groups together"
+        yield ("data", "columns", "group"), what, "remove it, or set data.split.by: hash"
+    if data.split.gap is not None and by != "time":
+        what = f"a split by {by} knows no time to leave out"
+        yield ("data", "split", "gap"), what, "remove it, or set data.split.by: time"
+    if data.duplicates == "folded" and spec.task == "image_classification":
+        yield ("data", "duplicates"), "images have neither case nor white space", "use exact"
     if data.delimiter != "auto" and data.format not in ("auto", "csv"):
         what = f"{data.format} has nothing between its columns"
         yield ("data", "delimiter"), what, "remove it, or set data.format: csv"

@@ -76,6 +76,9 @@ class ColumnsSpec(Section):
     for each word (not for causal_lm)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
+    group: ColumnName | None = None
+    """Column with what several records belong to, such as a customer: the hash split keeps all
+    records of a group in one split."""
     time: ColumnName | None = None
     """Column with the record's time (ISO 8601, also partial such as 2026-03); needed by `split.by:
     time` and `window`."""
@@ -100,6 +103,9 @@ class SplitSpec(Section):
     """Share of records that is scored while training."""
     test: float = Field(0.1, gt=0, lt=1)
     """Share of records that only the gate sees."""
+    gap: Duration | None = None
+    """Time left before validation and before test in a split by time, such as `7 days`: records
+    within it are left out."""
 
 
 class WindowSpec(Section):
@@ -144,6 +150,10 @@ class DataSpec(Section):
     label: `refuse` the data, or `drop` the rows, count them, and list them in `bad_rows.jsonl`."""
     max_bad_rows: RowLimit = 0.01
     """Most rows that may be dropped: a share of the rows read (below 1), or a number of rows."""
+    duplicates: Literal["keep", "exact", "folded"] = "keep"
+    """What becomes of copies of a record's content: `keep` them (in several splits they are
+    refused); leave later `exact` copies out, or `folded` ones, which differ in case or white
+    space at most. The first stays, of train before validation before test."""
     slices: tuple[ColumnName, ...] = ()
     """Columns by whose values evaluation is broken down."""
     split: SplitSpec = SplitSpec()

@@ -214,6 +214,17 @@ def test_five_faults_in_five_files_are_one_list(say, five, tmp_path):
     assert "there is no column `text`" in text
 
 
+@pytest.mark.parametrize("verb", ["doctor", "plan"])
+def test_a_split_by_time_is_advised_where_a_time_is_named_and_no_split(say, tmp_path, verb):
+    written(tmp_path, "t.csv")
+    advised = "training rows lie after test rows: data.split.by: time"
+    assert advised in say("t.csv", "data.columns.time=id", verb=verb)[1]
+    settings = ["data.columns.time=id", "data.split.by=hash"]
+    assert say("t.csv", *settings, verb=verb)[0] == 0
+    assert advised not in say("t.csv", *settings, verb=verb)[1]
+    assert advised not in say("t.csv", verb=verb)[1]
+
+
 def test_rows_that_may_be_dropped_are_not_told(say, tmp_path):
     written(tmp_path, "t.csv")
     with (tmp_path / "t.csv").open("a") as file:
