@@ -4,6 +4,7 @@ import contextlib
 import functools
 import glob
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -23,6 +24,8 @@ from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+
+log = logging.getLogger(__name__)
 
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
 REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
@@ -139,22 +142,14 @@ def _task(spec: Spec) -> Iterator[Problem]:
 
 def first_look(spec: Spec) -> list[Problem]:
     """What the first rows of a local source show that the step `ingest` would refuse."""
-    data = spec.data
-    if data is None or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
+    data, known = spec.data, spec.pipeline is None and spec.task in BUILTIN_TASKS
+    if data is None or not known or any(_source(data.source)):
         return []
-    if any(_source(data.source)):
-        return []
+    if data.columns.time is not None and "by" not in data.split.model_fields_set:
+        log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
     from rekindle.tasks import load_task
 
     return first_rows(data, load_task(spec.task).modality)
-
-
-def advice(spec: Spec) -> str:
-    """What a config leaves to a default that may not be meant; "" for nothing."""
-    data = spec.data
-    if data is None or data.columns.time is None or "by" in data.split.model_fields_set:
-        return ""
-    return "the split is by hash, so training rows lie after test rows: data.split.by: time"
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:

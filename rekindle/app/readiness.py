@@ -8,7 +8,7 @@ from pathlib import Path
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_any_machine
-from rekindle.app.preflight import advice, looks
+from rekindle.app.preflight import looks
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
@@ -42,8 +42,6 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
     ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
     wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
     checks = tuple((wrong if lacks else ok)(name=name) for name, lacks in found.items())
-    if said := advice(spec):
-        checks += (ok(name="split of the data", said=said),)
     errors = rows_of(RequestError(problems)) if problems else ()
     return Readiness(platform="local", checks=checks, errors=errors)
 

@@ -9,7 +9,7 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
-from rekindle.app.preflight import advice, first_look
+from rekindle.app.preflight import first_look
 from rekindle.cli.options import Overrides, maybe_config, overrides, own_prices, shared, tell
 from rekindle.masking import plain
 from rekindle.platforms.platform import PLATFORMS
@@ -50,8 +50,8 @@ def command(
             raise click.UsageError("a CONFIG to plan is missing")
         return 0
     spec = load_target(config, overrides)
-    for warning in filter(None, (*map(str, first_look(spec)), advice(spec))):
-        click.echo(plain(f"warning: {warning}"), err=True)
+    for problem in first_look(spec):
+        click.echo(plain(f"warning: {problem}"), err=True)
     planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
     tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

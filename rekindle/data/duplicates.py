@@ -17,30 +17,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.data.examples import BATCH_ROWS, SPLITS, ExamplesWriter, label_counts, open_examples
-from rekindle.data.split import (
-    READABLE,
-    Entries,
-    content_hashes,
-    entries_of,
-    equal_to_last,
-    in_buckets,
-)
+from rekindle.data.split import READABLE, Entries, by_hash, content_hashes, entries_of
 
 
 def drop_copies(
     folder: Path, rows: MutableMapping[str, int], class_rows: MutableMapping[str, Counter[str]],
-    *, folded: bool,
+    which: str,
 ) -> int:  # fmt: skip
     """Leave later copies out of the examples in `folder` and of the counts; returns how many."""
     kept: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}
-    hashed = _folded_entries(folder) if folded else entries_of(folder)
-    for entries in in_buckets(folder, sum(rows.values()), hashed):
-        for entry in entries[1:][equal_to_last(entries)]:
+    hashed = _folded_entries(folder) if which == "folded" else entries_of(folder)
+    for entries, same in by_hash(folder, sum(rows.values()), hashed):
+        for entry in entries[1:][same]:
             batch = (int(entry["split"]), int(entry["batch"]))
             kept.setdefault(batch, np.ones(BATCH_ROWS, bool))[entry["row"]] = False
     if not kept:
         return 0
-    before = sum(rows.values())
+    dropped = 0
     schema = open_examples(folder, SPLITS[0]).schema
     with tempfile.TemporaryDirectory(prefix=".copies-", dir=folder) as scratch:
         with ExamplesWriter(Path(scratch), schema) as writer:
@@ -49,12 +42,13 @@ def drop_copies(
                     table = pa.table(batch)
                     mask = kept.get((index, number), np.ones(BATCH_ROWS, bool))[: len(table)]
                     copies = table.filter(pa.array(~mask))
+                    dropped += len(copies)
                     rows[split] -= len(copies)
                     class_rows[split] -= Counter(label_counts(copies))
                     writer.write(split, table.filter(pa.array(mask)))
         for split in SPLITS:
             Path(scratch, f"{split}.arrow").replace(folder / f"{split}.arrow")
-    return before - sum(rows.values())
+    return dropped
 
 
 def _folded_entries(folder: Path) -> Iterator[Entries]:

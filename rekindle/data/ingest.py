@@ -16,16 +16,9 @@ import pyarrow as pa
 
 from rekindle.data import examples
 from rekindle.data.duplicates import drop_copies
-from rekindle.data.examples import (
-    SPLITS,
-    SUMMARY,
-    ExamplesFile,
-    ExamplesSummary,
-    ExamplesWriter,
-    label_counts,
-)
+from rekindle.data.examples import SPLITS, SUMMARY, ExamplesFile, ExamplesSummary, ExamplesWriter
 from rekindle.data.normalise import Normaliser, label_order
-from rekindle.data.quarantine import MOST, leave_out
+from rekindle.data.quarantine import leave_out
 from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
@@ -68,7 +61,7 @@ class _Ingestion:
     def __init__(self, data: DataSpec, modality: str, window: str, out: Path) -> None:
         self.data, self.modality, self.window, self.out = data, modality, parse_window(window), out
         self.partitioned = "{window" in data.source
-        self.findings = Findings(MOST)
+        self.findings = Findings()
         self.normaliser = Normaliser(data, modality, self.findings)
         self.schema = examples.schema_of(modality, data.slices)
         self.span = Span()
@@ -95,10 +88,8 @@ class _Ingestion:
         data, findings = self.data, self.findings
         bad_rows = leave_out(data, findings, sum(self.rows.values()), self.out)
         if data.duplicates != "keep" and not findings:
-            folded = data.duplicates == "folded"
-            self.left_out["duplicate"] = drop_copies(
-                self.out, self.rows, self.class_rows, folded=folded
-            )
+            copies = drop_copies(self.out, self.rows, self.class_rows, data.duplicates)
+            self.left_out["duplicate"] = copies
         # with findings, what was read may not be all
         if not findings and source and source != self.seen:
             what = "the data changed between `fingerprint` and `ingest`"
@@ -116,9 +107,8 @@ class _Ingestion:
                 what = "the source holds no records"
                 findings.note(what, where=data.source, fix="check data.source")
         else:
-            split_key = data.columns.group or data.columns.key
-            by_content = data.split.by == "hash" and split_key is None
-            if not by_content:
+            by_key = (data.columns.group or data.columns.key) is not None
+            if by_key or data.split.by != "hash":  # else copies are together
                 find_leaks(self.out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
@@ -168,7 +158,7 @@ class _Ingestion:
                 part = table if mine.all() else table.filter(pa.array(mine))
                 writer.write(split, part)
                 self.rows[split] += len(part)
-                self.class_rows[split].update(label_counts(part))
+                self.class_rows[split].update(examples.label_counts(part))
 
     def _write_by_time(self) -> None:
         without = self.schema.remove(self.schema.get_field_index("split"))

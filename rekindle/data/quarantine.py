@@ -9,13 +9,12 @@ import json
 import logging
 from pathlib import Path
 
-from rekindle.data.validate import Findings
+from rekindle.data.validate import MOST, Findings
 from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
 
 QUARANTINE = "bad_rows.jsonl"
-MOST = 10_000
 
 
 def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> dict[str, int]:

@@ -79,9 +79,9 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
                 place = f"{file.name}:{lines.next_line()}"
                 what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
             findings.add("malformed", place, what, cut=True)
+        findings.cut |= lines.quote_at_the_end > 0
         if unclosed := lines.unclosed():
-            what = "a quote that is never closed"
-            findings.add("malformed", f"{file.name}:{unclosed}", what, cut=True)
+            findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
 
 
 class _RowLines(io.RawIOBase):
@@ -97,7 +97,7 @@ class _RowLines(io.RawIOBase):
         self._lock = threading.Lock()
         # lines of the rows from `_first` on, and those rows that are left out, the header first
         self._lines, self._first, self._skipped = np.empty(0, np.int64), 1, [1]
-        self._unclosed = 0
+        self.quote_at_the_end = 0  # the line of one that takes all after it; 0 for none
 
     def readable(self) -> bool:
         return True
@@ -123,7 +123,7 @@ class _RowLines(io.RawIOBase):
         found = (self._line + np.cumsum(heights) - heights)[filled]
         self._line += int(heights.sum())
         if not piece and self._rest:
-            self._unclosed, self._rest = self._line, b""
+            self.quote_at_the_end, self._rest = self._line, b""
             found = np.append(found, self._line)
         with self._lock:
             self._lines = np.append(self._lines, found)
@@ -155,7 +155,7 @@ class _RowLines(io.RawIOBase):
 
     def unclosed(self) -> int:
         """At the end, the line of a last row whose quote is not closed; 0 for none."""
-        return 0 if self._skipped else self._unclosed
+        return 0 if self._skipped else self.quote_at_the_end
 
 
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:

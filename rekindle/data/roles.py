@@ -19,7 +19,7 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     elif modality == "document" and names.form == "chat":
         content = {names.messages: "list"}
     elif modality == "document" and names.form == "completion":
-        content = {names.prompt: "text", names.completion: "text"}
+        content = {names.prompt: "text", names.input: "text", names.completion: "text"}
     elif modality == "words":
         content = {names.words: "list", names.label: "list"}
     label = None if modality in ("document", "words") else names.label

@@ -32,6 +32,7 @@ _ENTRY = np.dtype(
     [("low", "<u8"), ("high", "<u8"), ("split", "u1"), ("batch", "<u4"), ("row", "<u4")]
 )
 Entries = npt.NDArray[np.void]
+Bools = npt.NDArray[np.bool_]
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
@@ -105,13 +106,13 @@ def content_views(values: pa.Array) -> Iterator[memoryview]:
 
 def find_leaks(folder: Path, rows: Mapping[str, int], findings: Findings) -> None:
     """Note every content of the examples in `folder` that stands in more than one split."""
-    for entries in in_buckets(folder, sum(rows.values()), entries_of(folder)):
-        _note_copies(entries, folder, findings)
+    for entries, same in by_hash(folder, sum(rows.values()), entries_of(folder)):
+        _note_copies(entries, same, folder, findings)
 
 
-def in_buckets(folder: Path, rows: int, blocks: Iterable[Entries]) -> Iterator[Entries]:
+def by_hash(folder: Path, rows: int, blocks: Iterable[Entries]) -> Iterator[tuple[Entries, Bools]]:
     """The entries of so many rows in pieces that fit into memory: sorted by hash, those of one hash
-    in one piece, and in their order."""
+    in one piece and in their order; and of each but the first whether it has the last one's."""
     buckets = min(_MOST_BUCKETS, rows // BUCKET_ROWS + 1)
     if buckets == 1:
         if found := list(blocks):
@@ -129,13 +130,14 @@ def in_buckets(folder: Path, rows: int, blocks: Iterable[Entries]) -> Iterator[E
                 yield _sorted(np.fromfile(path, _ENTRY))
 
 
-def _stored_hashes(column: pa.Array) -> bytes:
+def stored_hashes(column: pa.Array) -> bytes:
+    """The bytes of a column of hashes, one after the other."""
     start = column.offset * HASH_BYTES
     return bytes(memoryview(column.buffers()[1])[start : start + len(column) * HASH_BYTES])
 
 
 def entries_of(
-    folder: Path, column: str = "hash", hashes: Callable[[pa.Array], bytes] = _stored_hashes
+    folder: Path, column: str = "hash", hashes: Callable[[pa.Array], bytes] = stored_hashes
 ) -> Iterator[Entries]:
     """An entry for each example in `folder`: the 16 bytes that `hashes` gives for its `column`."""
     for index, split in enumerate(SPLITS):
@@ -147,21 +149,15 @@ def entries_of(
             yield block
 
 
-def _sorted(entries: Entries) -> Entries:
-    found: Entries = entries[np.lexsort((entries["split"], entries["low"], entries["high"]))]
-    return found
-
-
-def equal_to_last(entries: Entries) -> npt.NDArray[np.bool_]:
-    """Of each sorted entry but the first, whether it has the hash of the one before."""
+def _sorted(entries: Entries) -> tuple[Entries, Bools]:
+    entries = entries[np.lexsort((entries["split"], entries["low"], entries["high"]))]
     low, high = entries["low"], entries["high"]
-    same: npt.NDArray[np.bool_] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
-    return same
+    return entries, (low[1:] == low[:-1]) & (high[1:] == high[:-1])
 
 
-def _note_copies(entries: Entries, folder: Path, findings: Findings) -> None:
+def _note_copies(entries: Entries, same: Bools, folder: Path, findings: Findings) -> None:
     """A run of equal hashes with more than one split is a leak."""
-    starts = np.flatnonzero(np.concatenate([[True], ~equal_to_last(entries)]))
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))
     ends = np.append(starts[1:], len(entries))
     leaking = entries["split"][starts] != entries["split"][ends - 1]
     for start, end in zip(starts[leaking].tolist(), ends[leaking].tolist(), strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rekindle.errors import DataError, Problem, did_you_mean
 
 TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
-SHOWN = 5
+SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
 _VALUE_LENGTH = 60
 
 _FAULTS = {
@@ -53,6 +53,14 @@ _FAULTS = {
         "remove the copies, set data.duplicates: exact, or split by hash without a key"),
 }  # fmt: skip
 
+# columns of rows that language models are tuned on, and their roles
+_FORMS = {
+    "messages": "{messages: messages}", "conversations": "{messages: conversations}",
+    "instruction input output": "{prompt: instruction, input: input, completion: output}",
+    "instruction output": "{prompt: instruction, completion: output}",
+    "prompt completion": "{prompt: prompt, completion: completion}",
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
@@ -73,9 +81,9 @@ class Fault:
     count: int = 0
     first: list[BadRow] = dataclasses.field(default_factory=list)
 
-    def add(self, row: BadRow, most: int) -> None:
+    def add(self, row: BadRow) -> None:
         self.count += row.rows
-        if len(self.first) < most:
+        if len(self.first) < MOST:
             self.first.append(row)
 
     def __str__(self) -> str:
@@ -85,12 +93,11 @@ class Fault:
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `note` anything else; the first `most` rows of
+    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST` rows of
     each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
     after a fault was not read."""
 
-    def __init__(self, most: int = SHOWN) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.rows = 0
         self.cut = False
         self._faults: dict[str, Fault] = {}
@@ -105,7 +112,7 @@ class Findings:
         """Note `count` rows with a fault of this kind, the first at `place` with this `value`;
         `cut` where nothing after it can be read."""
         shown = shorten(value) if value is not None else ""
-        self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count), self.most)
+        self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count))
         self.rows += count
         self.cut |= cut
 
@@ -117,7 +124,7 @@ class Findings:
         for kind, fault in batch._faults.items():
             mine = self._faults.setdefault(kind, Fault())
             mine.count += fault.count
-            mine.first += fault.first[: self.most - len(mine.first)]
+            mine.first += fault.first[: MOST - len(mine.first)]
         self.rows += rows
         self.cut |= batch.cut
 
@@ -136,7 +143,7 @@ class Findings:
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
-        self._notes.setdefault((what, fix), Fault()).add(BadRow(where), SHOWN)
+        self._notes.setdefault((what, fix), Fault()).add(BadRow(where))
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
@@ -145,6 +152,9 @@ class Findings:
             listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
             meant = did_you_mean(name, present, cutoff=0.5)
             fix = f"{meant} set it in" if meant else f"it has {listed}; see"
+            known = (roles for names, roles in _FORMS.items() if {*names.split()} <= {*present})
+            if name == "text" and not meant and (roles := next(known, "")):
+                fix = f"causal_lm reads rows like these with {roles} in"
             self.note(f"there is no column `{name}`", where=file, fix=f"{fix} data.columns")
         return bool(absent)
 

@@ -12,14 +12,7 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import (
-    BUILTIN_TASKS,
-    ENTRYPOINT_WORDS,
-    DataSpec,
-    LayoutSpec,
-    Spec,
-    TrainSpec,
-)
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, LayoutSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -107,7 +100,8 @@ def _rows(spec: Spec) -> Iterator[Finding]:
         yield ("data", "delimiter"), what, "remove it, or set data.format: csv"
     if data.encoding != "utf-8" and data.format not in ("auto", "csv", "jsonl"):
         yield ("data", "encoding"), f"{data.format} is not text", "remove it"
-    if data.on_bad_rows == "refuse" and data.max_bad_rows != DataSpec(source="x").max_bad_rows:
+    default = type(data).model_fields["max_bad_rows"].default
+    if data.on_bad_rows == "refuse" and data.max_bad_rows != default:
         what = "no bad row is dropped, so there is no limit for them"
         yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
 
@@ -125,6 +119,8 @@ def _documents(spec: Spec) -> Iterator[Finding]:
         yield (*path, given[0]), what, "remove it, or set task: causal_lm"
     elif "messages" in given and len(given) > 1:
         yield (*path, given[1]), "the chat in `messages` holds prompts and answers", "keep one form"
+    elif columns.input is not None and "prompt" not in given:
+        yield (*path, "input"), "there is no prompt that it goes with", "set data.columns.prompt"
     elif len(given) == 1 and given != ["messages"]:
         other = "completion" if given == ["prompt"] else "prompt"
         yield (*path, given[0]), f"needs `{other}` beside it", f"set data.columns.{other}"

@@ -62,10 +62,13 @@ class ColumnsSpec(Section):
     """Column with the words of a text: a list of strings (token_classification). CSV cannot hold
     lists: use jsonl or parquet."""
     messages: ColumnName | None = None
-    """Column with a chat: a list of `{role, content}`, role system, user or assistant. The model
-    learns the assistant's turns (causal_lm)."""
+    """Column with a chat: a list of `{role, content}`, role system, user or assistant, or of
+    ShareGPT's `{from, value}`. The model learns the assistant's turns (causal_lm)."""
     prompt: ColumnName | None = None
     """Column with what is given; needs `completion` (causal_lm)."""
+    input: ColumnName | None = None
+    """Column with a text that goes below the prompt, after an empty line, where there is one: the
+    `input` of Alpaca (causal_lm)."""
     completion: ColumnName | None = None
     """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"

@@ -79,6 +79,7 @@ TABLE = "text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(300)
     ("name", "text", "message"),
     {
         "a quote that takes the rest": ("x.csv", TABLE + 'c,"d\ne,f\n', "never closed"),
+        "a quote before all values": ("x.csv", TABLE + '"c,d\ne,f\n', "1 values for 2 columns"),
         "a row beyond bounds": ("x.csv", TABLE + '"' + "a" * 9_000_000, "never closed"),
         "a line beyond bounds": ("x.jsonl", GOOD + "a" * (MOST_LINE_BYTES + 1), "a line of over"),
         "a file that is no Parquet": ("x.parquet", TABLE, "no Parquet file"),
@@ -94,7 +95,7 @@ def test_what_is_no_fault_of_single_rows_is_refused(tmp_path, name, text, messag
 
 def test_a_long_list_is_cut_and_the_count_is_not(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(quarantine, "MOST", 3)
-    monkeypatch.setattr("rekindle.data.ingest.MOST", 3)
+    monkeypatch.setattr("rekindle.data.validate.MOST", 3)
     lines = [
         json.dumps({**row, "text": ""} if i % 10 == 0 else row) for i, row in enumerate(rows())
     ]
