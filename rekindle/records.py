@@ -278,7 +278,8 @@ class ShardManifest(Record):
     `labels` in index order (empty where the task has none); `class_rows` per split and label
     (words, where each has a tag); `slices` the columns that evaluation groups by; `settings` what
     the task stored beside the shards (image shape, tokenizer length ...); `examples` the
-    fingerprint of all example hashes, in order."""
+    fingerprint of all example hashes, in order. `bad_rows` counts rows that were dropped, by kind
+    of fault (one with two faults twice); `left_out` others, by reason: `duplicate`, `gap`."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -290,6 +291,8 @@ class ShardManifest(Record):
     slices: tuple[str, ...] = ()
     rows: Mapping[str, int] = Field(default_factory=dict)
     dropped: Mapping[str, int] = Field(default_factory=dict)
+    bad_rows: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
     settings: Mapping[str, Any] = Field(default_factory=dict)
     shards: tuple[ShardFile, ...] = ()
@@ -490,8 +493,8 @@ class Scores(Record):
     `objective` is that of the candidate's task. `champion` is null where there is none, or where
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
     `champion_digest` is the hash of its files.
-    `same_targets`: both cut the texts into the same tokens. `examples` and `excluded` as in
-    `Evidence`; `samples` and `smoke` are the candidate's."""
+    `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
+    as in `Evidence`; `samples` and `smoke` are the candidate's."""
 
     schema_version: int = SCHEMA_VERSION
     objective: Objective
@@ -504,6 +507,7 @@ class Scores(Record):
     rows: int
     excluded: int
     examples: str
+    bad_rows: Mapping[str, int] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
 
@@ -520,7 +524,8 @@ class Evidence(Record):
     labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
-    model that was judged, `champion_digest` those of the champion. `smoke` is null where no row is
+    model that was judged, `champion_digest` those of the champion. `bad_rows` counts the rows of
+    the data that were dropped before all, by kind of fault. `smoke` is null where no row is
     fit for it, and in evidence of before it was kept."""
 
     schema_version: int = SCHEMA_VERSION
@@ -544,6 +549,7 @@ class Evidence(Record):
     rows: int
     excluded: int = 0
     examples: str
+    bad_rows: Mapping[str, int] = Field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:

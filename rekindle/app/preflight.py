@@ -4,6 +4,7 @@ import contextlib
 import functools
 import glob
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -13,9 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.glance import classes, column_names
-from rekindle.data.roles import wanted_columns
-from rekindle.data.validate import TO_UTF8, Findings
+from rekindle.data.glance import classes, first_rows
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
@@ -25,6 +24,8 @@ from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+
+log = logging.getLogger(__name__)
 
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
 REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
@@ -41,7 +42,7 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     """What was looked at, and what is wrong with it; writes nothing."""
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
-        "columns of the data": [*_columns(spec), *_classes(spec)],
+        "first rows of the data": [*first_look(spec), *_classes(spec)],
         "architecture": _architecture(spec),
         "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
@@ -139,21 +140,16 @@ def _task(spec: Spec) -> Iterator[Problem]:
         yield from error.problems
 
 
-def _columns(spec: Spec) -> Iterator[Problem]:
-    """Columns that the config names and the first file of a local source does not have."""
-    if spec.data is None or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
-        return
-    if (known := column_names(spec.data)) is None:
-        return
+def first_look(spec: Spec) -> list[Problem]:
+    """What the first rows of a local source show that the step `ingest` would refuse."""
+    data, known = spec.data, spec.pipeline is None and spec.task in BUILTIN_TASKS
+    if data is None or not known or any(_source(data.source)):
+        return []
+    if data.columns.time is not None and "by" not in data.split.model_fields_set:
+        log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
     from rekindle.tasks import load_task
 
-    file, names = known
-    if any("\ufffd" in name for name in names):
-        yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
-        return
-    findings = Findings()
-    findings.missing_columns(file, wanted_columns(spec.data, load_task(spec.task).modality), names)
-    yield from findings.problems()
+    return first_rows(data, load_task(spec.task).modality)
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:

@@ -9,7 +9,9 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
+from rekindle.app.preflight import first_look
 from rekindle.cli.options import Overrides, maybe_config, overrides, own_prices, shared, tell
+from rekindle.masking import plain
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
@@ -45,6 +47,8 @@ def command(
             raise click.UsageError("a CONFIG to plan is missing")
         return 0
     spec = load_target(config, overrides)
+    for problem in first_look(spec):
+        click.echo(plain(f"warning: {problem}"), err=True)
     planned = figures(spec, platform or "", region, examples, home, own)
     tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

@@ -41,7 +41,8 @@ class ExamplesPart(Record):
 class ExamplesSummary(Record):
     """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
     tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
-    fingerprint; `files` by split, then in the order of their rows."""
+    fingerprint; `files` by split, then in the order of their rows; `bad_rows` and `left_out` as in
+    `ShardManifest`."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -53,6 +54,8 @@ class ExamplesSummary(Record):
     rows: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
     files: tuple[ExamplesPart, ...] = ()
+    bad_rows: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
 
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
@@ -63,6 +66,16 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     first = [pa.field("id", pa.string()), pa.field("hash", pa.binary(HASH_BYTES))]
     split, *others = [pa.field(name, pa.string()) for name in ("split", *slices)]
     return pa.schema([*first, split, *label, content, *others])
+
+
+def label_counts(table: pa.Table) -> dict[str, int]:
+    """How many examples (words, where each has a tag) have each label; {} without labels."""
+    if "label" not in table.schema.names:
+        return {}
+    labels = table.column("label")
+    if pa.types.is_list(labels.type):
+        labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks], pa.string())
+    return {each["values"]: each["counts"] for each in labels.value_counts().to_pylist()}
 
 
 class ExamplesWriter:

@@ -10,6 +10,7 @@ import dataclasses
 import datetime as dt
 import hashlib
 import io
+import logging
 import os
 import re
 import tempfile
@@ -21,10 +22,13 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
+from rekindle.data.encodings import as_utf8
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
+
+log = logging.getLogger(__name__)
 
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _FORMATS = {
@@ -163,8 +167,9 @@ def _state(stream: Any) -> tuple[int, int]:
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told. What is read goes through `seen`. Of a
-    part of one, `start` and `end` are bytes (of Parquet row groups), and `line` its first."""
+    `partition` where the URI has one, `split` where told. What is read goes through `seen`;
+    `delimiter` and `encoding` as in the config. Of a part of one, `start` and `end` are bytes (of
+    Parquet row groups), and `line` its first."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
     root: str
@@ -173,6 +178,8 @@ class SourceFile:
     size: int
     partition: dt.datetime | None = None
     split: str = ""
+    delimiter: str = "auto"
+    encoding: str = "utf-8"
     seen: Seen = dataclasses.field(default_factory=Seen, repr=False, compare=False)
     start: int = 0
     end: int | None = None
@@ -180,8 +187,8 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed; behind the block `seen` has its hash. Of a
-        part: the lines that begin in it, behind `head`."""
+        """The content from front to back, decompressed, texts as UTF-8; behind the block `seen` has
+        its hash. Of a part: the lines that begin in it, behind `head`."""
         with self.filesystem.open(self.path, "rb") as stored:
             if self.end is not None:
                 lines = _LineRange(stored, self.start, self.end, head)
@@ -190,7 +197,8 @@ class SourceFile:
             hashing = _Hashing(stored)
             stream = io.BufferedReader(hashing, _READ_BYTES)
             # as fsspec's own `open` does
-            yield fsspec.compression.compr[self._compression()](stream, mode="rb")
+            plain = fsspec.compression.compr[self._compression()](stream, mode="rb")
+            yield as_utf8(plain, self.encoding)
             self.seen.files[self.path] = hashing.hexdigest()
 
     @contextlib.contextmanager
@@ -216,8 +224,9 @@ class SourceFile:
                 raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
+        """The first bytes, decompressed, texts as UTF-8."""
         with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
-            return bytes(stream.read(size))
+            return bytes(as_utf8(stream, self.encoding).read(size))
 
     @property
     def compressed(self) -> bool:
@@ -310,9 +319,16 @@ def locate(data: DataSpec) -> Files:
         what = "names no partition that exists" if partitions else "names no file"
         fix = "check the path; * stands for any name"
         raise DataError(f"{data.source} {what}", where="data.source", fix=fix)
+    delimiter, encoding = data.delimiter, data.encoding
+    files = [dataclasses.replace(f, delimiter=delimiter, encoding=encoding) for f in files]
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
-    return Files(tuple(files), _format_of(files, data), partitions.unit if partitions else "")
+    kind = _format_of(files, data)
+    if kind == "images" and data.format == "auto":
+        if odd := [file.name for file in files if _suffix_format(file.name) != kind]:
+            log.warning("%d files beside the images are ignored, such as %s", len(odd), odd[0])
+        files = [file for file in files if _suffix_format(file.name) == kind]
+    return Files(tuple(files), kind, partitions.unit if partitions else "")
 
 
 def delimiter_of(name: str, head: bytes) -> str:
@@ -387,17 +403,19 @@ def is_visible(name: str) -> bool:
     return not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
+def _suffix_format(name: str) -> str:
+    path = PurePosixPath(name.lower())
+    suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+    return next((kind for kind, suffixes in _FORMATS.items() if suffix in suffixes), "unknown")
+
+
 def _format_of(files: list[SourceFile], data: DataSpec) -> str:
     if data.format != "auto":
         return data.format
-    formats = {}
-    for file in files:
-        path = PurePosixPath(file.name.lower())
-        suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
-        known = (kind for kind, suffixes in _FORMATS.items() if suffix in suffixes)
-        formats[file.name] = next(known, "unknown")
+    formats = {file.name: _suffix_format(file.name) for file in files}
     found = sorted(set(formats.values()))
-    if len(found) == 1 and found[0] != "unknown":
+    # files of no format beside images are notes, thumbnails' caches and the like
+    if found in (["images", "unknown"], [found[0]]) and found != ["unknown"]:
         return found[0]
     odd = next(name for name, kind in formats.items() if kind == found[-1])
     what = "a mixture of " + ", ".join(found) if len(found) > 1 else "of no known format"

@@ -1,78 +1,111 @@
-"""The names of a local source's columns, from the beginning of its first file, and the classes of a
-small one: what a config gets wrong is said before a run begins."""
+"""What the first rows of a local source tell before a run begins: faults that `ingest` would
+refuse, and the classes of a small source."""
 
 import contextlib
-import csv
-import glob
-import json
-import os
-import re
-from pathlib import Path, PurePosixPath
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
-from rekindle.data.files import delimiter_of, is_visible
-from rekindle.data.roles import Columns
-from rekindle.errors import RekindleError
+from rekindle.data.files import Files, SourceFile
+from rekindle.data.roles import Columns, time_column, wanted_columns
+from rekindle.data.validate import Findings
+from rekindle.errors import Problem, RekindleError
 from rekindle.spec.model import DataSpec
 
-_FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-            ".parquet": "parquet"}  # fmt: skip
-_HEAD_BYTES, _PROBED_LINES, _MOST_BYTES = 1 << 20, 100, 8 << 20
+_MOST_BYTES = 8 << 20
+_HEAD_BYTES = 256 << 10  # that are read of each file
+_MOST_FILES = 16  # of them, evenly spaced
+_MOST_IMAGES = 64
 
 
-def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
-    """The first file of the source and the names of its columns; None where they are not known."""
+@dataclasses.dataclass(frozen=True)
+class _Beginning(SourceFile):
+    """The first whole lines of a file; nothing is hashed."""
+
+    @contextlib.contextmanager
+    def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
+        head = self.head(_HEAD_BYTES)
+        yield io.BytesIO(head[: head.rfind(b"\n") + 1] if self.is_part else head)
+
+    @contextlib.contextmanager
+    def open_anywhere(self) -> Iterator[BinaryIO]:
+        with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
+            yield stream
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the file goes on."""
+        return len(self.head(_HEAD_BYTES + 1)) > _HEAD_BYTES
+
+
+def _local(data: DataSpec, modality: str) -> Any:
+    """The source, if its files are here and no window chooses among them; RekindleError."""
     if "://" in data.source or "{window" in data.source:
         return None
-    root = os.path.dirname(re.split(r"[*?\[]", data.source)[0]) or "."  # noqa: PTH120
-    # Path.glob refuses absolute patterns
-    found = sorted(
-        path
-        for path in glob.glob(data.source, recursive=True)  # noqa: PTH207
-        if Path(path).is_file() and (path == data.source or is_visible(os.path.relpath(path, root)))
-    )
-    if not found:
-        return None
-    path = Path(found[0])
-    kind = _FORMATS.get(path.suffix.lower()) if data.format == "auto" else data.format
-    names: list[str] = []
-    with contextlib.suppress(OSError, ValueError, csv.Error, ImportError, RecursionError):
-        if kind == "parquet":
-            import pyarrow.parquet as pq
+    from rekindle.data.source import FileSource, open_source
 
-            names = list(pq.read_schema(path).names)
-        elif kind in ("csv", "jsonl"):
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-            lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
-            rows = csv.reader(lines, delimiter=delimiter_of(path.name, head))
-            if kind == "csv":
-                names = next(filter(None, rows), [])
-            else:
-                probed = [line for line in lines if line.strip()][:_PROBED_LINES]
-                objects = [row for row in map(json.loads, probed) if isinstance(row, dict)]
-                names = list(dict.fromkeys(name for row in objects for name in row))
-    return (path.name, names) if names else None
+    source = open_source(data, modality)
+    return source if isinstance(source, FileSource) else None
+
+
+def first_rows(data: DataSpec, modality: str) -> list[Problem]:
+    """What `ingest` would refuse in the first rows of a local source's files; with a window, only
+    what does not depend on it. The counts are of the rows that were looked at."""
+    import numpy as np
+
+    from rekindle.data.normalise import Normaliser
+    from rekindle.data.records import read_times
+
+    findings, kept = Findings(), 0
+    normaliser, column = Normaliser(data, modality, findings), time_column(data)
+    try:
+        for raw in _batches(_local(data, modality), wanted_columns(data, modality), findings):
+            if modality == "image":
+                raw = raw.filter(np.arange(len(raw)) < _MOST_IMAGES)
+            if column is not None:
+                raw = raw.filter(read_times(raw, column, findings)[1])
+            if data.window is None and len(raw):
+                kept += len(normaliser(raw)[0])
+    except RekindleError as error:
+        return list(error.problems)
+    dropped = data.on_bad_rows == "drop" and findings.droppable and (kept or data.window)
+    return [] if dropped else findings.problems()
+
+
+def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]:
+    """The first rows of some files, beginning with the first one."""
+    located = source.files if source else Files((), "")
+    images = located.format == "images"
+    files = located.files[:: len(located.files) // (_MOST_IMAGES if images else _MOST_FILES) + 1]
+    if images:
+        source.files = dataclasses.replace(located, files=files)
+        yield from source.read(columns, findings)
+        return
+    for found in files:
+        file, own = _Beginning(**vars(found)), Findings()
+        source.files = dataclasses.replace(located, files=(file,))
+        batches = source.read(columns, own)
+        yield from itertools.islice(batches, 1) if located.format == "parquet" else batches
+        if not (own.cut and file.is_part):  # in the row that the file goes on with
+            findings.include(own, own.rows)
 
 
 def classes(data: DataSpec, modality: str) -> list[str]:
     """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known."""
-    from rekindle.data import readers, validate
     from rekindle.data.columns import as_python, scalar_text
-    from rekindle.data.files import locate
 
-    found, findings = set[str | None](), validate.Findings()
-    with contextlib.suppress(RekindleError, OSError, EOFError, ValueError):
-        located = locate(data) if "://" not in data.source else None
-        if located is None or sum(file.size for file in located.files) > _MOST_BYTES:
+    found, findings = set[str | None](), Findings()
+    with contextlib.suppress(RekindleError, ValueError):
+        source = _local(data, modality)
+        if source is None or source.extent()[1] > _MOST_BYTES:
             return []
-        if located.format == "images":
-            return sorted({PurePosixPath(file.name).parent.name for file in located.files})
         columns: Columns = {data.columns.label: "list" if modality == "words" else "scalar"}
-        for file in located.files:
-            for raw in readers.READERS[located.format](file, columns, findings):
-                for value in map(as_python, raw.columns[data.columns.label]):
-                    for each in value if isinstance(value, list) else [value]:
-                        found.add(each.decode() if isinstance(each, bytes) else scalar_text(each))
+        for raw in source.read(columns, findings):
+            for value in map(as_python, raw.columns[data.columns.label]):
+                for each in value if isinstance(value, list) else [value]:
+                    found.add(each.decode() if isinstance(each, bytes) else scalar_text(each))
         if not findings:  # else not all rows were read
             return sorted(filter(None, found))
     return []

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import examples
+from rekindle.data.duplicates import drop_copies
 from rekindle.data.examples import (
     SPLITS,
     SUMMARY,
@@ -28,7 +29,8 @@ from rekindle.data.examples import (
 from rekindle.data.executor import Executor, Local, Order, executor_of
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, contents, measured, pieces, source_of
-from rekindle.data.records import RecordsHash, Span, Times, inside, read_times
+from rekindle.data.quarantine import leave_out
+from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import digit_counts, find_leaks, hash_splits, time_cuts, time_splits
@@ -44,6 +46,7 @@ from rekindle.spec.model import DataSpec
 log = logging.getLogger(__name__)
 
 _TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
+_AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
 _WORTH_BYTES = 32 << 20  # of a source, another process
 _PIECE, _COUNT, _DIVIDE = (
     f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
@@ -72,7 +75,7 @@ def ingest(
             work.store = Store(store)
         if Rendezvous.current().node_rank and not work.in_pieces:
             return None
-        work.run()
+        work.run(out)
         if Rendezvous.current().node_rank:
             return None
         summary = work.validated(out)
@@ -95,14 +98,16 @@ class _Ingestion:
             self.opened.names_files or _by_column(data, self.window)
         )
         self.findings, self.span, self.seen = Findings(), Span(), ""
+        self.bad_rows: dict[str, int] = {}
+        self.left_out = collections.Counter[str]()
         self.shape: Shape | None = None
         self.items: list[dict[str, Any]] = [{"key": "whole"}]
         self.entries: list[Entry] = []
 
-    def run(self) -> None:
-        """Have all pieces read, and divided."""
+    def run(self, out: Path) -> None:
+        """Have all pieces read, and divided; the rows that are left out are listed in `out`."""
         executor: Executor = Local(1)
-        order = {
+        order: dict[str, Any] = {
             "data": self.data.model_dump(mode="json"), "modality": self.modality,
             "window": str(self.window or ""), "store": self.store.root, "shape": None,
         }  # fmt: skip
@@ -114,10 +119,13 @@ class _Ingestion:
             new = sum(entry["new"] for entry in self.entries)
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
         for entry in self.entries:
-            self.findings.include(entry["findings"])
+            found = Findings.of_json(entry["findings"])
+            self.findings.include(found, found.rows)
             self.span.join(Span(*entry["span"]))
             self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
             self.seen = self.seen or entry["seen"]
+        read = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
+        self.bad_rows = leave_out(self.data, self.findings, read, out)
         if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
             keys = [{"key": item["key"]} for item in self.items]
 
@@ -130,10 +138,14 @@ class _Ingestion:
                 return total
 
             cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
-            self.items = [{"key": digest([key["key"], cuts]), "from": key["key"]} for key in keys]
-            self.entries = executor.map(
-                _DIVIDE, {**order, "cuts": cuts}, self.items, digest(self.items)
-            )
+            gap = self.data.split.gap
+            gaps = [before(cut, gap) for cut in cuts] if gap else []
+            order |= {"cuts": cuts, "gaps": gaps}
+            self.items = [
+                {"key": digest([key["key"], cuts, gaps]), "from": key["key"]} for key in keys
+            ]
+            self.entries = executor.map(_DIVIDE, order, self.items, digest(self.items))
+            self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
     def _cut(self, order: dict[str, Any], executor: Executor) -> dict[str, Any]:
         """The order for pieces, once the items are these."""
@@ -145,7 +157,7 @@ class _Ingestion:
         order |= {"root": located.files[0].root, "format": located.format}
         if self.modality == "image" and len(found) > 1:
             order["shape"] = self._shape(order, found[0].item(""))
-        aside = {"source", "window", "shard_rows", *DataSpec.EXECUTION}
+        aside = {"source", "window", "shard_rows", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
         self.items = [one.item(one.key([settings, source_hash(TRAINING)])) for one in found]
         return order
@@ -175,13 +187,17 @@ class _Ingestion:
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check_seen()
-        files = tuple(self._files(out))
-        rows = {split: self._rows(split) for split in SPLITS}
+        files = [*self._files(out)]
         labelled = "label" in examples.schema_of(self.modality, ()).names
         class_rows = {split: collections.Counter[str]() for split in SPLITS}
         for entry in self.entries:
             for split, counted in entry["class_rows"].items():
                 class_rows[split].update(counted)
+        if data.duplicates != "keep" and not findings:
+            kept = drop_copies(out, files, class_rows, data.duplicates)
+            self.left_out["duplicate"] = _count(files) - _count(kept)
+            files = kept
+        rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
         if not sum(rows.values()):
@@ -193,8 +209,8 @@ class _Ingestion:
                 what = "the source holds no records"
                 findings.note(what, where=data.source, fix="check data.source")
         else:
-            by_content = data.split.by == "hash" and data.columns.key is None
-            if not by_content:
+            by_key = (data.columns.group or data.columns.key) is not None
+            if by_key or data.split.by != "hash":  # else copies are together
                 find_leaks(out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
@@ -208,7 +224,8 @@ class _Ingestion:
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
-            image_shape=self.shape, files=files,
+            image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows,
+            left_out={kind: count for kind, count in self.left_out.items() if count},
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 
@@ -223,6 +240,10 @@ class _Ingestion:
                     yield ExamplesPart(
                         path=path, split=split, batches=tuple(batches), sha256=sha256
                     )
+
+
+def _count(files: Iterable[ExamplesPart]) -> int:
+    return sum(sum(file.batches) for file in files)
 
 
 def ingest_piece(order: Order, item: Entry) -> Entry:
@@ -256,7 +277,6 @@ class _Splits:
     """Writes tables into a file a split, and counts."""
 
     writer: ExamplesWriter
-    modality: str
     class_rows: dict[str, collections.Counter[str]] = dataclasses.field(
         default_factory=lambda: {split: collections.Counter() for split in SPLITS}
     )
@@ -269,13 +289,7 @@ class _Splits:
             if mine.any():
                 part = table if mine.all() else table.filter(pa.array(mine))
                 self.writer.write(split, part)
-                if "label" not in part.column_names:
-                    continue
-                labels = part.column("label")
-                if self.modality == "words":
-                    labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
-                counts = labels.value_counts().to_pylist()
-                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
+                self.class_rows[split].update(examples.label_counts(part))
 
 
 class _Piece:
@@ -306,7 +320,7 @@ class _Piece:
             self.batches = writer.batches()
             return
         with ExamplesWriter(folder, schema) as writer:
-            splits = _Splits(writer, self.modality)
+            splits = _Splits(writer)
             for table, _, own_split in self._examples(source):
                 if self.data.split.by == "source":
                     indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
@@ -363,9 +377,11 @@ def divide_piece(order: Order, item: Entry) -> Entry:
     undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
     with store.writing(item["key"]) as folder, undivided as path:
         with ExamplesWriter(folder, schema) as writer:
-            splits = _Splits(writer, order["modality"])
+            splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])
             for batch in ExamplesFile(path):
-                times = np.asarray(batch.column(_TIME))
-                splits.add(pa.table(batch), time_splits(times, tuple(order["cuts"])))
-        known = {"batches": writer.batches(), "class_rows": splits.class_rows}
+                indices = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
+                kept = indices >= 0
+                gap += int(np.count_nonzero(~kept))
+                splits.add(pa.table(batch).filter(pa.array(kept)), indices[kept])
+        known = {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap}
         return store.commit(item["key"], folder, known)

@@ -15,22 +15,25 @@ from rekindle.data import columns
 from rekindle.data.columns import Mask, RawBatch, as_python, encodable, texts, with_mask
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
-from rekindle.data.split import content_hashes
+from rekindle.data.split import content_hashes, stored_hashes
 from rekindle.data.validate import Findings
 from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 
 Shape = tuple[int, int, int]
+_GROUP = "_rekindle_group"
+_SHAREGPT = {"human": "user", "gpt": "assistant"}  # what it calls them
 
 
 class Normaliser:
-    """Turns raw batches into tables of examples (all columns of tasks/base.py but the split)."""
+    """Turns raw batches into tables of examples: all columns of tasks/base.py but the split, and
+    what the split needs."""
 
     def __init__(
         self, data: DataSpec, modality: str, findings: Findings, image_shape: Shape | None = None
     ) -> None:
         """`image_shape`: that of the first image, where it lies in an earlier piece."""
-        self._data, self._modality, self._findings = data, modality, findings
+        self._data, self._modality, self._all, self._findings = data, modality, findings, findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
         self._images.shape = image_shape
@@ -41,6 +44,12 @@ class Normaliser:
 
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         """The examples of a batch, and which of its rows they are."""
+        self._findings = Findings()  # of this batch: a row may have several faults
+        table, keep = self._examples(raw)
+        self._all.include(self._findings, int(np.count_nonzero(~keep)))
+        return table, keep
+
+    def _examples(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         content, fit = self._content(raw)
         if (key := self._data.columns.key) is None:
             ids, keep = raw.ids(), fit
@@ -48,9 +57,16 @@ class Normaliser:
             found = texts(raw, key, "scalar", self._findings)
             keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
             ids = found.values
+        groups = {}
+        if (group := self._data.columns.group) is not None:
+            found = texts(raw, group, "scalar", self._findings)
+            keep &= ~(found.noted | self._note("empty group", found.blank, raw))
+            groups[_GROUP] = found.values
         slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
+        for column in slices.values():
+            keep &= ~column.noted
         filled = {name: column.values.fill_null("") for name, column in slices.items()}
-        made = {"id": ids, self._modality: content, **filled}
+        made = {"id": ids, self._modality: content, **filled, **groups}
         if self._modality == "words":
             made["label"], labelled = tags(raw, self._data, self._findings)
             keep &= labelled
@@ -68,12 +84,12 @@ class Normaliser:
         return table.append_column("hash", column), keep
 
     def split_hashes(self, table: pa.Table) -> bytes:
-        """What the hash split goes by: the hash of the key, or of the content."""
+        """What the hash split goes by: the hash of the group, of the key, or of the content."""
+        if self._data.columns.group:
+            return content_hashes(_one_chunk(table.column(_GROUP)))
         if self._data.columns.key:
             return content_hashes(_one_chunk(table.column("id")))
-        hashes = _one_chunk(table.column("hash"))
-        start = hashes.offset * HASH_BYTES
-        return bytes(memoryview(hashes.buffers()[1])[start : start + len(hashes) * HASH_BYTES])
+        return stored_hashes(_one_chunk(table.column("hash")))
 
     def _content(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         if self._modality == "image":
@@ -134,13 +150,27 @@ def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa
     if names.messages is not None:
         made = _checked(raw, names.messages, _chat_fault, findings)
     elif names.prompt is not None and names.completion is not None:
-        made = _joined(raw, findings, prompt=names.prompt, completion=names.completion)
+        made = _joined(raw, findings, names, prompt=names.prompt, completion=names.completion)
     else:
-        made = _joined(raw, findings, text=names.text)
+        made = _joined(raw, findings, names, text=names.text)
     return with_mask(made, pa.string())
 
 
-def _joined(raw: RawBatch, findings: Findings, **parts: str) -> list[str | None]:
+def prompts(
+    raw: RawBatch, given: pa.Array, column: str | None, findings: Findings
+) -> tuple[list[str | None], Mask]:
+    """Prompts with the text of the column `column` below, where there is some; and which of these
+    texts were refused."""
+    if column is None:
+        return given.to_pylist(), np.zeros(len(given), bool)
+    below = texts(raw, column, "text", findings)
+    pairs = zip(given.to_pylist(), below.values.to_pylist(), strict=True)
+    return [f"{a}\n\n{b}" if a and b and b.strip() else a for a, b in pairs], below.noted
+
+
+def _joined(
+    raw: RawBatch, findings: Findings, names: ColumnsSpec, **parts: str
+) -> list[str | None]:
     """Documents of one content for each role; `parts` names the columns."""
     fit = np.ones(len(raw), bool)
     found = {}
@@ -148,8 +178,9 @@ def _joined(raw: RawBatch, findings: Findings, **parts: str) -> list[str | None]
         content = texts(raw, column, "text", findings)
         for row in np.flatnonzero(content.blank).tolist():
             findings.add(f"empty {role}", raw.place(row))
-        fit &= ~(content.noted | content.blank)
-        found[role] = content.values.to_pylist()
+        below = names.input if role == "prompt" else None
+        found[role], refused = prompts(raw, content.values, below, findings)
+        fit &= ~(content.noted | content.blank | refused)
     rows = zip(*found.values(), strict=True)
     return [
         _json(list(zip(found, row, strict=True))) if good else None
@@ -162,7 +193,7 @@ def _checked(
 ) -> list[str | None]:
     """JSON of each value of a column in which `fault_of` finds nothing; turns as pairs."""
     made: list[str | None] = []
-    for row, value in enumerate(map(as_python, raw.columns[column])):
+    for row, value in enumerate(map(_with_roles, map(as_python, raw.columns[column]))):
         fault, detail = fault_of(value)
         if fault:
             findings.add(fault, raw.place(row), detail)
@@ -170,6 +201,16 @@ def _checked(
             value = [(turn["role"], turn["content"]) for turn in value]
         made.append(None if fault else _json(value))
     return made
+
+
+def _with_roles(value: Any) -> Any:
+    """A list of ShareGPT's turns as `{role, content}`; all else as it is."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return value
+    if any({k for k, v in turn.items() if v is not None} != {"from", "value"} for turn in value):
+        return value
+    roles = ((str(turn["from"]), turn["value"]) for turn in value)
+    return [{"role": _SHAREGPT.get(role, role), "content": content} for role, content in roles]
 
 
 def _chat_fault(turns: Any) -> tuple[str, Any]:

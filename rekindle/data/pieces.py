@@ -71,7 +71,8 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
     found = tuple(
         SourceFile(
             filesystem, order["root"], path, name, size,
-            dt.datetime.fromisoformat(partition) if partition else None, split, seen, *part,
+            dt.datetime.fromisoformat(partition) if partition else None, split, data.delimiter,
+            data.encoding, seen, *part,
         )
         for path, name, size, partition, split, *part in item["files"]
     )  # fmt: skip
@@ -113,7 +114,7 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
 
 def _lines_of(file: SourceFile, source: FileSource) -> str:
     """The format of a file that is cut between lines, or ""."""
-    cut = file.size > files.PIECE_BYTES and not file.compressed
+    cut = file.size > files.PIECE_BYTES and not file.compressed and file.encoding == "utf-8"
     return source.files.format if cut and source.files.format in ("csv", "jsonl") else ""
 
 

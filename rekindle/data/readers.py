@@ -22,6 +22,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
+from rekindle.data.encodings import encoding_of
 from rekindle.data.files import SourceFile, delimiter_of
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
@@ -35,6 +36,7 @@ _VALUES_AT_ONCE, _MOST_VALUES = 4 << 20, 256 << 20  # of lists: read at once, in
 _EACH = 50  # bytes that a string is in Python beside its letters
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
+_DELIMITERS = ",;\t|"
 
 _LONG_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
@@ -46,7 +48,7 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a CSV or TSV file, each at the line where it begins; blank lines are skipped."""
     head = file.head(_HEADER_BYTES)
-    delimiter = delimiter_of(file.name, head)
+    delimiter = delimiter_of(file.name, head) if file.delimiter == "auto" else file.delimiter
     if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
     header = _first_line(head) if file.start else b""
@@ -77,7 +79,8 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
             if "straddling" in what:
                 place = f"{file.name}:{lines.next_line()}"
                 what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-            findings.add("malformed", place, what)
+            findings.add("malformed", place, what, cut=True)
+        findings.cut |= lines.quote_at_the_end > 0
         if unclosed := lines.unclosed():
             findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
 
@@ -86,6 +89,7 @@ class _RowLines(io.RawIOBase):
     """A CSV stream that knows at which line each row begins; pyarrow reads it in a thread."""
 
     def __init__(self, stream: BinaryIO, delimiter: str, line: int) -> None:
+        delimiter = re.escape(delimiter)
         plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
         value = f'(?:(?!"){plain}|{quoted}{plain})'
         row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
@@ -95,7 +99,7 @@ class _RowLines(io.RawIOBase):
         self._lock = threading.Lock()
         # lines of the rows from `_first` on, and those rows that are left out, the header first
         self._lines, self._first, self._skipped = np.empty(0, np.int64), 1, [1]
-        self._unclosed = 0
+        self.quote_at_the_end = 0  # the line of one that takes all after it; 0 for none
 
     def readable(self) -> bool:
         return True
@@ -122,7 +126,7 @@ class _RowLines(io.RawIOBase):
         found = (self._line + np.cumsum(heights) - heights)[filled]
         self._line += int(heights.sum())
         if not piece and self._rest:
-            self._unclosed, self._rest = self._line, b""
+            self.quote_at_the_end, self._rest = self._line, b""
             found = np.append(found, self._line)
         with self._lock:
             self._lines = np.append(self._lines, found)
@@ -154,7 +158,7 @@ class _RowLines(io.RawIOBase):
 
     def unclosed(self) -> int:
         """At the end, the line of a last row whose quote is not closed; 0 for none."""
-        return 0 if self._skipped else self._unclosed
+        return 0 if self._skipped else self.quote_at_the_end
 
 
 def _first_line(head: bytes) -> bytes:
@@ -193,9 +197,9 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
                 row += len(batch)
         except _TooLargeError as error:
             place = file.name if error.row is None else f"{file.name}:{error.row + file.line}"
-            findings.add("malformed", place, str(error))
+            findings.add("malformed", place, str(error), cut=True)
         except (pa.ArrowInvalid, OSError) as error:
-            findings.add("malformed", file.name, f"no Parquet file: {error}")
+            findings.add("malformed", file.name, f"no Parquet file: {error}", cut=True)
 
 
 class _TooLargeError(Exception):
@@ -330,7 +334,7 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
         for number, block in enumerate(_line_blocks(stream)):
             if len(block) > MOST_LINE_BYTES:
                 what = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
-                findings.add("malformed", f"{file.name}:{line}", what)
+                findings.add("malformed", f"{file.name}:{line}", what, cut=True)
                 return
             if number == 0:
                 if _is_utf16(file, block, findings):
@@ -368,9 +372,7 @@ def _csv_header_fits(
         return False
     text = head.decode("utf-8-sig", errors="replace")
     try:
-        header = next(
-            filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), None
-        )
+        header = _header(text, delimiter)
     except csv.Error as error:
         fix = "close the quote, or name the columns in shorter words"
         findings.note(f"the header cannot be read: {error}", where=file.name, fix=fix)
@@ -380,11 +382,25 @@ def _csv_header_fits(
         findings.note("the file is empty", where=file.name, fix=fix)
         return False
     if any("\ufffd" in name for name in header):
-        findings.note("the names of the columns are not UTF-8", where=file.name, fix=TO_UTF8)
+        fix = f"set data.encoding, such as to {encoding_of(head)}, or {TO_UTF8}"
+        findings.note("the names of the columns are not UTF-8", where=file.name, fix=fix)
         return False
+    if not set(columns) & set(header):
+        for mark in _DELIMITERS.replace(delimiter, ""):
+            if set(columns) & set(_header(text, mark) or ()):
+                what = f"its columns are divided by {mark!r}, and were read with {delimiter!r}"
+                fix = f"set data.delimiter: {json.dumps(mark)}"
+                findings.note(what, where=file.name, fix=fix)
+                return False
     if findings.missing_columns(file.name, columns, header):
         return False
     return not _twice(file, columns, header, findings)
+
+
+def _header(text: str, delimiter: str) -> list[str] | None:
+    """The names of the columns in the first line that is not empty."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    return next(filter(None, rows), None)
 
 
 def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:
@@ -399,7 +415,7 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
         return False
-    fix = "convert it: iconv -f UTF-16 -t UTF-8"
+    fix = f"set data.encoding: {encoding_of(head)}, or convert it: iconv -f UTF-16 -t UTF-8"
     findings.note("the file is not UTF-8 but UTF-16 or UTF-32", where=file.name, fix=fix)
     return True
 

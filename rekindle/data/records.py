@@ -17,7 +17,7 @@ from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
 from rekindle.data.roles import Columns
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
-from rekindle.data.window import Window, parse_time
+from rekindle.data.window import Window, parse_duration, parse_time, shift
 from rekindle.spec.identity import digest
 
 Times = npt.NDArray[np.int64]
@@ -58,6 +58,11 @@ def microseconds(time: dt.datetime) -> int:
 
 def to_datetime(time: int) -> dt.datetime:
     return _EPOCH + time * _MICROSECOND
+
+
+def before(time: int, duration: str) -> int:
+    """The time that lies `duration`, such as `3 days`, before another."""
+    return microseconds(shift(to_datetime(time), parse_duration(duration), back=True))
 
 
 def read_times(raw: RawBatch, column: str, findings: Findings) -> tuple[Times, Mask]:

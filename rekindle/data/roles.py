@@ -11,7 +11,7 @@ Columns = Mapping[str, Kind]
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
-    """The columns that are read, and how: content, label, and key, time and slices if set."""
+    """The columns that are read, and how: content and label, and all others that are set."""
     names = data.columns
     content: dict[str | None, Kind] = {names.text: "text"}
     if modality == "image":
@@ -19,11 +19,11 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     elif modality == "document" and names.form == "chat":
         content = {names.messages: "list"}
     elif modality == "document" and names.form == "completion":
-        content = {names.prompt: "text", names.completion: "text"}
+        content = {names.prompt: "text", names.input: "text", names.completion: "text"}
     elif modality == "words":
         content = {names.words: "list", names.label: "list"}
     label = None if modality in ("document", "words") else names.label
-    others = [label, names.key, time_column(data), *data.slices]
+    others = [label, names.key, names.group, time_column(data), *data.slices]
     wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
     return {name: wanted[name] for name in [*content, *wanted] if name}
 

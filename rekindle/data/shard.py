@@ -107,7 +107,8 @@ def shard(
         task=task_name, source=summary.source, window=summary.window, tokenizer=tokenizer,
         examples=fingerprint_of_hashes(_hashes(out, shards)), labels=summary.labels,
         slices=summary.slices, rows=rows, dropped=_dropped(summary, encoded, rows, data.max_length),
-        class_rows=summary.class_rows, settings=settings, shards=tuple(shards),
+        class_rows=summary.class_rows, bad_rows=summary.bad_rows, left_out=summary.left_out,
+        settings=settings, shards=tuple(shards),
     )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in shards)

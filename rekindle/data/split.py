@@ -3,7 +3,8 @@ in several splits: a model would be judged on what it was trained on.
 
 By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares: a record
 stays where it is when others come and go. By `time`: oldest to train, newest to test; the cuts are
-exact order statistics, found in bounded memory, and records of one time stay together.
+exact order statistics, found in bounded memory, and records of one time stay together; with a gap,
+what lies within it before a cut is in no split.
 
 For copies, hashes are read back from the examples just written; more than `BUCKET_ROWS` are dealt
 into buckets on disk by their first bits."""
@@ -11,7 +12,7 @@ into buckets on disk by their first bits."""
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,12 @@ Counts = Callable[[int, int], Times]
 _DIGIT_BITS = 16
 BUCKET_ROWS = 500_000
 _MOST_BUCKETS = 256
+READABLE = ("text", "words", "document")
 _ENTRY = np.dtype(
     [("low", "<u8"), ("high", "<u8"), ("split", "u1"), ("batch", "<u4"), ("row", "<u4")]
 )
 Entries = npt.NDArray[np.void]
+Bools = npt.NDArray[np.bool_]
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
@@ -64,9 +67,14 @@ def time_cuts(counts: Counts, total: int, shares: SplitSpec) -> tuple[int, int]:
     return first, second
 
 
-def time_splits(times: Times, cuts: tuple[int, int]) -> npt.NDArray[np.int8]:
-    """The index in `SPLITS` of each time."""
-    return np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
+def time_splits(
+    times: Times, cuts: tuple[int, int], gaps: Sequence[int] = ()
+) -> npt.NDArray[np.int8]:
+    """The index in `SPLITS` of each time; -1 from the start of the gap before a cut up to it."""
+    found = np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
+    for index, start in enumerate(gaps):
+        found[(found == index) & (times >= start)] = -1
+    return found
 
 
 def order_statistic(counts: Counts, rank: int) -> int:
@@ -102,41 +110,57 @@ def content_views(values: pa.Array) -> Iterator[memoryview]:
 
 def find_leaks(folder: Path, rows: Mapping[str, int], findings: Findings) -> None:
     """Note every content of the examples in `folder` that stands in more than one split."""
-    buckets = min(_MOST_BUCKETS, sum(rows.values()) // BUCKET_ROWS + 1)
+    for entries, same in by_hash(folder, sum(rows.values()), entries_of(folder)):
+        _note_copies(entries, same, folder, findings)
+
+
+def by_hash(folder: Path, rows: int, blocks: Iterable[Entries]) -> Iterator[tuple[Entries, Bools]]:
+    """The entries of so many rows in pieces that fit into memory: sorted by hash, those of one hash
+    in one piece and in their order; and of each but the first whether it has the last one's."""
+    buckets = min(_MOST_BUCKETS, rows // BUCKET_ROWS + 1)
     if buckets == 1:
-        blocks = list(_entries(folder))
-        if blocks:
-            _note_copies(np.concatenate(blocks), folder, findings)
+        if found := list(blocks):
+            yield _sorted(np.concatenate(found))
         return
-    with tempfile.TemporaryDirectory(prefix=".leaks-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".hashes-", dir=folder) as scratch:
         files = [Path(scratch, f"{bucket:03}") for bucket in range(buckets)]
-        for block in _entries(folder):
+        for block in blocks:
             bucket_of = block["low"] % np.uint64(buckets)
             for bucket in np.unique(bucket_of):
                 with files[bucket].open("ab") as file:
                     file.write(block[bucket_of == bucket].tobytes())
         for path in files:
             if path.exists():
-                _note_copies(np.fromfile(path, _ENTRY), folder, findings)
+                yield _sorted(np.fromfile(path, _ENTRY))
 
 
-def _entries(folder: Path) -> Iterator[Entries]:
+def stored_hashes(column: pa.Array) -> bytes:
+    """The bytes of a column of hashes, one after the other."""
+    start = column.offset * HASH_BYTES
+    return bytes(memoryview(column.buffers()[1])[start : start + len(column) * HASH_BYTES])
+
+
+def entries_of(
+    folder: Path, column: str = "hash", hashes: Callable[[pa.Array], bytes] = stored_hashes
+) -> Iterator[Entries]:
+    """An entry for each example in `folder`: the 16 bytes that `hashes` gives for its `column`."""
     for index, split in enumerate(SPLITS):
-        for number, batch in enumerate(open_examples(folder, split, "hash")):
-            column = batch.column("hash")
-            raw = column.buffers()[1].slice(column.offset * HASH_BYTES, len(column) * HASH_BYTES)
-            halves = np.frombuffer(raw, "<u8").reshape(-1, 2)
+        for number, batch in enumerate(open_examples(folder, split, column)):
+            halves = np.frombuffer(hashes(batch.column(column)), "<u8").reshape(-1, 2)
             block = np.empty(len(halves), _ENTRY)
             block["low"], block["high"] = halves[:, 0], halves[:, 1]
             block["split"], block["batch"], block["row"] = index, number, np.arange(len(halves))
             yield block
 
 
-def _note_copies(entries: Entries, folder: Path, findings: Findings) -> None:
-    """Sort by hash; a run of equal hashes with more than one split is a leak."""
+def _sorted(entries: Entries) -> tuple[Entries, Bools]:
     entries = entries[np.lexsort((entries["split"], entries["low"], entries["high"]))]
     low, high = entries["low"], entries["high"]
-    same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+    return entries, (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+
+
+def _note_copies(entries: Entries, same: Bools, folder: Path, findings: Findings) -> None:
+    """A run of equal hashes with more than one split is a leak."""
     starts = np.flatnonzero(np.concatenate([[True], ~same]))
     ends = np.append(starts[1:], len(entries))
     leaking = entries["split"][starts] != entries["split"][ends - 1]
@@ -153,7 +177,6 @@ def _describe(folder: Path, entry: np.void) -> tuple[str, str]:
     split = SPLITS[entry["split"]]
     batch = open_examples(folder, split)[int(entry["batch"])]
     row = int(entry["row"])
-    readable = ("text", "words", "document")
-    shown = next((name for name in readable if name in batch.schema.names), None)
+    shown = next((name for name in READABLE if name in batch.schema.names), None)
     value = batch.column(shown)[row].as_py() if shown else "same pixels"
     return f"{batch.column('id')[row].as_py()} in {split}", value

@@ -1,23 +1,25 @@
 """What makes a source unfit, collected while it is read, and refused all at once.
 
 A row with a fault is counted, up to `SHOWN` of a kind are remembered with place and value, and
-reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind."""
+reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind. Rows with
+faults of most kinds can be left out instead: quarantine.py decides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rekindle.errors import DataError, Problem, did_you_mean
 
 TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
-SHOWN = 5
+SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
 _VALUE_LENGTH = 60
 
 _FAULTS = {
     # kind: (what follows "3 rows", fix)
     "malformed": ("that cannot be parsed",
         "correct or remove them; `format` says how a file is read"),
-    "undecodable": ("with bytes that are not UTF-8", "save the file as UTF-8"),
+    "undecodable": ("with bytes that are not UTF-8",
+        "save the file as UTF-8, or set data.encoding, such as to cp1252"),
     "type": ("with a value of the wrong type",
         "texts must be strings, other columns strings or integers"),
     "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),
@@ -35,6 +37,7 @@ _FAULTS = {
     "no answer": ("without a turn of the assistant", "remove them: they teach nothing"),
     "empty label": ("without a label", "label or remove them, or set data.columns.label"),
     "empty key": ("without a key", "give every row one, or unset data.columns.key"),
+    "empty group": ("without a group", "give every row one, or unset data.columns.group"),
     "time": ("with no ISO 8601 time", "write times as 2026-03-31 or 2026-03-31T12:00:00Z"),
     "unknown label": ("with a label that data.labels does not name",
         "correct them, or add the label to data.labels"),
@@ -48,47 +51,100 @@ _FAULTS = {
     "no class": ("in no folder that names their class",
         "put each image into a folder named after its class"),
     "leak": ("whose content stands in more than one split",
-        "remove the copies, or split by hash without a key"),
+        "remove the copies, set data.duplicates: exact, or split by hash without a key"),
+}  # fmt: skip
+
+# columns of rows that language models are tuned on, and their roles
+_FORMS = {
+    "messages": "{messages: messages}", "conversations": "{messages: conversations}",
+    "instruction input output": "{prompt: instruction, input: input, completion: output}",
+    "instruction output": "{prompt: instruction, completion: output}",
+    "prompt completion": "{prompt: prompt, completion: completion}",
 }  # fmt: skip
 
 
-@dataclasses.dataclass
-class _Fault:
-    count: int = 0
-    shown: list[str] = dataclasses.field(default_factory=list)
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """Where `rows` rows with one fault begin, and the value at fault, shortened; "" for none."""
 
-    def add(self, place: str, count: int = 1) -> None:
-        self.count += count
-        if len(self.shown) < SHOWN:
-            self.shown.append(place)
+    place: str
+    value: str = ""
+    rows: int = 1
 
     def __str__(self) -> str:
-        more = self.count - len(self.shown)
-        return ", ".join(self.shown) + (f" and {more:,} more" if self.shown[0] and more else "")
+        return f"{self.place} ({self.value})" if self.value else self.place
+
+
+@dataclasses.dataclass
+class Fault:
+    """How many rows have one kind of fault, and the first of them."""
+
+    count: int = 0
+    first: list[BadRow] = dataclasses.field(default_factory=list)
+
+    def add(self, row: BadRow) -> None:
+        self.count += row.rows
+        if len(self.first) < MOST:
+            self.first.append(row)
+
+    def __str__(self) -> str:
+        shown = [str(row) for row in self.first[:SHOWN]]
+        more = self.count - len(shown)
+        return ", ".join(shown) + (f" and {more:,} more" if shown[0] and more else "")
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `note` anything else."""
+    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST` rows of
+    each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
+    after a fault was not read."""
 
     def __init__(self) -> None:
-        self._faults: dict[str, _Fault] = {}
-        self._notes: dict[tuple[str, str], _Fault] = {}
+        self.rows = 0
+        self.cut = False
+        self._faults: dict[str, Fault] = {}
+        self._notes: dict[tuple[str, str], Fault] = {}
 
     def __bool__(self) -> bool:
         return bool(self._faults or self._notes)
 
-    def add(self, kind: str, place: str, value: object = None, count: int = 1) -> None:
-        """Note `count` rows with a fault of this kind, the first at `place` with this `value`."""
-        where = f"{place} ({shorten(value)})" if value is not None else place
-        self._faults.setdefault(kind, _Fault()).add(where, count)
+    def add(
+        self, kind: str, place: str, value: object = None, count: int = 1, *, cut: bool = False
+    ) -> None:
+        """Note `count` rows with a fault of this kind, the first at `place` with this `value`;
+        `cut` where nothing after it can be read."""
+        shown = shorten(value) if value is not None else ""
+        self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count))
+        self.rows += count
+        self.cut |= cut
+
+    def include(self, batch: "Findings", rows: int) -> None:
+        """Take over what was found in a batch, of which so many rows have faults."""
+        for (what, fix), places in batch._notes.items():
+            for place in places.first:
+                self.note(what, where=place.place, fix=fix)
+        for kind, fault in batch._faults.items():
+            mine = self._faults.setdefault(kind, Fault())
+            mine.count += fault.count
+            mine.first += fault.first[: MOST - len(mine.first)]
+        self.rows += rows
+        self.cut |= batch.cut
+
+    @property
+    def droppable(self) -> bool:
+        """Whether all faults are of rows that can be left out, and all others were read."""
+        return bool(self._faults) and not (self._notes or self.cut)
+
+    def settle(self) -> dict[str, Fault]:
+        """The faults of rows by kind, in a fixed order; they are no longer findings."""
+        return {kind: self._faults.pop(kind) for kind in _FAULTS if kind in self._faults}
 
     def shows(self, kind: str) -> bool:
         """Whether the next fault of this kind would be shown, or only counted."""
-        return kind not in self._faults or len(self._faults[kind].shown) < SHOWN
+        return kind not in self._faults or len(self._faults[kind].first) < SHOWN
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
-        self._notes.setdefault((what, fix), _Fault()).add(where)
+        self._notes.setdefault((what, fix), Fault()).add(BadRow(where))
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
@@ -97,24 +153,28 @@ class Findings:
             listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
             meant = did_you_mean(name, present, cutoff=0.5)
             fix = f"{meant} set it in" if meant else f"it has {listed}; see"
+            known = (roles for names, roles in _FORMS.items() if {*names.split()} <= {*present})
+            if name == "text" and not meant and (roles := next(known, "")):
+                fix = f"causal_lm reads rows like these with {roles} in"
             self.note(f"there is no column `{name}`", where=file, fix=f"{fix} data.columns")
         return bool(absent)
 
-    def to_json(self) -> list[list[Any]]:
-        """What was found, for `include` elsewhere."""
-        faults = [["fault", kind, "", one.count, one.shown] for kind, one in self._faults.items()]
-        notes = [["note", *key, one.count, one.shown] for key, one in self._notes.items()]
-        return faults + notes
+    def to_json(self) -> dict[str, Any]:
+        """What was found, for `of_json` elsewhere."""
+        faults = {kind: dataclasses.asdict(fault) for kind, fault in self._faults.items()}
+        notes = [[*key, [row.place for row in one.first]] for key, one in self._notes.items()]
+        return {"rows": self.rows, "cut": self.cut, "faults": faults, "notes": notes}
 
-    def include(self, found: Iterable[Sequence[Any]]) -> None:
-        """Add what was found in a later piece of the source."""
-        for sort, what, fix, count, shown in found:
-            if sort == "fault":
-                one = self._faults.setdefault(what, _Fault())
-            else:
-                one = self._notes.setdefault((what, fix), _Fault())
-            one.count += count
-            one.shown += shown[: SHOWN - len(one.shown)]
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Self:
+        made = cls()
+        made.rows, made.cut = found["rows"], found["cut"]
+        for kind, fault in found["faults"].items():
+            made._faults[kind] = Fault(fault["count"], [BadRow(**row) for row in fault["first"]])
+        for what, fix, places in found["notes"]:
+            for place in places:
+                made.note(what, where=place, fix=fix)
+        return made
 
     def problems(self) -> list[Problem]:
         found = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]

@@ -51,7 +51,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
-            "examples")  # fmt: skip
+            "examples", "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},

@@ -125,6 +125,8 @@ def _data_facts(
     if manifest:
         if left_out := sum(manifest.dropped.values()):
             facts.append(("Left out", f"{formats.count(left_out)} with nothing to learn from"))
+        for kind, count in {**manifest.left_out, **manifest.bad_rows}.items():
+            facts.append((f"Left out: {kind}", f"{formats.count(count)} rows"))
         shards = len(manifest.shards)
         held = formats.size(sum(shard.bytes for shard in manifest.shards))
         files = f"{formats.count(shards)} file{'' if shards == 1 else 's'}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.data.columns import RawBatch, as_python, content_of, texts
+from rekindle.data.normalise import prompts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import open_source
 from rekindle.data.validate import Findings
@@ -25,7 +26,7 @@ from rekindle.serve.model import ServedModel
 from rekindle.serve.wire import dumped
 from rekindle.serve.work import Model, Options, RefusedError
 from rekindle.spec.identity import digest
-from rekindle.spec.model import DataSpec, SplitSpec
+from rekindle.spec.model import ColumnsSpec, DataSpec, SplitSpec
 from rekindle.train.storage import Storage, storage_of
 
 PART_ROWS, SHOWN = 1_000, 5
@@ -59,9 +60,10 @@ def predict(
     work = digest([held, served.identity, inputs.column, data.columns.key or "", suffix])
     _check(storage, output, work)
     kinds = wanted_columns(data, inputs.modality)
-    wanted = {n: kinds[n] for n in (inputs.column, data.columns.key) if n in kinds}
+    names = (inputs.column, data.columns.input, data.columns.key)
+    wanted = {n: kinds[n] for n in names if n in kinds}
     batches = opened.read(wanted, findings)
-    rows = (row for raw in batches for row in _rows(raw, inputs, data.columns.key, findings))
+    rows = (row for raw in batches for row in _rows(raw, inputs, data.columns, findings))
     total, before = 0, 0
     for number in itertools.count():
         part = list(itertools.islice(rows, PART_ROWS))
@@ -98,11 +100,13 @@ def _check(storage: Storage, output: str, work: str) -> None:
         raise RequestError(what, where="--output", fix="name another output, or delete this one")
 
 
-def _rows(raw: RawBatch, inputs: Inputs, key: str | None, findings: Findings) -> Iterator[Row]:
-    ids = texts(raw, key, "scalar", findings).values if key else raw.ids()
+def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings) -> Iterator[Row]:
+    ids = texts(raw, names.key, "scalar", findings).values if names.key else raw.ids()
     values: Any = raw.columns[inputs.column]
     if inputs.modality == "text" or inputs.form in ("text", "completion"):
         values = texts(raw, inputs.column, "text", findings).values
+        if inputs.form == "completion":
+            values, _ = prompts(raw, values, names.input, findings)
     value_of = functools.partial(content_of, raw) if inputs.modality == "image" else as_python
     for i, value in enumerate(values):
         yield raw.place(i), str(ids[i]), value_of(value)

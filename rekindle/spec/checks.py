@@ -82,6 +82,30 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
 
 
+def _rows(spec: Spec) -> Iterator[Finding]:
+    """How rows are read, and which of them are left out."""
+    if (data := spec.data) is None:
+        return
+    by = data.split.by
+    if data.columns.group is not None and by != "hash":
+        what = f"a split by {by} does not keep groups together"
+        yield ("data", "columns", "group"), what, "remove it, or set data.split.by: hash"
+    if data.split.gap is not None and by != "time":
+        what = f"a split by {by} knows no time to leave out"
+        yield ("data", "split", "gap"), what, "remove it, or set data.split.by: time"
+    if data.duplicates == "folded" and spec.task == "image_classification":
+        yield ("data", "duplicates"), "images have neither case nor white space", "use exact"
+    if data.delimiter != "auto" and data.format not in ("auto", "csv"):
+        what = f"{data.format} has nothing between its columns"
+        yield ("data", "delimiter"), what, "remove it, or set data.format: csv"
+    if data.encoding != "utf-8" and data.format not in ("auto", "csv", "jsonl"):
+        yield ("data", "encoding"), f"{data.format} is not text", "remove it"
+    default = type(data).model_fields["max_bad_rows"].default
+    if data.on_bad_rows == "refuse" and data.max_bad_rows != default:
+        what = "no bad row is dropped, so there is no limit for them"
+        yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
+
+
 def _documents(spec: Spec) -> Iterator[Finding]:
     """Which columns make a text for a language model."""
     if (data := spec.data) is None:
@@ -95,6 +119,8 @@ def _documents(spec: Spec) -> Iterator[Finding]:
         yield (*path, given[0]), what, "remove it, or set task: causal_lm"
     elif "messages" in given and len(given) > 1:
         yield (*path, given[1]), "the chat in `messages` holds prompts and answers", "keep one form"
+    elif columns.input is not None and "prompt" not in given:
+        yield (*path, "input"), "there is no prompt that it goes with", "set data.columns.prompt"
     elif len(given) == 1 and given != ["messages"]:
         other = "completion" if given == ["prompt"] else "prompt"
         yield (*path, given[0]), f"needs `{other}` beside it", f"set data.columns.{other}"
@@ -326,6 +352,6 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 _RULES = (
-    _task, _pipeline, _data, _documents, _train, _engine, _optimizer, _quantised, _entrypoint,
-    _gate, _published, _schedule, _secrets,
+    _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
+    _entrypoint, _gate, _published, _schedule, _secrets,
 )  # fmt: skip

@@ -30,6 +30,12 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
+Delimiter = Annotated[str, StringConstraints(pattern=r"^(auto|[!#-/:-@\[-`{-~\t])$")]
+Encoding = Literal[
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "cp1251", "cp1252", "latin-1",
+    "iso8859-2", "iso8859-15", "koi8-r", "mac-roman", "shift_jis", "euc_jp", "euc_kr", "gb18030",
+    "big5",
+]  # fmt: skip
 Pixels = Annotated[int, Field(ge=1, le=10_000)]
 ImageSize = Annotated[
     tuple[Pixels, Pixels],
@@ -38,6 +44,7 @@ ImageSize = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+RowLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | Annotated[float, Field(gt=0, lt=1)]
 ClassWeight = Annotated[float, Field(gt=0, le=1_000_000)]
 PartialDate = Annotated[
     str,
@@ -55,10 +62,13 @@ class ColumnsSpec(Section):
     """Column with the words of a text: a list of strings (token_classification). CSV cannot hold
     lists: use jsonl or parquet."""
     messages: ColumnName | None = None
-    """Column with a chat: a list of `{role, content}`, role system, user or assistant. The model
-    learns the assistant's turns (causal_lm)."""
+    """Column with a chat: a list of `{role, content}`, role system, user or assistant, or of
+    ShareGPT's `{from, value}`. The model learns the assistant's turns (causal_lm)."""
     prompt: ColumnName | None = None
     """Column with what is given; needs `completion` (causal_lm)."""
+    input: ColumnName | None = None
+    """Column with a text that goes below the prompt, after an empty line, where there is one: the
+    `input` of Alpaca (causal_lm)."""
     completion: ColumnName | None = None
     """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"
@@ -69,6 +79,9 @@ class ColumnsSpec(Section):
     for each word (not for causal_lm)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
+    group: ColumnName | None = None
+    """Column with what several records belong to, such as a customer: the hash split keeps all
+    records of a group in one split."""
     time: ColumnName | None = None
     """Column with the record's time (ISO 8601, also partial such as 2026-03); needed by `split.by:
     time` and `window`."""
@@ -93,6 +106,9 @@ class SplitSpec(Section):
     """Share of records that is scored while training."""
     test: float = Field(0.1, gt=0, lt=1)
     """Share of records that only the gate sees."""
+    gap: Duration | None = None
+    """Time left before validation and before test in a split by time, such as `7 days`: records
+    within it are left out."""
 
 
 class WindowSpec(Section):
@@ -121,13 +137,26 @@ class DataSpec(Section):
     `hub:NAME?config=..&revision=..`. Relative paths start at the config's folder. `{window}` or
     `{window:%Y-%m}` stands for a partition."""
     format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
-    """Format of the source; `auto` goes by its prefix or suffix. A CSV has commas between its
-    columns, or semicolons or tabs if its first line has no comma; `.tsv` has tabs."""
+    """Format of the source; `auto` goes by its prefix or suffix."""
+    delimiter: Delimiter = "auto"
+    """The character between the columns of a CSV, such as `;`, `|` or `\\t`. `auto`: a comma, or a
+    semicolon or tab if the first line has no comma; in `.tsv` a tab."""
+    encoding: Encoding = "utf-8"
+    """How the characters of CSV and JSON lines are written."""
     columns: ColumnsSpec = ColumnsSpec()
     """Which column plays which role."""
     labels: tuple[str, ...] = ()
     """The classes in index order; a record with another label is refused. Empty: the labels found,
     sorted."""
+    on_bad_rows: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows that cannot be used, such as those with an empty text or without a
+    label: `refuse` the data, or `drop` the rows, count them, and list them in `bad_rows.jsonl`."""
+    max_bad_rows: RowLimit = 0.01
+    """Most rows that may be dropped: a share of the rows read (below 1), or a number of rows."""
+    duplicates: Literal["keep", "exact", "folded"] = "keep"
+    """What becomes of copies of a record's content: `keep` them (in several splits they are
+    refused); leave later `exact` copies out, or `folded` ones, which differ in case or white
+    space at most. The first stays, of train before validation before test."""
     slices: tuple[ColumnName, ...] = ()
     """Columns by whose values evaluation is broken down."""
     split: SplitSpec = SplitSpec()

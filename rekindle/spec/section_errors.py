@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from rekindle.errors import Problem, SpecError, did_you_mean
-from rekindle.spec.model import Duration, Name, PartialDate
+from rekindle.spec.model import Delimiter, Duration, Name, PartialDate
 from rekindle.spec.yaml_document import KeyPath
 
 Error = Mapping[str, Any]
@@ -53,6 +53,7 @@ _FORMS = {
         (Name, "use lower-case letters, digits, `.`, `_`, `-`, at most 63; begin and end with a "
                "letter or digit"),
         (Duration, "use a number and a unit, such as `6 months`"),
+        (Delimiter, "use one character that is no letter, digit or quote, such as `;`, or auto"),
         (PartialDate, "use `latest`, or a date such as 2026-06 or 2026-06-30"),
     )
 }  # fmt: skip

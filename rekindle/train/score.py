@@ -181,6 +181,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
         excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
         samples=samples, smoke=smoke_of(job, keep_N, samples),
+        bad_rows=read_summary(Path(job.examples)).bad_rows,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")

@@ -24,7 +24,9 @@ def test_a_config_that_can_run_here_is_ready(tmp_path, capsys, monkeypatch):
     (tmp_path / "c.yaml").write_text(GOOD)
     assert invoke(["doctor", "c.yaml"]) == 0
     looked, ready = capsys.readouterr().err.splitlines()
-    assert looked.startswith("ok        packages, files, task, columns of the data, architecture")
+    assert looked.startswith(
+        "ok        packages, files, task, first rows of the data, architecture"
+    )
     assert ready == "local is ready"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml"], "nothing is written"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,7 +104,7 @@ def test_a_header_of_another_code_page_is_told_as_such(say, tmp_path):
     (tmp_path / "t.csv").write_bytes("body,größe,team,product\na,1,x,p\n".encode("cp1252"))
     code, text = say("t.csv")
     assert code == 2
-    assert "the names of the columns of t.csv are not UTF-8" in text
+    assert "the names of the columns are not UTF-8" in text
     assert "there is no column" not in text
 
 
@@ -152,13 +153,96 @@ def test_a_key_that_comes_later_in_a_file_is_no_fault(say, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe{", b"{broken", b"", b"\n\n", b"[1, 2]\n", b"[" * 100_000]
-)
-def test_what_cannot_be_told_at_a_glance_is_left_to_the_run(say, tmp_path, content):
+    ("content", "told"),
+    [
+        (b"\xff\xfe{", "not UTF-8 but UTF-16"), (b"{broken", "1 row that cannot be parsed"),
+        (b"[1, 2]\n", "no object"), (b"[" * 100_000, "1 row that cannot be parsed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_parsed_is_told_at_a_glance(say, tmp_path, content, told):
     (tmp_path / "t.jsonl").write_bytes(content)
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(content))
     (tmp_path / "t.parquet").write_bytes(content)
-    for name in ("t.jsonl", "t.jsonl.gz", "t.parquet"):
+    for name in ("t.jsonl", "t.jsonl.gz"):
+        code, text = say(name, verb="doctor")
+        assert (code, told in text) == (2, True), text
+    assert "no Parquet file" in say("t.parquet", verb="doctor")[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_that_a_source_is_empty_is_left_to_the_run(say, tmp_path, content):
+    (tmp_path / "t.jsonl").write_bytes(content)
+    assert say("t.jsonl", verb="doctor")[0] == 0
+
+
+@pytest.fixture
+def five(tmp_path):
+    """Five files with a fault each, far from large: the last is behind a megabyte of good rows."""
+    (tmp_path / "d").mkdir()
+    head = "body,team,product\n"
+    good = "".join(f"text {i},{'ab'[i % 2]},x\n" for i in range(50))
+    for name, content in {
+        "1.csv": (head + good + "straße,a,x\n").encode("cp1252"),
+        "2.csv": (head + good + ",a,x\n").encode(),
+        "3.csv": (head + good + "text,c,x\n").encode(),
+        "4.csv": (head.replace("body", "boddy") + good).encode(),
+        "5.csv": (head + good).replace(",", ";").replace("product", "pro,duct").encode(),
+        "6.csv": (head + good * 100_000).encode(),
+    }.items():
+        (tmp_path / "d" / name).write_bytes(content)
+
+
+FIVE = [
+    "1 row with bytes that are not UTF-8", "d/1.csv:52", "1 row with an empty text", "2.csv:52",
+    "1 row with a label that data.labels does not name", "3.csv:52", "there is no column `body`",
+    "did you mean `boddy`?", "its columns are divided by ';', and were read with ','", "5.csv",
+]  # fmt: skip
+
+
+def test_five_faults_in_five_files_are_one_list(say, five, tmp_path):
+    for verb in ("doctor", "run"):
+        began = time.process_time()
+        code, text = say("d/*.csv", "data.labels=[a, b]", verb=verb)
+        seconds = time.process_time() - began
+        assert code == 2
+        assert [part for part in FIVE if part.removeprefix("d/") not in text] == []
+        print(f"{verb}: {seconds:.2f} s of processor time")
+        assert seconds < 5
+    assert not (tmp_path / ".rekindle").exists()
+    code, text = say("d/*.csv", "data.labels=[a, b]", "data.columns.text=text", verb="plan")
+    assert code == 0
+    assert "there is no column `text`" in text
+
+
+@pytest.mark.parametrize("verb", ["doctor", "plan"])  # run says it, too
+def test_a_split_by_time_is_advised_where_a_time_is_named_and_no_split(say, tmp_path, caplog, verb):
+    written(tmp_path, "t.csv")
+    for settings in (["data.columns.time=id", "data.split.by=hash"], []):
+        assert say("t.csv", *settings, verb=verb)[0] == 0
+        assert "set data.split.by to time" not in caplog.text
+    assert say("t.csv", "data.columns.time=id", verb=verb)[0] == 0
+    assert caplog.text.count("set data.split.by to time, or to hash") == 1
+
+
+def test_rows_that_may_be_dropped_are_not_told(say, tmp_path):
+    written(tmp_path, "t.csv")
+    with (tmp_path / "t.csv").open("a") as file:
+        file.write("r20,,a,x\n")
+    assert say("t.csv", verb="doctor")[0] == 2
+    dropped = ["data.on_bad_rows=drop", "data.max_bad_rows=3"]
+    assert say("t.csv", *dropped, verb="doctor")[0] == 0
+    assert say("t.csv", *dropped, "data.labels=[c, d]", verb="doctor")[0] == 2, "none is left"
+
+
+def test_a_row_that_the_first_look_cuts_is_no_fault(say, tmp_path):
+    lines = [f'"{i} a ""quoted"" text\nof\nfour\nlines",{"ab"[i % 2]},x\n' for i in range(10_000)]
+    (tmp_path / "t.csv").write_text("body,team,product\n" + "".join(lines))
+    rows = [
+        json.dumps({"body": f'5" {i}', "team": "ab"[i % 2], "product": "x"}) for i in range(9_999)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    for name in ("t.csv", "t.jsonl"):
+        assert (tmp_path / name).stat().st_size > glance._HEAD_BYTES
         assert say(name, verb="doctor")[0] == 0
 
 

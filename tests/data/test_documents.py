@@ -182,3 +182,80 @@ def test_a_header_whose_quote_never_ends_is_refused(tmp_path):
     spec = text_spec(tmp_path / "a.csv", columns={"text": "text", "label": "label"})
     with pytest.raises(DataError, match="the header cannot be read"):
         ingested(spec, tmp_path)
+
+
+def conversations(record):
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    return [{"from": names[turn["role"]], "value": turn["content"]} for turn in record["messages"]]
+
+
+def forms_of(folder):
+    """The same dialogues as OpenAI, ShareGPT, Alpaca and others write them: files and columns."""
+    records = dialogues()
+    asked = [
+        {"prompt": r["question"] + "\n\nBriefly." * (i % 2), "completion": r["answer"]}
+        for i, r in enumerate(records)
+    ]
+    alpaca = [
+        {"instruction": r["question"], "input": ["", "Briefly."][i % 2], "output": r["answer"]}
+        for i, r in enumerate(records)
+    ]  # fmt: skip
+    for name, rows in {
+        "openai": [{"messages": r["messages"]} for r in records],
+        "sharegpt": [{"conversations": conversations(r)} for r in records],
+        "alpaca": alpaca, "asked": asked,
+    }.items():  # fmt: skip
+        (folder / name).mkdir()
+        write_jsonl(folder / name / "x.jsonl", rows)
+    return {
+        "openai": {"messages": "messages"}, "sharegpt": {"messages": "conversations"},
+        "alpaca": {"prompt": "instruction", "input": "input", "completion": "output"},
+        "asked": {"prompt": "prompt", "completion": "completion"},
+    }  # fmt: skip
+
+
+def test_forms_of_others_give_equal_examples(tmp_path):
+    contents = {}
+    for name, columns in forms_of(tmp_path).items():
+        data = text_spec(tmp_path / name / "x.jsonl", columns=columns)
+        ingested(data, tmp_path / name / "out", modality="document")
+        contents[name] = content(tmp_path / name / "out")
+        del contents[name]["summary.json"]  # has the hash of the file
+    assert contents["openai"] == contents["sharegpt"]
+    assert contents["alpaca"] == contents["asked"]
+    assert contents["openai"] != contents["asked"]
+
+
+def test_rows_of_a_known_form_are_refused_with_the_columns_to_set(tmp_path):
+    for name, columns in forms_of(tmp_path).items():
+        with pytest.raises(DataError) as caught:
+            ingested(text_spec(tmp_path / name / "x.jsonl"), tmp_path / "out", modality="document")
+        (problem,) = caught.value.problems
+        shown = "{" + ", ".join(f"{role}: {column}" for role, column in columns.items()) + "}"
+        assert problem.fix == f"causal_lm reads rows like these with {shown} in data.columns"
+
+
+@pytest.mark.parametrize(
+    ("turns", "kind"),
+    [
+        ([{"from": "robot", "value": "x"}], "role"), ([{"from": "human", "value": None}], "chat"),
+        ([{"from": "human", "value": "x"}], "no answer"), ([{"from": 1, "value": "x"}], "role"),
+        ([{"from": "human", "value": "x"}, {"role": "assistant", "content": "y"}], "chat"),
+        ([{"from": "human", "value": ["x"]}], "chat"), ([{"from": "human", "value": ""}], "empty turn"),
+    ],
+)  # fmt: skip
+def test_turns_of_sharegpt_have_the_faults_of_others(tmp_path, turns, kind):
+    path = write_jsonl(
+        tmp_path / "x.jsonl", [{"c": conversations(r)} for r in dialogues()] + [{"c": turns}]
+    )
+    data = text_spec(path, columns={"messages": "c"}, on_bad_rows="drop")
+    assert ingested(data, tmp_path / "out", modality="document").bad_rows == {kind: 1}
+
+
+def test_an_input_that_is_no_text_is_a_fault(tmp_path):
+    rows = [{"a": f"q {i}", "b": "yes", "c": 1 if i == 7 else None} for i in range(200)]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    columns = {"prompt": "a", "completion": "b", "input": "c"}
+    data = text_spec(path, columns=columns, on_bad_rows="drop")
+    summary = ingested(data, tmp_path / "out", modality="document")
+    assert (summary.bad_rows, sum(summary.rows.values())) == ({"type": 1}, 199)

@@ -62,6 +62,16 @@ def written(path, kind):
         return path / "x.parquet", plain
     if kind == "by time":
         return write_jsonl(path / "x.jsonl", rows()), {**plain, "split": {"by": "time"}}
+    if kind == "messy":
+        records = [*rows(), *rows()[100:140]]
+        for i in (7, 150, 151, 290):
+            records[i] = {**records[i], "text": " "}
+        fields = {"on_bad_rows": "drop", "max_bad_rows": 0.1, "duplicates": "folded"}
+        return write_jsonl(path / "x.jsonl", records), {
+            **plain,
+            **fields,
+            "split": {"by": "time", "gap": "1 day"},
+        }
     if kind == "by source":
         path = path / "source"
         for split in ("train", "validation", "test"):
@@ -85,7 +95,7 @@ def written(path, kind):
 
 KINDS = (
     "jsonl", "jsonl.gz", "csv", "crlf csv", "rows over lines.csv", "parquet", "by time", "by source",
-    "partitions", "images",
+    "partitions", "images", "messy",
 )  # fmt: skip
 
 
@@ -108,6 +118,10 @@ def test_examples_do_not_depend_on_how_a_source_is_cut(tmp_path, monkeypatch, ki
     assert (len(names) > 2) == (kind not in ("jsonl.gz", "rows over lines.csv"))
     assert all_examples(tmp_path / "cut").equals(all_examples(tmp_path / "whole"))
     assert cut.source == seen.data
+    assert (cut.left_out, bool(cut.bad_rows)) == (
+        {"duplicate": 38} if kind == "messy" else {},
+        kind == "messy",
+    )
     same = {"source", "files"}
     assert cut.model_dump(exclude=same) == whole.model_dump(exclude=same)
 

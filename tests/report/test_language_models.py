@@ -28,7 +28,8 @@ def card(tmp_path: Path) -> str:
     )  # fmt: skip
     home = Home(tmp_path)
     shards = manifest("causal_lm", "chat.jsonl", (), {"train": 300, "test": 80}, tokens=40)
-    shards = shards.model_copy(update={"dropped": {"train": 4}})
+    left_out = {"dropped": {"train": 4}, "bad_rows": {"empty turn": 1_234}}
+    shards = shards.model_copy(update=left_out)
     artifacts = {
         "shard": home.artifact(RUN_ID, "shard", "shards", shards),
         "evaluate": home.artifact(RUN_ID, "evaluate", "evidence", evidence),
@@ -62,4 +63,5 @@ def test_slices_go_by_the_loss_the_worst_first(card: str) -> None:
 
 def test_texts_that_were_left_out_are_counted(card: str) -> None:
     assert "4 with nothing to learn from" in card
+    assert "<dt>Left out: empty turn</dt><dd>1,234 rows</dd>" in card
     assert "or has nothing to predict in them" in card

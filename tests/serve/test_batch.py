@@ -1,6 +1,7 @@
 """`rekindle predict`: a file in, predictions with ids out, in parts that survive a kill -9."""
 
 import base64
+import dataclasses
 import json
 import os
 import signal
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rekindle.records import Evidence
+from rekindle.serve import batch
 from rekindle.spec.load import load_target
-from rekindle.spec.model import RegisterSpec
+from rekindle.spec.model import DataSpec, RegisterSpec
 from tests.serve import models
 
 pytestmark = pytest.mark.slow
@@ -206,3 +208,37 @@ def nightly(data: str, register: str, root: str, source: str, output: str):
         ]
     logs = "".join(path.read_text() for path in (place / "runs").rglob("log.txt"))
     assert "8 rows of version 1" in logs
+
+
+def test_an_input_below_the_instruction_is_part_of_the_prompt(tmp_path):
+    made = models.made(tmp_path / "made", "text-lm")
+    told = json.loads((tmp_path / "made/model/rekindle.json").read_text())
+    told["settings"]["form"] = "completion"
+    (tmp_path / "made/model/rekindle.json").write_text(json.dumps(told))
+    instructions = [
+        {"instruction": text[:9], "input": ["", text[9:15]][i % 2], "output": "x"}
+        for i, text in enumerate(models.TEXTS)
+    ]
+    prompts = [
+        {"prompt": row["instruction"] + f"\n\n{row['input']}" * bool(row["input"])}
+        for row in instructions
+    ]
+    written = {}
+    for name, rows, columns in (
+        (
+            "alpaca",
+            instructions,
+            {"prompt": "instruction", "input": "input", "completion": "output"},
+        ),
+        ("plain", prompts, {"prompt": "prompt", "completion": "answer"}),
+    ):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = DataSpec.model_validate({"source": "x", "columns": columns})
+        served = dataclasses.replace(models.again(made), columns=data.columns)
+        output = tmp_path / f"{name}-out.jsonl"
+        batch.predict(served, data, str(path), str(output), lambda *_: None)
+        lines = (output / "part-00000.jsonl").read_text().splitlines()
+        written[name] = [json.loads(line)["text"] for line in lines]
+    assert written["alpaca"] == written["plain"]
+    assert len(written["plain"]) == len(models.TEXTS)

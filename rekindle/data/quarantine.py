@@ -1,0 +1,45 @@
+"""Rows with faults that are left out where `data.on_bad_rows` is `drop`: how many may be, and the
+file `bad_rows.jsonl` beside the examples that lists them.
+
+A line has the `kind` of a fault, the `place` such as `reviews.jsonl:17`, the `value` at fault,
+shortened, and for how many `rows` it stands. The first `MOST` rows of each kind are listed, the
+others counted."""
+
+import json
+import logging
+from pathlib import Path
+
+from rekindle.data.validate import MOST, Findings
+from rekindle.spec.model import DataSpec
+
+log = logging.getLogger(__name__)
+
+QUARANTINE = "bad_rows.jsonl"
+
+
+def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> dict[str, int]:
+    """How many rows are left out, by kind of fault, beside `kept` ones; {} where none may be, and
+    the findings stay. A row with several faults counts for each kind, and once for the limit."""
+    (folder / QUARANTINE).unlink(missing_ok=True)
+    if data.on_bad_rows != "drop" or not findings.droppable:
+        return {}
+    bad, limit = findings.rows, data.max_bad_rows
+    read = bad + kept
+    if not kept or (bad > limit if limit >= 1 else bad / read > limit):
+        what = f"{bad:,} of {read:,} rows have faults, more than data.max_bad_rows ({limit:,})"
+        fix = "correct the rows below, or raise data.max_bad_rows"
+        findings.note(what, where=data.source, fix=fix)
+        return {}
+    faults = findings.settle()
+    with (folder / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for kind, fault in faults.items():
+            for row in fault.first:
+                line = {"kind": kind, "place": row.place, "value": row.value, "rows": row.rows}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    counts = {kind: fault.count for kind, fault in faults.items()}
+    listed = f", the first {MOST:,} of a kind" if max(counts.values()) > MOST else ""
+    shown = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    log.warning(
+        "left out %s (%s): see %s%s", f"{bad:,} of {read:,} rows", shown, QUARANTINE, listed
+    )
+    return counts
