@@ -11,8 +11,8 @@ import datetime as dt
 import hashlib
 import io
 import logging
-import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -121,53 +121,23 @@ class _LineRange(io.RawIOBase):
         return piece[:last] if last else piece
 
 
-class Seen:
-    """The hash of each file that was read, by path, and one over those that rows name, in order."""
+class Named:
+    """One hash over the files that rows name, in order."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-        self._named = hashlib.sha256()
+        self._hash = hashlib.sha256()
 
-    def named(self, path: str, content: bytes) -> None:
-        self._named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-
-    def names(self) -> str:
-        """The hash over all files that rows named."""
-        return self._named.hexdigest()
-
-
-class _Hashing(io.RawIOBase):
-    """A stream that hashes what is read of it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._hash = stream, ContentHash()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._stream.read(len(buffer))
-        self._hash.update(piece)
-        buffer[: len(piece)] = piece
-        return len(piece)
+    def update(self, path: str, content: bytes) -> None:
+        self._hash.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
 
     def hexdigest(self) -> str:
-        """Of the whole stream; reads what is left of it."""
-        while piece := self._stream.read(_READ_BYTES):
-            self._hash.update(piece)
         return self._hash.hexdigest()
-
-
-def _state(stream: Any) -> tuple[int, int]:
-    """What changes with the bytes of a file here."""
-    found = os.fstat(stream.fileno())
-    return found.st_size, found.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told. What is read goes through `seen`;
+    `partition` where the URI has one, `split` where told; `named` sees files that its rows name;
     `delimiter` and `encoding` as in the config. Of a part of one, `start` and `end` are bytes (of
     Parquet row groups), and `line` its first."""
 
@@ -180,48 +150,35 @@ class SourceFile:
     split: str = ""
     delimiter: str = "auto"
     encoding: str = "utf-8"
-    seen: Seen = dataclasses.field(default_factory=Seen, repr=False, compare=False)
+    named: Named = dataclasses.field(default_factory=Named, repr=False, compare=False)
     start: int = 0
     end: int | None = None
     line: int = 1
 
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed, texts as UTF-8; behind the block `seen` has
-        its hash. Of a part: the lines that begin in it, behind `head`."""
+        """The content from front to back, decompressed, texts as UTF-8; of a part the lines that
+        begin in it, behind `head`."""
         with self.filesystem.open(self.path, "rb") as stored:
             if self.end is not None:
                 lines = _LineRange(stored, self.start, self.end, head)
                 yield io.BufferedReader(lines, _READ_BYTES)
                 return
-            hashing = _Hashing(stored)
-            stream = io.BufferedReader(hashing, _READ_BYTES)
             # as fsspec's own `open` does
-            plain = fsspec.compression.compr[self._compression()](stream, mode="rb")
+            plain = fsspec.compression.compr[self._compression()](stored, mode="rb")
             yield as_utf8(plain, self.encoding)
-            self.seen.files[self.path] = hashing.hexdigest()
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
-        """To read here and there: a copy, or the file here, with DataError if it is written to."""
+        """To read here and there: the file, or a copy of a whole one that lies elsewhere."""
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
-            if self.end is not None:
-                yield stream
-                return
-            local, hashing = isinstance(self.filesystem, LocalFileSystem), _Hashing(stream)
-            before = _state(stream) if local else None
-            if not local:
-                stream = opened.enter_context(tempfile.TemporaryFile())
-                while piece := hashing.read(_READ_BYTES):
-                    stream.write(piece)
-            self.seen.files[self.path] = hashing.hexdigest()
-            stream.seek(0)
+            if self.end is None and not isinstance(self.filesystem, LocalFileSystem):
+                copy = opened.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(stream, copy, _READ_BYTES)
+                copy.seek(0)
+                stream = copy
             yield fsspec.compression.compr[self._compression()](stream, mode="rb")
-            if local and _state(stream) != before:
-                what = "the file was written to while it was read"
-                fix = "write files aside and rename them when they are complete; then run again"
-                raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
         """The first bytes, decompressed, texts as UTF-8."""
@@ -239,19 +196,21 @@ class SourceFile:
         """The bytes of a file that a row of this one names; ValueError where it must not."""
         named = reference.path_of(self.filesystem, self.root, _parent(self.path), path)
         content = reference.read(self.filesystem, named)
-        self.seen.named(path, content)
+        self.named.update(path, content)
         return content
 
     def whole(self) -> bytes:
         """All bytes as they are stored."""
         content: bytes = self.filesystem.cat_file(self.path)
-        self.seen.files[self.path] = hashlib.sha256(content).hexdigest()
         return content
 
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
+        running = ContentHash()
         with self.filesystem.open(self.path, "rb") as stream:
-            return _Hashing(stream).hexdigest()
+            while piece := stream.read(_READ_BYTES):
+                running.update(piece)
+        return running.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,11 +224,6 @@ class Files:
     @property
     def newest(self) -> dt.datetime | None:
         return max((file.partition for file in self.files if file.partition), default=None)
-
-    def unseen(self) -> Self:
-        seen = Seen()
-        files = tuple(dataclasses.replace(file, seen=seen) for file in self.files)
-        return dataclasses.replace(self, files=files)
 
     def within(self, window: Window) -> Self:
         """The files whose partition starts in the window; raises DataError if none does."""
@@ -382,9 +336,9 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    seen, places = Seen(), [(_below(info["name"], root), info) for info in found]
+    named, places = Named(), [(_below(info["name"], root), info) for info in found]
     return [
-        SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), seen=seen)
+        SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), named=named)
         for name, info in sorted(places, key=lambda place: place[0])
     ]
 

@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from rekindle.data import files
 from rekindle.data.executor import Executor, Order
-from rekindle.data.files import ContentHash, Files, Seen, SourceFile, version_of
+from rekindle.data.files import ContentHash, Files, Named, SourceFile, version_of
 from rekindle.data.source import FileSource
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
@@ -67,12 +67,12 @@ class Piece:
 
 def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> FileSource:
     """The source that reads only the piece `item`."""
-    filesystem, seen = fsspec.url_to_fs(data.source)[0], Seen()
+    filesystem, named = fsspec.url_to_fs(data.source)[0], Named()
     found = tuple(
         SourceFile(
             filesystem, order["root"], path, name, size,
             dt.datetime.fromisoformat(partition) if partition else None, split, data.delimiter,
-            data.encoding, seen, *part,
+            data.encoding, named, *part,
         )
         for path, name, size, partition, split, *part in item["files"]
     )  # fmt: skip

@@ -6,7 +6,6 @@ grey images of 8 x 8 pixels, whose 17 intensities are spread over 0..255. `iris`
 sepal width (cm) 3.5; ...`. `diabetes` has no classes and is refused."""
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
 import lzma
@@ -74,28 +73,26 @@ class FileSource(Source):
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of all files and those that rows name; of names that tell a label or a split."""
-        if not self.names_files:
-            return self.fingerprint_of({})
-        asking = copy.copy(self)
-        asking.files = self.files.unseen()
-        column = self._data.columns.image
-        for raw in asking.read({column: "image"}, Findings()):
-            for value in raw.columns[column]:
-                with contextlib.suppress(OSError, ValueError):  # `ingest` says so
-                    content_of(raw, value)
-        return asking.seen()
+        """Hash of all files and, before anything was read, those that rows name; of names that tell
+        a label or a split."""
+        if self.names_files:
+            column = self._data.columns.image
+            for raw in self.read({column: "image"}, Findings()):
+                for value in raw.columns[column]:
+                    with contextlib.suppress(OSError, ValueError):  # `ingest` says so
+                        content_of(raw, value)
+        return self.seen()
 
     def seen(self) -> str:
-        return self.fingerprint_of(self.files.files[0].seen.files)
+        return self.fingerprint_of({})
 
     def fingerprint_of(self, contents: Mapping[str, str]) -> str:
-        """The fingerprint, given hashes of files by path."""
+        """The fingerprint, given hashes of files by path, and what rows that were read name."""
         named = self.files.format == "images" or self._data.split.by == "source"
         found = self.files.fingerprint(named=named, known=contents)
         if not self.names_files:
             return found
-        return digest([found, self.files.files[0].seen.names()])
+        return digest([found, self.files.files[0].named.hexdigest()])
 
     def extent(self) -> tuple[int, int]:
         return len(self.files.files), sum(file.size for file in self.files.files)
