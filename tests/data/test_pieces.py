@@ -36,55 +36,66 @@ from tests.data.corpora import TASKS, all_examples, content, rows, sharded, text
 SMALL = 4_096
 
 
-def written(path, kind):
-    """300 records in a file of some kind, and the config that reads them."""
-    table = pa.Table.from_pylist(rows())
-    plain = {"columns": {"key": "id", "time": "month"}, "slices": ["category"]}
-    if kind == "jsonl":
-        return write_jsonl(path / "x.jsonl", rows()), {}
-    if kind == "jsonl.gz":
-        raw = write_jsonl(path / "x.jsonl", rows()).read_bytes()
-        (path / "y.jsonl.gz").write_bytes(gzip.compress(raw))
-        return path / "y.jsonl.gz", {}
-    if kind == "rows over lines.csv":
-        pyarrow.csv.write_csv(table, path / "x.csv")
-        return path / "x.csv", plain
-    if kind.endswith("csv"):
-        flat = [{**row, "text": row["text"].replace("\n", ' "and" ')} for row in rows()]
-        lines = [",".join(flat[0])] + [
-            ",".join('"' + str(v).replace('"', '""') + '"' for v in row.values()) for row in flat
-        ]
-        end, mark = ("\r\n", b"\xef\xbb\xbf") if "crlf" in kind else ("\n", b"")
-        (path / "x.csv").write_bytes(mark + (end.join(lines) + end).encode())
-        return path / "x.csv", {}
-    if kind == "parquet":
-        pq.write_table(table, path / "x.parquet", row_group_size=40)
-        return path / "x.parquet", plain
-    if kind == "by time":
-        return write_jsonl(path / "x.jsonl", rows()), {**plain, "split": {"by": "time"}}
-    if kind == "messy":
-        records = [*rows(), *rows()[100:140]]
-        for i in (7, 150, 151, 290):
-            records[i] = {**records[i], "text": " "}
-        fields = {"on_bad_rows": "drop", "max_bad_rows": 0.1, "duplicates": "folded"}
-        return write_jsonl(path / "x.jsonl", records), {
-            **plain,
-            **fields,
-            "split": {"by": "time", "gap": "1 day"},
-        }
-    if kind == "by source":
-        path = path / "source"
-        for split in ("train", "validation", "test"):
-            write_jsonl(path / f"{split}.jsonl", [{**r, "text": r["text"] + split} for r in rows()])
-        return path, {"split": {"by": "source"}}
-    if kind == "partitions":
-        for month in range(1, 7):
-            write_jsonl(
-                path / f"2026-0{month}.jsonl",
-                [r for r in rows(1_500) if r["month"][5:] == f"0{month}"],
-            )
-        return f"{path}/{{window:%Y-%m}}.jsonl", {"window": {"size": "4 months"}}
-    assert kind == "images"
+PLAIN = {"columns": {"key": "id", "time": "month"}, "slices": ["category"]}
+
+
+def lines(path):
+    return write_jsonl(path / "x.jsonl", rows()), {}
+
+
+def compressed(path):
+    raw = write_jsonl(path / "x.jsonl", rows()).read_bytes()
+    (path / "y.jsonl.gz").write_bytes(gzip.compress(raw))
+    return path / "y.jsonl.gz", {}
+
+
+def rows_over_lines(path):
+    pyarrow.csv.write_csv(pa.Table.from_pylist(rows()), path / "x.csv")
+    return path / "x.csv", PLAIN
+
+
+def quoted(path, end="\n", mark=b""):
+    """CSV with quotes, each row of one line."""
+    flat = [{**row, "text": row["text"].replace("\n", ' "and" ')} for row in rows()]
+    quotes = (",".join('"' + str(v).replace('"', '""') + '"' for v in row.values()) for row in flat)
+    text = end.join([",".join(flat[0]), *quotes]) + end
+    (path / "x.csv").write_bytes(mark + text.encode())
+    return path / "x.csv", {}
+
+
+def parquet(path):
+    pq.write_table(pa.Table.from_pylist(rows()), path / "x.parquet", row_group_size=40)
+    return path / "x.parquet", PLAIN
+
+
+def by_time(path):
+    return write_jsonl(path / "x.jsonl", rows()), {**PLAIN, "split": {"by": "time"}}
+
+
+def messy(path):
+    records = [*rows(), *rows()[100:140]]
+    for i in (7, 150, 151, 290):
+        records[i] = {**records[i], "text": " "}
+    fields = {"on_bad_rows": "drop", "max_bad_rows": 0.1, "duplicates": "folded"}
+    source = write_jsonl(path / "x.jsonl", records)
+    return source, {**PLAIN, **fields, "split": {"by": "time", "gap": "1 day"}}
+
+
+def by_source(path):
+    for split in ("train", "validation", "test"):
+        own = [{**row, "text": row["text"] + split} for row in rows()]
+        write_jsonl(path / "source" / f"{split}.jsonl", own)
+    return path / "source", {"split": {"by": "source"}}
+
+
+def partitions(path):
+    for month in range(1, 7):
+        own = [row for row in rows(1_500) if row["month"][5:] == f"0{month}"]
+        write_jsonl(path / f"2026-0{month}.jsonl", own)
+    return f"{path}/{{window:%Y-%m}}.jsonl", {"window": {"size": "4 months"}}
+
+
+def images(path):
     for i in range(120):
         held, place = io.BytesIO(), path / "images" / "ab"[i % 2] / f"{i:03}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -93,10 +104,17 @@ def written(path, kind):
     return path / "images", {}
 
 
-KINDS = (
-    "jsonl", "jsonl.gz", "csv", "crlf csv", "rows over lines.csv", "parquet", "by time", "by source",
-    "partitions", "images", "messy",
-)  # fmt: skip
+KINDS = {
+    "jsonl": lines, "jsonl.gz": compressed, "csv": quoted,
+    "crlf csv": lambda path: quoted(path, "\r\n", b"\xef\xbb\xbf"), "rows over lines": rows_over_lines,
+    "parquet": parquet, "by time": by_time, "by source": by_source, "partitions": partitions,
+    "images": images, "messy": messy,
+}  # fmt: skip
+
+
+def written(path, kind):
+    """Records in files of some kind, and the config that reads them."""
+    return KINDS[kind](path)
 
 
 def read(data, modality, out, **how):
@@ -115,7 +133,7 @@ def test_examples_do_not_depend_on_how_a_source_is_cut(tmp_path, monkeypatch, ki
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL if kind != "images" else 1_000)
     seen, cut = read(data, modality, tmp_path / "cut", store=str(tmp_path / "store"))
     names = {file.path for file in cut.files if file.split == "train"}
-    assert (len(names) > 2) == (kind not in ("jsonl.gz", "rows over lines.csv"))
+    assert (len(names) > 2) == (kind not in ("jsonl.gz", "rows over lines"))
     assert all_examples(tmp_path / "cut").equals(all_examples(tmp_path / "whole"))
     assert cut.source == seen.data
     assert (cut.left_out, bool(cut.bad_rows)) == (
