@@ -74,6 +74,12 @@ def _data(spec: Spec) -> Iterator[Finding]:
     for name in set(data.slices).intersection(RESERVED):
         what = f"`{name}` cannot be a slice: the examples have a column of this name"
         yield ("data", "slices"), what, "rename the column"
+    if data.executor == "local" and data.executor_address:
+        what = "names a cluster, and `local` has none"
+        yield ("data", "executor_address"), what, "set data.executor: ray, or spark"
+    if data.executor != "local" and data.nodes > 1:
+        what = f"{data.executor} has machines of its own"
+        yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
     if len(set(data.labels)) != len(data.labels):
         yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:

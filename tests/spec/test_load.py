@@ -156,6 +156,8 @@ CONTRADICTIONS = [
     ("the same label twice", ["data.labels=[a, a]"], "data.labels"),
     ("a slice with a name of ours", ["data.slices=[label]"], "data.slices"),
     ("one label", ["data.labels=[a]"], "data.labels"),
+    ("the address of no cluster", ["data.executor_address=RAY_ADDRESS"], "data.executor_address"),
+    ("machines of two kinds", ["data.executor=ray", "data.nodes=2"], "data.nodes"),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
     ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),

@@ -390,7 +390,7 @@ def test_scores_environments_locks_and_what_killed_processes_left(
         os.utime(folder, (time.time() - days * 86_400,) * 2)
     for name, days in (("7" * 32, 2), ("8" * 32, 0), ("9" * 32, 2)):
         piece = digits / "pieces" / name / "train.arrow"
-        put(piece, "rows")
+        write_atomically(piece, "rows")
         os.utime(piece.parent, (time.time() - days * 86_400,) * 2)
     os.link(piece, digits / "train-00000.arrow")  # as examples do
     draft, young = digits / "runs" / ".x.01234567", digits / "runs" / ".y.01234567"
