@@ -33,7 +33,7 @@ def drop_copies(
             kept.setdefault(batch, np.ones(BATCH_ROWS, bool))[entry["row"]] = False
     if not kept:
         return 0
-    dropped = 0
+    before = sum(rows.values())
     schema = open_examples(folder, SPLITS[0]).schema
     with tempfile.TemporaryDirectory(prefix=".copies-", dir=folder) as scratch:
         with ExamplesWriter(Path(scratch), schema) as writer:
@@ -42,13 +42,12 @@ def drop_copies(
                     table = pa.table(batch)
                     mask = kept.get((index, number), np.ones(BATCH_ROWS, bool))[: len(table)]
                     copies = table.filter(pa.array(~mask))
-                    dropped += len(copies)
                     rows[split] -= len(copies)
                     class_rows[split] -= Counter(label_counts(copies))
                     writer.write(split, table.filter(pa.array(mask)))
         for split in SPLITS:
             Path(scratch, f"{split}.arrow").replace(folder / f"{split}.arrow")
-    return dropped
+    return before - sum(rows.values())
 
 
 def _folded_entries(folder: Path) -> Iterator[Entries]:

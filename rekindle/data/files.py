@@ -108,8 +108,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed, texts as UTF-8; behind the block `seen` has
-        its hash."""
+        """The content, decompressed, texts as UTF-8; behind the block `seen` has its hash."""
         with self.filesystem.open(self.path, "rb") as stored:
             hashing = _Hashing(stored)
             stream = io.BufferedReader(hashing, _PIECE_BYTES)
