@@ -26,8 +26,7 @@ _SHAREGPT = {"human": "user", "gpt": "assistant"}  # what it calls them
 
 
 class Normaliser:
-    """Turns raw batches into tables of examples: all columns of tasks/base.py but the split, and
-    what the split needs."""
+    """Turns raw batches into tables of examples: tasks/base.py's columns, without the split."""
 
     def __init__(
         self, data: DataSpec, modality: str, findings: Findings, image_shape: Shape | None = None

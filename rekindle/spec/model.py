@@ -67,8 +67,7 @@ class ColumnsSpec(Section):
     prompt: ColumnName | None = None
     """Column with what is given; needs `completion` (causal_lm)."""
     input: ColumnName | None = None
-    """Column with a text that goes below the prompt, after an empty line, where there is one: the
-    `input` of Alpaca (causal_lm)."""
+    """Column with a text that goes below the prompt: the `input` of Alpaca (causal_lm)."""
     completion: ColumnName | None = None
     """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"
