@@ -114,6 +114,7 @@ def test_a_language_model_is_served_in_it_where_its_loss_hardly_grows(tmp_path, 
     after, before, more = (float(said[i]) for i in (1, 3, 4))
     assert check.value == pytest.approx(after / before - 1, abs=1e-3)
     assert more == pytest.approx(100 * check.value, abs=0.01)
+    assert check.value != 0, "it is in effect"
     assert loss_of(model, models.TEXTS) == pytest.approx(before, abs=1e-4)
     assert {len(row.answer["text"]) for row in evidence.smoke.rows} <= set(range(1, 9))
     with running(less) as server:
