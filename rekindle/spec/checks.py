@@ -12,7 +12,14 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, LayoutSpec, Spec, TrainSpec
+from rekindle.spec.model import (
+    BUILTIN_TASKS,
+    ENTRYPOINT_WORDS,
+    DataSpec,
+    LayoutSpec,
+    Spec,
+    TrainSpec,
+)
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -74,12 +81,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
     for name in set(data.slices).intersection(RESERVED):
         what = f"`{name}` cannot be a slice: the examples have a column of this name"
         yield ("data", "slices"), what, "rename the column"
-    if data.executor == "local" and data.executor_address:
-        what = "names a cluster, and `local` has none"
-        yield ("data", "executor_address"), what, "set data.executor: ray, or spark"
-    if data.executor != "local" and data.nodes > 1:
-        what = f"{data.executor} has machines of its own"
-        yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
+    yield from _executor(data)
     if len(set(data.labels)) != len(data.labels):
         yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:
@@ -110,6 +112,15 @@ def _rows(spec: Spec) -> Iterator[Finding]:
     if data.on_bad_rows == "refuse" and data.max_bad_rows != default:
         what = "no bad row is dropped, so there is no limit for them"
         yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
+
+
+def _executor(data: DataSpec) -> Iterator[Finding]:
+    if data.executor == "local" and data.executor_address:
+        what = "names a cluster, and `local` has none"
+        yield ("data", "executor_address"), what, "set data.executor: ray, or spark"
+    if data.executor != "local" and data.nodes > 1:
+        what = f"{data.executor} has machines of its own"
+        yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
 
 
 def _documents(spec: Spec) -> Iterator[Finding]:
