@@ -205,11 +205,15 @@ class Nodes:
             else:
                 failed.append(answer)
 
-        todo = [number for number in mine if number not in known]
+        todo = [n for n in mine if n not in known or self._is_lost(items[n])]
         self.local.each(function, order, items, todo, then)
         _values(failed)  # raises: the step ends on all nodes
         self._wait(work, len(items))
         return self.store.answers(work, len(items))
+
+    def _is_lost(self, item: Any) -> bool:
+        """Whether the entry that an earlier run made of an item was removed since."""
+        return isinstance(item, dict) and self.store.find(item["key"]) is None
 
     def _wait(self, work: str, count: int) -> None:
         known, since = self.store.answered(work), time.monotonic()

@@ -48,9 +48,8 @@ _SPLIT_WORDS = {
 _READ_BYTES, _AT_ONCE = 1 << 20, 8
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""
-_VERSION = (
-    "size", "mtime", "ETag", "etag", "generation", "version_id", "LastModified", "last_modified",
-)  # fmt: skip
+_STRONG = ("ETag", "etag", "generation", "version_id")
+_WEAK = ("mtime", "LastModified", "last_modified")
 
 
 class ContentHash:
@@ -78,11 +77,12 @@ class ContentHash:
         return hashes[0] if len(hashes) == 1 else digest(list(hashes))
 
 
-def version_of(filesystem: Any, path: str) -> str:
-    """What the store says of a file and what changes when somebody writes it: size, times, ETag."""
-    filesystem.invalidate_cache()
-    info = filesystem.info(path)
-    return "|".join(f"{info[name]}" for name in _VERSION if name in info)
+def _version(info: Mapping[str, Any]) -> str:
+    """What a listing says of a file and what changes when somebody writes it: its size, and its
+    ETag or generation, else its time."""
+    marks = [f"{info[name]}" for name in _STRONG if info.get(name)]
+    marks = marks or [f"{info[name]}" for name in _WEAK if info.get(name)]
+    return "|".join([f"{info.get('size')}", *marks])
 
 
 class _LineRange(io.RawIOBase):
@@ -138,8 +138,8 @@ class Named:
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
     `partition` where the URI has one, `split` where told; `named` sees files that its rows name;
-    `delimiter` and `encoding` as in the config. Of a part of one, `start` and `end` are bytes (of
-    Parquet row groups), and `line` its first."""
+    `delimiter` and `encoding` as in the config; `version` as listed. Of a part of one, `start` and
+    `end` are bytes (of Parquet row groups), and `line` its first."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
     root: str
@@ -154,6 +154,7 @@ class SourceFile:
     start: int = 0
     end: int | None = None
     line: int = 1
+    version: str = ""
 
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
@@ -184,6 +185,11 @@ class SourceFile:
         """The first bytes, decompressed, texts as UTF-8."""
         with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
             return bytes(as_utf8(stream, self.encoding).read(size))
+
+    def is_as_listed(self) -> bool:
+        """Whether nobody wrote the file since."""
+        self.filesystem.invalidate_cache()
+        return _version(self.filesystem.info(self.path)) == self.version
 
     @property
     def compressed(self) -> bool:
@@ -338,9 +344,12 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
     named, places = Named(), [(_below(info["name"], root), info) for info in found]
     return [
-        SourceFile(filesystem, root, info["name"], name, int(info.get("size") or 0), named=named)
+        SourceFile(
+            filesystem, root, info["name"], name, int(info.get("size") or 0), named=named,
+            version=_version(info),
+        )
         for name, info in sorted(places, key=lambda place: place[0])
-    ]
+    ]  # fmt: skip
 
 
 def _parent(path: str) -> str:

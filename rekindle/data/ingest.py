@@ -258,10 +258,10 @@ def ingest_piece(order: Order, item: Entry) -> Entry:
     piece = _Piece(data, order["modality"], window, order["shape"])
     with store.writing(item["key"]) as folder:
         if reader is None:
-            check_versions(source, item["versions"])
+            check_versions(source)
         piece.write(source, folder)
         if reader is None:
-            check_versions(source, item["versions"])
+            check_versions(source)
         else:
             piece.seen = piece.seen or reader.seen()
         return {**store.commit(item["key"], folder, piece.known()), "new": True}

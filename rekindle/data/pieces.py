@@ -6,7 +6,7 @@ bytes alone. A piece holds files of one partition only, so that a window that mo
 pieces of the months that stay.
 
 Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files and gives
-each piece a key by what it will read; then pieces are read, if their version is still the same."""
+each piece a key by what it will read; then pieces are read, if their files are still as listed."""
 
 import dataclasses
 import datetime as dt
@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from rekindle.data import files
 from rekindle.data.executor import Executor, Order
-from rekindle.data.files import ContentHash, Files, Named, SourceFile, version_of
+from rekindle.data.files import ContentHash, Files, Named, SourceFile
 from rekindle.data.source import FileSource
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
@@ -33,23 +33,21 @@ _READ_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What was measured of a block of a file, and the `version` of the file then. `newlines` and
-    `quotes` only of files of lines that have several: whether the quotes are even before the first
-    newline, on each line, and behind the last newline."""
+    """What was measured of a block of a file. `newlines` and `quotes` only of files of lines that
+    have several: whether the quotes are even before the first newline, on each line, and behind the
+    last newline."""
 
     sha256: str
-    version: str
     newlines: int = 0
     quotes: tuple[bool, bool, bool] = (True, True, True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Files, or a part of one; the `content` of each, as far as rows depend on it; its version."""
+    """Files, or a part of one; the `content` of each, as far as rows depend on it."""
 
     files: tuple[SourceFile, ...]
     content: tuple[str, ...]
-    versions: tuple[str, ...]
 
     def key(self, settings: Any) -> str:
         """Identifies what reading it with these settings gives."""
@@ -61,8 +59,9 @@ class Piece:
         facts = []
         for f in self.files:
             partition = f.partition.isoformat() if f.partition else ""
-            facts.append([f.path, f.name, f.size, partition, f.split, f.start, f.end, f.line])
-        return {"key": key, "files": facts, "versions": list(self.versions)}
+            part = [f.start, f.end, f.line, f.version]
+            facts.append([f.path, f.name, f.size, partition, f.split, *part])
+        return {"key": key, "files": facts}
 
 
 def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> FileSource:
@@ -79,10 +78,10 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
     return FileSource(data, modality, files=Files(found, order["format"]))
 
 
-def check_versions(source: FileSource, versions: Sequence[str]) -> None:
-    """Raise DataError where a file is not the one that was measured."""
-    for file, version in zip(source.files.files, versions, strict=True):
-        if version_of(file.filesystem, file.path) != version:
+def check_versions(source: FileSource) -> None:
+    """Raise DataError where a file is not the one that was listed, and then measured."""
+    for file in source.files.files:
+        if not file.is_as_listed():
             what = "the file was written to while it was read"
             fix = "write files aside and rename them when they are complete; then run again"
             raise DataError(what, where=file.path, fix=fix)
@@ -102,13 +101,11 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
             size = 0
         items[-1].append([path, start, end, lines_of])
         size += end - start
-    names = [[f.name, f.size] for f in source.files.files]
-    found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, names]))
+    listed = [[f.path, f.version] for f in source.files.files]
+    found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, listed]))
     blocks: dict[str, list[Block]] = {}
-    for (path, *_), (sha256, version, newlines, quotes) in zip(
-        every, itertools.chain(*found), strict=True
-    ):
-        blocks.setdefault(path, []).append(Block(sha256, version, newlines, tuple(quotes)))
+    for (path, *_), (sha256, newlines, quotes) in zip(every, itertools.chain(*found), strict=True):
+        blocks.setdefault(path, []).append(Block(sha256, newlines, tuple(quotes)))
     return blocks
 
 
@@ -126,7 +123,6 @@ def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 def _measured(filesystem: Any, path: str, start: int, end: int, lines_of: str) -> Block:
     running, newlines, lines = ContentHash(), 0, _Quotes()
-    version = version_of(filesystem, path)
     with filesystem.open(path, "rb") as stream:
         stream.seek(start)
         while start < end and (text := stream.read(min(_READ_BYTES, end - start))):
@@ -136,7 +132,7 @@ def _measured(filesystem: Any, path: str, start: int, end: int, lines_of: str) -
             newlines += text.count(b"\n") if lines_of else 0
             if lines_of == "csv":
                 lines.update(text)
-    return Block(running.hexdigest(), version, newlines, lines.found())
+    return Block(running.hexdigest(), newlines, lines.found())
 
 
 class _Quotes:
@@ -188,13 +184,7 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
             groups.append([])
             size = file.size
         groups[-1].append((file, hashes[file.path]))
-    return [
-        Piece(
-            tuple(file for file, _ in group), tuple(content for _, content in group),
-            tuple(blocks[file.path][0].version for file, _ in group),
-        )
-        for group in groups
-    ]  # fmt: skip
+    return [Piece(*zip(*group, strict=True)) for group in groups]
 
 
 def _parts(
