@@ -41,6 +41,7 @@ _MODULE = "rekindle.data.executor"
 _MOST_FAILED = 20  # then no further items begin
 _TRIES = 2  # of an item whose worker was killed
 _SAY_SECONDS = 15.0
+_ERRORS: Mapping[str, type[RekindleError]] = {"DataError": DataError, "RequestError": RequestError}
 
 Order = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -63,10 +64,10 @@ def call(function: str, order: Order, item: Any) -> Answer:
     try:
         return {"value": getattr(importlib.import_module(module), name)(order, item)}
     except RekindleError as error:
-        problems, kind = error.problems, "data" if isinstance(error, DataError) else "step"
+        problems, kind = error.problems, type(error).__name__
     except Exception as error:  # noqa: BLE001 - whatever a task raises belongs in the log
         traceback.print_exc()
-        problems, kind = (_failed(name, f"failed: {type(error).__name__}: {error}"),), "step"
+        problems, kind = (_failed(name, f"failed: {type(error).__name__}: {error}"),), ""
     return {"problems": [dataclasses.asdict(problem) for problem in problems], "kind": kind}
 
 
@@ -80,8 +81,9 @@ def _values(answers: Sequence[Answer]) -> list[Any]:
     if not bad:
         return [answer["value"] for answer in answers]
     problems = [Problem(**problem) for answer in bad for problem in answer["problems"]]
-    only_data = all(answer["kind"] == "data" for answer in bad)
-    raise (DataError if only_data else StepError)(list(dict.fromkeys(problems)))
+    kinds = {answer["kind"] for answer in bad}
+    error = _ERRORS.get(kinds.pop(), StepError) if len(kinds) == 1 else StepError
+    raise error(list(dict.fromkeys(problems)))
 
 
 class Local:
@@ -163,7 +165,7 @@ class _Worker:
             how = f"was killed by signal {-code}"
             fix = "set data.workers to fewer, or use smaller texts" if code == -9 else ""
         failed = _failed(self._function.rpartition(":")[2], how, fix)
-        return {"problems": [dataclasses.asdict(failed)], "kind": "step"}
+        return {"problems": [dataclasses.asdict(failed)], "kind": ""}
 
     def end(self) -> None:
         if self._process is not None:
