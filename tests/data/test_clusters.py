@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ from tests.data.corpora import content, rows, sharded, text_spec, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PACKAGES = {"ray": "ray", "spark": "pyspark"}
+# Ray gives a machine ten seconds to start; a loaded one takes a minute
+os.environ.update(RAY_raylet_start_wait_time_s="300", RAY_gcs_server_request_timeout_seconds="300")
 
 
 @pytest.fixture(params=PACKAGES)
@@ -19,9 +22,6 @@ def executor(request, monkeypatch):
     pytest.importorskip(PACKAGES[request.param], reason="`make test-clusters` installs it")
     if request.param == "spark" and not shutil.which("java"):
         pytest.skip("there is no Java")
-    # Ray gives a machine ten seconds to start; a loaded one takes a minute
-    for name in ("raylet_start_wait_time_s", "gcs_server_request_timeout_seconds"):
-        monkeypatch.setenv(f"RAY_{name}", "300")
     return request.param
 
 
