@@ -414,27 +414,6 @@ class Prices(Answer):
     prices: tuple[PriceRow, ...]
 
 
-class PriceChange(Record):
-    """US dollars an hour before and now; null where there is none."""
-
-    machine: str
-    region: str
-    on_demand_before: float | None
-    on_demand: float | None
-    spot_before: float | None
-    spot: float | None
-
-
-class PricesRefreshed(Answer):
-    """`prices refresh`: what changed in `file`, which clouds answered,
-    and why others did not."""
-
-    file: str
-    answered: tuple[str, ...]
-    changes: tuple[PriceChange, ...]
-    errors: tuple[ErrorRow, ...] = ()
-
-
 class Predicted(Answer):
     """`predict`: what lies in `output`; `parts_before` of its parts were there already."""
 
@@ -450,7 +429,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
     "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned, "predicted": Predicted, "prices": Prices,
-    "prices-refreshed": PricesRefreshed, "readiness": Readiness, "runs": Runs,
-    "schedule-deleted": ScheduleDeleted, "schedules": Schedules, "submitted": Submitted,
+    "planned": Planned, "predicted": Predicted, "prices": Prices, "readiness": Readiness,
+    "runs": Runs, "schedule-deleted": ScheduleDeleted, "schedules": Schedules,
+    "submitted": Submitted,
 }  # fmt: skip

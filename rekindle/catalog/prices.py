@@ -1,5 +1,5 @@
 """What a machine costs an hour. prices.yaml has what could be found, with its source and its day;
-what `rekindle prices refresh` reads from the clouds, and the user's own files, override its rows.
+a file of the same name in the home, and over it the user's other files, override its rows.
 
 Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to EC2's price
 where SageMaker's own is unknown (`factors` in the YAML); such a price says so."""
@@ -7,7 +7,6 @@ where SageMaker's own is unknown (`factors` in the YAML); such a price says so."
 import dataclasses
 import datetime
 import functools
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from rekindle.spec.section_errors import checked
 from rekindle.spec.yaml_document import Document, read_document
 
 OLD_DAYS = 30
+FILE = "prices.yaml"  # in a home: the prices that its plans use
 _REGIONS: Mapping[Cloud, str] = {
     "aws": r"[a-z]{2,3}(-[a-z]+){1,2}-\d+", "gcp": r"[a-z]+-[a-z]+\d+", "azure": r"[a-z]+\d*",
 }  # fmt: skip
@@ -172,15 +172,10 @@ class PriceBook:
 
 
 def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
-    """What is known: the shipped rows, over them what was refreshed under `home`, over that the
+    """What is known: the shipped rows, over them those of `prices.yaml` in `home`, over those the
     files `own`. RequestError, with file and line, for a file that is wrong."""
-    refreshed = [path for path in (refreshed_at(home),) if path.exists()] if home else []
-    return read_book([*refreshed, *own]).over(shipped())
-
-
-def refreshed_at(home: Path) -> Path:
-    """Where `rekindle prices refresh` writes."""
-    return home / "prices.yaml"
+    in_home = [home / FILE] if home and (home / FILE).exists() else []
+    return read_book([*in_home, *own]).over(shipped())
 
 
 @functools.cache
@@ -195,21 +190,6 @@ def read_book(paths: Iterable[Path]) -> PriceBook:
     for path in paths:
         found = _book(read_document(path), str(path)).over(found)
     return found
-
-
-def written(prices: Iterable[Price]) -> str:
-    """The text of a file that `read_book` reads back as these prices."""
-    lines = ["# written by `rekindle prices refresh`; overrides the prices that come with rekindle"]
-    for each in prices:
-        row = {
-            "machine": each.machine, "region": each.region,
-            "on_demand": each.on_demand_usd_per_hour, "spot": each.spot_usd_per_hour,
-            "source": each.source, "as_of": each.as_of.isoformat(),
-        }  # fmt: skip
-        if each.spot_as_of is not None:
-            row |= {"spot_source": each.spot_source, "spot_as_of": each.spot_as_of.isoformat()}
-        lines.append(f"  - {json.dumps(row)}")  # JSON is YAML
-    return "\n".join((lines[0], "prices:" if lines[1:] else "prices: []", *lines[1:])) + "\n"
 
 
 def cloud_of(region: str) -> Cloud | None:

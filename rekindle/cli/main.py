@@ -40,7 +40,7 @@ VERBS = {
     "resume": "continue a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
     "gc": "list and remove what old runs left",
-    "prices": "list machine prices and their age; refresh them from the clouds",
+    "prices": "list machine prices and their age",
     "completion": "print the shell completion script",
 }
 

@@ -63,7 +63,7 @@ def choose(
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
         what = f"no price of a machine{where} is known, so the cheapest cannot be chosen"
-        fix = "rekindle prices refresh, or name one"
+        fix = "add prices to prices.yaml in the home folder, or name a machine"
         raise RequestError(what, where="resources.machine", fix=fix)
     results = list(_among(spec, asked, offered, steps, speeds))
     if not results:

@@ -229,7 +229,7 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
         price.is_old(today) or (spot is not None and price.is_old(today, spot=True))
     ):  # fmt: skip
         read = min(price.as_of, price.spot_as_of or price.as_of)
-        yield f"the price is old, read on {read} or later: rekindle prices refresh"
+        yield f"the price is old, read on {read} or later: rekindle plan --prices FILE"
     if spot is not None:
         start, wait = (rows(ASSUMED)[name]["value"] for name in ("start_seconds", "wait_seconds"))
         yield (

@@ -12,7 +12,7 @@ import yaml
 
 from rekindle.catalog import prices as module
 from rekindle.catalog.machines import machine
-from rekindle.catalog.prices import Price, PriceBook, book, cloud_of, read_book, shipped, written
+from rekindle.catalog.prices import Price, PriceBook, book, cloud_of, read_book, shipped
 from rekindle.errors import RequestError, SpecError
 
 DAY = datetime.date(2026, 11, 23)
@@ -174,25 +174,16 @@ def test_a_later_file_overrides_an_earlier_row_and_leaves_the_others(tmp_path: P
     assert read_book([]).prices == ()
 
 
-def test_what_was_refreshed_stands_below_ones_own_and_above_what_is_shipped(tmp_path: Path) -> None:
-    (tmp_path / "prices.yaml").write_text(
-        written([price("g5.xlarge", "us-east-1", 9.0), price("g6.xlarge", "us-east-1", 8.0, 4.0)])
-    )
-    row = "{machine: g6.xlarge, region: us-east-1, on_demand: 7, source: ours, as_of: 2026-11-02}"
-    known = book(tmp_path, [file(tmp_path, f"prices: [{row}]")])
+def test_prices_of_the_home_stand_below_ones_own_and_above_what_is_shipped(tmp_path: Path) -> None:
+    row = "{{machine: {}, region: us-east-1, on_demand: {}, source: ours, as_of: 2026-11-02}}"
+    rows = ", ".join((row.format("g5.xlarge", 9), row.format("g6.xlarge", 8)))
+    file(tmp_path, f"prices: [{rows}]", "prices.yaml")
+    known = book(tmp_path, [file(tmp_path, f"prices: [{row.format('g6.xlarge', 7)}]")])
     shown = {
         name: known.find(name, "us-east-1") for name in ("g5.xlarge", "g6.xlarge", "g6e.xlarge")
     }
     assert [p and p.on_demand_usd_per_hour for p in shown.values()] == [9.0, 7.0, 1.861]
     assert book(tmp_path / "elsewhere").prices == shipped().prices
-
-
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    for told in (shipped().prices, ()):
-        path = file(tmp_path, written(told))
-        assert read_book([path]).prices == told
-    odd = Price("g5.xlarge", "us-east-1", None, 1e-5, 'a: "b" # \u00e9', DAY, "c, d", DAY)
-    assert read_book([file(tmp_path, written([odd]))]).prices == (odd,)
 
 
 def test_sagemaker_without_a_price_is_reckoned_from_ec2_and_says_so() -> None:

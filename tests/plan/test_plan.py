@@ -215,7 +215,7 @@ def test_old_prices_and_what_spot_assumes_are_told():
     old = make(spec, shipped(), region="us-east-1", today=read + datetime.timedelta(days=400))
     marked = [note for note in old.notes if "the price is old" in note]
     assert len(marked) == 1
-    assert "rekindle prices refresh" in marked[0]
+    assert "rekindle plan --prices FILE" in marked[0]
     assert any(note.startswith("spot: assumed are 300 s to start") for note in fresh.notes)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rekindle.catalog.prices import Price
 from rekindle.errors import PlatformError
-from rekindle.platforms.reads import pages
+from tools.prices.pages import pages
 
 _URL = "https://prices.azure.com/api/retail/prices"
 _SOURCE = "prices.azure.com"

@@ -1,22 +1,22 @@
 """What Compute Engine's machines cost, by the Cloud Billing Catalog, for an API key.
 
-Google bills CPUs, memory and GPUs one by one: a machine costs their sum (`catalog/skus.yaml` has
-how they are called), without local SSDs, disks and what Vertex AI adds for managing. Authority: the
-reference of cloudbilling v1, services.skus.list. It has not been asked from here yet."""
+Google bills CPUs, memory and GPUs one by one: a machine costs their sum (skus.yaml has how they are
+called), without local SSDs, disks and what Vertex AI adds for managing. Authority: the reference of
+cloudbilling v1, services.skus.list. It has not been asked from here yet."""
 
 import datetime
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from rekindle.catalog import prices
 from rekindle.catalog.machines import Machine, machine
 from rekindle.catalog.prices import Price
 from rekindle.catalog.tables import limits, rows
 from rekindle.errors import PlatformError, RequestError
-from rekindle.platforms.reads import pages
+from tools.prices.pages import pages
 
 KEY = "GOOGLE_API_KEY"
 _URL = "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus"  # Compute Engine
@@ -28,14 +28,13 @@ _USAGES = {"OnDemand": False, "Preemptible": True}
 _Rates = dict[tuple[str, str, bool], float]  # part, region, whether it is spot
 
 
-def ask(
-    machines: Sequence[str], regions: Sequence[str], today: datetime.date, key: str
-) -> list[Price]:
+def ask(machines: Sequence[str], regions: Sequence[str], today: datetime.date) -> list[Price]:
     """The prices of those of `machines` that `regions` have; a machine without one is left out."""
+    key = os.environ.get(KEY, "")
     if not key:
         fix = f"make a key that may use cloudbilling.googleapis.com, and set {KEY}"
         raise RequestError("reading Google's prices needs an API key", where=KEY, fix=fix)
-    families = rows(Path(prices.__file__).with_name("skus.yaml"))["families"]
+    families = rows(Path(__file__).with_name("skus.yaml"))["families"]
     parts = {
         family[key] for family in families.values() for key in ("core", "ram") if key in family
     }

@@ -1,0 +1,7 @@
+"""`python -m tools.prices`."""
+
+import sys
+
+from tools.prices.refresh import main
+
+sys.exit(main(sys.argv[1:]))
