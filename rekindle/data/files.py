@@ -78,7 +78,7 @@ class ContentHash:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    """What a listing says of a file and what changes when somebody writes it: its size, and its
+    """What a listing says of a file and what changes when it is written: its size, and its
     ETag or generation, else its time."""
     marks = [f"{info[name]}" for name in _STRONG if info.get(name)]
     marks = marks or [f"{info[name]}" for name in _WEAK if info.get(name)]
@@ -187,7 +187,7 @@ class SourceFile:
             return bytes(as_utf8(stream, self.encoding).read(size))
 
     def is_as_listed(self) -> bool:
-        """Whether nobody wrote the file since."""
+        """Whether the file was not written since."""
         self.filesystem.invalidate_cache()
         return _version(self.filesystem.info(self.path)) == self.version
 

@@ -1,7 +1,7 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
 The source is cut into pieces (pieces.py), an executor has them read, and their files and counts are
-put together here: `summary.json` is last. The same source gives the same bytes, whoever reads it.
+put together here: `summary.json` is last. The same source gives the same bytes with every executor.
 Anything unfit makes `ingest` raise a single DataError. A split by time needs the times of all
 records first: pieces are kept undivided until the cuts are known."""
 

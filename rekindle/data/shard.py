@@ -123,7 +123,7 @@ def _own(task_name: str) -> list[list[str]]:
 
 def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[dict[str, Any]]:
     """What each shard is made of: `rows` examples of a file, from row `skip` of batch `batch` on,
-    cut anew in each file; splits come one after the other."""
+    cut for itself in each file; splits come one after the other."""
     number = 0
     for file in summary.files:
         batch = skip = 0

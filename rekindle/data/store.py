@@ -2,8 +2,8 @@
 all workers reach.
 
 An entry is a few files and `entry.json`, which comes last and is the commit: an entry without it is
-not there. A folder commits by a rename; the files of one key have the same bytes whoever makes
-them, so a store takes repeated writes. What is taken is checked against the hash in the entry."""
+not there. A folder commits by a rename; the files of one key have the same bytes, whichever
+worker makes them, so a store takes repeated writes. What is taken is checked against the hash in the entry."""
 
 import atexit
 import contextlib
