@@ -65,6 +65,9 @@ def call(function: str, order: Order, item: Any) -> Answer:
         return {"value": getattr(importlib.import_module(module), name)(order, item)}
     except RekindleError as error:
         problems, kind = error.problems, type(error).__name__
+    except OSError as error:  # no room, no permission, a file that is gone
+        fix = "the same command goes on from the pieces that are there"
+        problems, kind = (Problem(str(error), str(error.filename or ""), fix),), ""
     except Exception as error:  # noqa: BLE001 - whatever a task raises belongs in the log
         traceback.print_exc()
         problems, kind = (_failed(name, f"failed: {type(error).__name__}: {error}"),), ""

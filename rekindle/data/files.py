@@ -49,7 +49,7 @@ _READ_BYTES, _AT_ONCE = 1 << 20, 8
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""
 _STRONG = ("ETag", "etag", "generation", "version_id")
-_WEAK = ("mtime", "LastModified", "last_modified")
+_WEAK = ("mtime", "created", "ino", "LastModified", "last_modified")
 
 
 class ContentHash:
@@ -81,7 +81,9 @@ def _version(info: Mapping[str, Any]) -> str:
     """What a listing says of a file and what changes when it is written: its size, and its
     ETag or generation, else its time."""
     marks = [f"{info[name]}" for name in _STRONG if info.get(name)]
-    marks = marks or [f"{info[name]}" for name in _WEAK if info.get(name)]
+    if not marks:  # some stores list a number, and answer for one file with a date
+        times = (info[name] for name in _WEAK if info.get(name))
+        marks = [f"{t.timestamp() if isinstance(t, dt.datetime) else t}" for t in times]
     return "|".join([f"{info.get('size')}", *marks])
 
 
@@ -108,12 +110,12 @@ class _LineRange(io.RawIOBase):
         """What of the next bytes of the stream belongs to lines that begin in the range."""
         piece, begin = self._stream.read(size), self._at
         self._at += len(piece)
-        if self._skips:
+        if not piece:  # also of a file that became shorter
+            self._over = True
+        elif self._skips:
             cut = piece.find(b"\n") + 1
             self._skips, piece, begin = not cut, piece[cut:] if cut else b"", begin + cut
             self._over = (self._at if self._skips else begin) >= self._end
-        elif not piece:
-            self._over = True
         if self._over or begin + len(piece) < self._end:
             return b"" if self._over else piece
         last = piece.find(b"\n", max(self._end - 1 - begin, 0)) + 1

@@ -156,14 +156,15 @@ class _Ingestion:
         found, located = pieces(self.opened, blocks), self.opened.files
         order |= {"root": located.files[0].root, "format": located.format}
         if self.modality == "image" and len(found) > 1:
-            order["shape"] = self._shape(order, found[0].item(""))
+            shapes = (self._shape(order, one.item("")) for one in found)
+            order["shape"] = next(filter(None, shapes), None)
         aside = {"source", "window", "shard_rows", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
         self.items = [one.item(one.key([settings, source_hash(TRAINING)])) for one in found]
         return order
 
     def _shape(self, order: Order, first: Entry) -> Shape | None:
-        """The shape of the first image, which decides for all pieces."""
+        """The shape of the first image of a piece, which decides for all that follow."""
         normaliser = Normaliser(self.data, self.modality, Findings())
         source = source_of(order, first, self.data, self.modality)
         for raw in source.read(wanted_columns(self.data, self.modality), Findings()):
@@ -218,7 +219,8 @@ class _Ingestion:
                 # a source's own splits may lack validation
                 lacks = data.split.by == "source" or data.split.validation == 0
                 required = ("train", "test") if lacks else SPLITS
-                check_splits(rows, class_rows, labels, required, complete, findings)
+                aside = {kind: count for kind, count in self.left_out.items() if count}
+                check_splits(rows, class_rows, labels, required, complete, findings, aside)
         findings.raise_if_any()
         counted = SPLITS if labelled else ()
         return ExamplesSummary(

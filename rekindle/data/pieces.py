@@ -82,24 +82,34 @@ def check_versions(source: FileSource) -> None:
     """Raise DataError where a file is not the one that was listed, and then measured."""
     for file in source.files.files:
         if not file.is_as_listed():
-            what = "the file was written to while it was read"
-            fix = "write files aside and rename them when they are complete; then run again"
-            raise DataError(what, where=file.path, fix=fix)
+            raise _written_to(file.path)
+
+
+def _written_to(path: str) -> DataError:
+    what = "the file was written to while it was read"
+    fix = "write files aside and rename them when they are complete; then run again"
+    return DataError(what, where=path, fix=fix)
 
 
 def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:
     """The blocks of every file, by path."""
     every = [
-        (file.path, start, min(start + files.PIECE_BYTES, file.size), _lines_of(file, source))
+        (
+            file.path,
+            start,
+            min(start + files.PIECE_BYTES, file.size),
+            file.size,
+            _lines_of(file, source),
+        )
         for file in source.files.files
         for start in range(0, max(file.size, 1), files.PIECE_BYTES)
     ]
     items, size = list[list[Any]](), 0
-    for path, start, end, lines_of in every:
+    for path, start, end, length, lines_of in every:
         if not items or size + end - start > files.PIECE_BYTES:
             items.append([])
             size = 0
-        items[-1].append([path, start, end, lines_of])
+        items[-1].append([path, start, end, length, lines_of])
         size += end - start
     listed = [[f.path, f.version] for f in source.files.files]
     found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, listed]))
@@ -116,12 +126,12 @@ def _lines_of(file: SourceFile, source: FileSource) -> str:
 
 
 def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The fields of the Block of each (path, start, end, format of lines to count)."""
+    """The fields of the Block of each (path, start, end, size, format of lines to count)."""
     filesystem = fsspec.url_to_fs(order["source"])[0]
     return [list(dataclasses.astuple(_measured(filesystem, *block))) for block in item]
 
 
-def _measured(filesystem: Any, path: str, start: int, end: int, lines_of: str) -> Block:
+def _measured(filesystem: Any, path: str, start: int, end: int, size: int, lines_of: str) -> Block:
     running, newlines, lines = ContentHash(), 0, _Quotes()
     with filesystem.open(path, "rb") as stream:
         stream.seek(start)
@@ -132,6 +142,8 @@ def _measured(filesystem: Any, path: str, start: int, end: int, lines_of: str) -
             newlines += text.count(b"\n") if lines_of else 0
             if lines_of == "csv":
                 lines.update(text)
+        if start < end or (end == size and stream.read(1)):
+            raise _written_to(path)
     return Block(running.hexdigest(), newlines, lines.found())
 
 

@@ -1,13 +1,15 @@
 """Where pieces of data wait until a step takes them: a folder, or a prefix of an object store that
 all workers reach.
 
-An entry is a few files and `entry.json`, which comes last and is the commit: an entry without it is
-not there. A folder commits by a rename; the files of one key have the same bytes, whichever
-worker makes them, so a store takes repeated writes. What is taken is checked against the hash in the entry."""
+An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
+or with a damaged file in a folder here, is not there, and is made again. A folder commits by a
+rename; the files of one key have the same bytes, whichever worker makes them, so a store takes
+repeated writes. What comes from elsewhere is checked against the hash in the entry."""
 
 import atexit
 import contextlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,6 +23,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.errors import DataError
 from rekindle.spec.identity import digest, file_sha256
+
+log = logging.getLogger(__name__)
 
 _ENTRY = "entry.json"
 _FETCHED: dict[str, Path] = {}
@@ -36,8 +40,14 @@ class Store:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """What was committed with the entry; None where there is none."""
-        content = self._read(f"{key}/{_ENTRY}")
-        return None if content is None else dict(json.loads(content))
+        entry = self._entry(key)
+        if entry and self._here:
+            for name, sha256 in entry["files"].items():
+                path = Path(self._path, key, name)
+                if not path.is_file() or file_sha256(path) != sha256:
+                    log.warning("%s is damaged, and is made again", path)
+                    return None
+        return entry
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[Path]:
@@ -46,7 +56,7 @@ class Store:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch)
             return
-        draft = Path(self._path, f".{key}.{uuid.uuid4().hex[:8]}")
+        draft = Path(self._path, f"{key}-{uuid.uuid4().hex[:8]}")
         draft.mkdir(parents=True)
         try:
             yield draft
@@ -61,8 +71,14 @@ class Store:
         content = json.dumps(entry).encode()
         if self._here:
             (folder / _ENTRY).write_bytes(content)
-            with contextlib.suppress(OSError):  # it is there: another worker was faster
-                folder.rename(Path(self._path, key))
+            target = Path(self._path, key)
+            if target.exists() and self.find(key) is None:
+                shutil.rmtree(target, ignore_errors=True)
+            try:
+                folder.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise  # else another worker was faster
             return entry
         for name in files:
             self._fs.put_file(str(folder / name), f"{self._path}/{key}/{name}")
@@ -70,8 +86,8 @@ class Store:
         return entry
 
     def take(self, key: str, name: str, sha256: str, target: Path) -> None:
-        """Have a file of an entry at `target`, by a link where that goes; raises DataError where it
-        is missing or has other bytes."""
+        """Have a file of an entry, which `find` or `commit` gave, at `target`, by a link where that
+        goes; raises DataError where it is missing, or arrives with other bytes."""
         source = f"{self._path}/{key}/{name}"
         try:
             if not self._here:
@@ -83,7 +99,7 @@ class Store:
                     raise
                 except OSError:  # another file system
                     shutil.copyfile(source, target)
-            if file_sha256(target) == sha256:
+            if self._here or file_sha256(target) == sha256:
                 return
             what = "has other bytes than when it was written"
         except FileNotFoundError:
@@ -95,13 +111,15 @@ class Store:
     @contextlib.contextmanager
     def reading(self, key: str, name: str) -> Iterator[Path]:
         """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
-        if self._here:
-            yield Path(self._path, key, name)
-            return
+        sha256 = (self._entry(key) or {"files": {}})["files"].get(name, "")
         with tempfile.TemporaryDirectory() as scratch:
-            sha256 = (self.find(key) or {"files": {}})["files"].get(name, "")
-            self.take(key, name, sha256, Path(scratch, name))
-            yield Path(scratch, name)
+            path = Path(self._path, key, name) if self._here else Path(scratch, name)
+            if not self._here:
+                self.take(key, name, sha256, path)
+            elif not path.is_file() or file_sha256(path) != sha256:
+                what, fix = f"the piece {name} is damaged", "run again: it is made again"
+                raise DataError(what, where=str(path), fix=fix)
+            yield path
 
     def share(self, path: Path) -> str:
         """The key under which workers elsewhere find a file, or the files of a folder."""
@@ -150,6 +168,11 @@ class Store:
         """The results of all items, in order."""
         contents = (self._read(f"{work}/{number}") for number in range(count))
         return [json.loads(content or b"null") for content in contents]
+
+    def _entry(self, key: str) -> dict[str, Any] | None:
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(self._read(f"{key}/{_ENTRY}") or b""))
+        return None
 
     def _read(self, path: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):

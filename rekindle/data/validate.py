@@ -199,13 +199,15 @@ def shorten(value: object) -> str:
 def check_splits(
     rows: Mapping[str, int], class_rows: Mapping[str, Mapping[str, int]], labels: Sequence[str],
     required: Sequence[str], complete: Sequence[str], findings: Findings,
+    left_out: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
-    counts per split, `class_rows` per split and label."""
+    counts per split, `class_rows` per split and label, `left_out` those of no split."""
     if len(labels) == 1:
         what = f"every row has the label `{shorten(labels[0])}`"
         findings.note(what, fix="a classifier needs at least two classes")
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
+    sizes += "".join(f"; left out: {kind} {count:,}" for kind, count in left_out.items())
     for split, count in rows.items():
         if count and split in complete:
             counts = class_rows[split]

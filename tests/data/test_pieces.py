@@ -280,18 +280,65 @@ def test_lines_behind_a_large_file_leave_its_other_pieces(tmp_path, monkeypatch,
     assert len(all_examples(tmp_path / "second")) == 320
 
 
-def test_what_a_store_holds_is_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
-    source, _ = written(tmp_path, "jsonl")
-    read(text_spec(source), "text", tmp_path / "first", store=str(tmp_path / "store"))
-    victim = sorted((tmp_path / "store").glob("*/train.arrow"))[1]
-    body = bytearray(victim.read_bytes())
+def damaged(path):
+    """The file with one other bit; what links to it stays as it is."""
+    body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
-    victim.unlink()  # the first examples link to it
-    victim.write_bytes(body)
-    with pytest.raises(DataError, match=r"train.arrow has other bytes than when it was written"):
-        read(text_spec(source), "text", tmp_path / "second", store=str(tmp_path / "store"))
-    assert not (tmp_path / "second" / "summary.json").exists()
+    path.unlink()
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "by time"])
+@pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone"])
+def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog, kind, what):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, kind)
+    data, store = text_spec(source, **fields), tmp_path / "store"
+    read(data, "text", tmp_path / "first", store=str(store))
+    victims = sorted(store.glob("*/" + what.replace("gone", "*.arrow")))
+    for victim in victims[:2]:
+        victim.write_bytes(b"") if what == "entry.json" else damaged(victim)
+        if what == "gone":
+            victim.unlink()
+    read(data, "text", tmp_path / "second", store=str(store))
+    assert content(tmp_path / "second") == content(tmp_path / "first")
+    assert ("is damaged, and is made again" in caplog.text) == bool(
+        victims and what != "entry.json"
+    )
+    caplog.clear()
+    read(data, "text", tmp_path / "third", store=str(store))
+    assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter"])
+def test_a_file_that_changes_between_listing_and_measuring_is_refused(
+    tmp_path, monkeypatch, change
+):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "jsonl")
+    data, whole = text_spec(source, **fields), source.read_bytes()
+    found = pieces.FileSource(data, "text")
+    source.write_bytes(whole + whole[:100] if change == "longer" else whole[:9_000])
+    with pytest.raises(DataError, match="written to while it was read"):
+        pieces.measured(found, data.source, Local(1))
+
+
+def test_a_part_of_a_file_that_became_shorter_ends():
+    part = _LineRange(io.BytesIO(b"a\n" * 10), 100, 200, b"")
+    assert part.read() == b""
+
+
+def test_the_first_readable_image_decides_wherever_it_lies(tmp_path, monkeypatch):
+    source, _ = images(tmp_path)
+    for i in range(0, 40, 2):
+        (source / "a" / f"{i:03}.png").write_bytes(b"no image")
+    Image.new("L", (9, 9)).save(source / "b" / "119.png")
+    data = text_spec(source, on_bad_rows="drop", max_bad_rows=0.9)
+    _, whole = read(data, "image", tmp_path / "whole")
+    monkeypatch.setattr(files, "PIECE_BYTES", 100)
+    _, cut = read(data, "image", tmp_path / "cut")
+    assert (cut.image_shape, cut.bad_rows) == (whole.image_shape, whole.bad_rows)
+    assert whole.bad_rows["image size"] == 1
 
 
 def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):

@@ -39,10 +39,7 @@ _PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "piece": ("neither examples nor shards hold it", ("pieces/*",)),
     "environment": ("it is old", ("environments/*",)),
     "lock": (_UNUSED, ("cache/locks/*",)),
-    "draft": (
-        _LEFT,
-        (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*", "pieces/.*"),
-    ),
+    "draft": (_LEFT, (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*")),
     "interrupted removal": ("only its files are left", ("*/.removed/*",)),
 }
 _LOCKS = {  # beside it, by its name
