@@ -127,25 +127,27 @@ class _Ingestion:
         read = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
         self.bad_rows = leave_out(self.data, self.findings, read, out)
         if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
-            keys = [{"key": item["key"]} for item in self.items]
+            self._divide(order, executor)
 
-            def counts(prefix: int, bits: int) -> Times:
-                asked = {"store": self.store.root, "prefix": prefix, "bits": bits}
-                found = executor.map(_COUNT, asked, keys, digest([asked, keys]))
-                total = np.zeros(1 << 16, np.int64)
-                for digits, times in found:
-                    total[digits] += np.asarray(times, np.int64)
-                return total
+    def _divide(self, order: Order, executor: Executor) -> None:
+        """Have all pieces divided by time, at the cuts that all of them together have."""
+        keys = [{"key": item["key"]} for item in self.items]
 
-            cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
-            gap = self.data.split.gap
-            gaps = [before(cut, gap) for cut in cuts] if gap else []
-            order |= {"cuts": cuts, "gaps": gaps}
-            self.items = [
-                {"key": digest([key["key"], cuts, gaps]), "from": key["key"]} for key in keys
-            ]
-            self.entries = executor.map(_DIVIDE, order, self.items, digest(self.items))
-            self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
+        def counts(prefix: int, bits: int) -> Times:
+            asked = {"store": self.store.root, "prefix": prefix, "bits": bits}
+            found = executor.map(_COUNT, asked, keys, digest([asked, keys]))
+            total = np.zeros(1 << 16, np.int64)
+            for digits, times in found:
+                total[digits] += np.asarray(times, np.int64)
+            return total
+
+        cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
+        gap = self.data.split.gap
+        gaps = [before(cut, gap) for cut in cuts] if gap else []
+        self.items = [{"key": digest([key["key"], cuts, gaps]), "from": key["key"]} for key in keys]
+        order = {**order, "cuts": cuts, "gaps": gaps}
+        self.entries = executor.map(_DIVIDE, order, self.items, digest(self.items))
+        self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
     def _cut(self, order: dict[str, Any], executor: Executor) -> dict[str, Any]:
         """The order for pieces, once the items are these."""
