@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import sys
 import time
 
@@ -46,6 +47,13 @@ def _no_store_of_another_test():
     """s3fs keeps its clients by their arguments, and each test's server has an address of its own."""
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    """What a platform tells a node stands in its environment; a test that plays a node leaves it there."""
+    yield
+    os.environ.pop("REKINDLE_RENDEZVOUS", None)
 
 
 # seconds between two looks at how fast the machine is
