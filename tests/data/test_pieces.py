@@ -288,11 +288,10 @@ def damaged(path):
     path.write_bytes(body)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "by time"])
 @pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone"])
-def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog, kind, what):
+def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog, what):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
-    source, fields = written(tmp_path, kind)
+    source, fields = by_time(tmp_path)
     data, store = text_spec(source, **fields), tmp_path / "store"
     read(data, "text", tmp_path / "first", store=str(store))
     victims = sorted(store.glob("*/" + what.replace("gone", "*.arrow")))
