@@ -97,8 +97,8 @@ def documents_in(folder, texts):
         "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
         "split": ["test"] * len(texts), "document": [json.dumps([["text", text]]) for text in texts],
     })  # fmt: skip
-    with ExamplesWriter(folder, schema_of("document", ()), ("test",)) as writer:
-        writer.write("test", table)
+    with ExamplesWriter(folder, schema_of("document", ()), ("test-00000",)) as writer:
+        writer.write("test-00000", table)
     return folder
 
 
