@@ -42,20 +42,3 @@ def test_a_cluster_with_other_code_is_refused(tmp_path, monkeypatch, executor):
     with pytest.raises(RequestError, match=r"rekindle's code is [0-9a-e].* and f{32} here"):
         sharded(data, tmp_path / "out", store=str(tmp_path / "store"))
     assert not list(tmp_path.glob("out/examples/*.arrow"))
-
-
-def test_an_address_that_nobody_answers_is_named(tmp_path, monkeypatch, executor):
-    address = {"ray": "127.0.0.1:1", "spark": "spark://127.0.0.1:1"}[executor]
-    if executor == "spark":
-        pytest.skip("Spark asks for minutes, and uses a session that is there")
-    import ray
-
-    ray.shutdown()
-    monkeypatch.setenv("CLUSTER", address)
-    data = text_spec(
-        write_jsonl(tmp_path / "x.jsonl", rows()), executor=executor, executor_address="CLUSTER"
-    )
-    with pytest.raises(RequestError, match=f"no {executor} cluster answers") as caught:
-        sharded(data, tmp_path / "out", store=str(tmp_path / "store"))
-    assert caught.value.problems[0].where == "data.executor_address"
-    assert not [*(tmp_path / "out" / "examples").iterdir()]
