@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -235,6 +236,16 @@ class Nodes:
             found = self.store.answered(work)
             if len(found) > len(known):
                 known, since = found, time.monotonic()
+
+
+def code() -> list[str]:
+    """What the bytes of pieces and shards depend on beside data and settings: rekindle's own code,
+    and the libraries that decode and encode."""
+    found = [source_hash(TRAINING)]
+    for name in ("numpy", "pillow", "pyarrow", "tokenizers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return found
 
 
 def facts(order: Order, item: Any) -> list[str]:

@@ -26,7 +26,7 @@ from rekindle.data.examples import (
     ExamplesSummary,
     ExamplesWriter,
 )
-from rekindle.data.executor import Executor, Local, Order, executor_of
+from rekindle.data.executor import Executor, Local, Order, code, executor_of
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, contents, measured, pieces, source_of
 from rekindle.data.quarantine import leave_out
@@ -40,7 +40,7 @@ from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.checks import RESERVED
-from rekindle.spec.identity import TRAINING, digest, source_hash
+from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class _Ingestion:
             order["shape"] = next(filter(None, shapes), None)
         aside = {"source", "window", "shard_rows", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
-        self.items = [one.item(one.key([settings, source_hash(TRAINING)])) for one in found]
+        self.items = [one.item(one.key([settings, code()])) for one in found]
         return order
 
     def _shape(self, order: Order, first: Entry) -> Shape | None:

@@ -25,7 +25,7 @@ from rekindle.data.examples import (
     open_examples,
     read_summary,
 )
-from rekindle.data.executor import Order, executor_of
+from rekindle.data.executor import Order, code, executor_of
 from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import (
     ASSETS,
@@ -38,7 +38,7 @@ from rekindle.data.store import Store
 from rekindle.errors import DataError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import ShardFile, ShardManifest
-from rekindle.spec.identity import TRAINING, digest, source_hash
+from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.tasks.base import Settings
@@ -73,9 +73,9 @@ def shard(
     settings: dict[str, Any] = {**shape, **fitted}
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:
         kept = Store(store or scratch)
-        code = [source_hash(TRAINING), task_name if task_name in TASKS else _own(task_name)]
+        own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
         tokenizer = folder_fingerprint(assets)
-        made_of = [code, settings, summary.labels, tokenizer]
+        made_of = [code(), own, settings, summary.labels, tokenizer]
         items = [*_items(summary, data.shard_rows, digest(made_of))]
         order = {
             "task": task_name, "labels": list(summary.labels), "settings": settings,
@@ -90,11 +90,8 @@ def shard(
         entries = executor.map(_ENCODE, order, items, digest(["shard", items]))
         if Rendezvous.current().node_rank:
             return None
-        encoded, rows, shards = (
-            _counts(items, entries, "encoded"),
-            _counts(items, entries, "rows"),
-            [],
-        )
+        encoded, rows = (_counts(items, entries, name) for name in ("encoded", "rows"))
+        shards = list[ShardFile]()
         for item, entry in zip(items, entries, strict=True):
             if entry["rows"]:
                 sha256, path = entry["files"][_SHARD], out / item["name"]
@@ -115,10 +112,6 @@ def shard(
     new = sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
     return manifest
-
-
-def _own(task_name: str) -> list[list[str]]:
-    return own_files(Path(task_name.rpartition(":")[0]))
 
 
 def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[dict[str, Any]]:

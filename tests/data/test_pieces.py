@@ -1,4 +1,4 @@
-"""Pieces: the same examples and shards however a source is cut and whoever reads it, and nothing is
+"""Pieces: the same examples and shards however a source is cut and by whichever executor, and nothing is
 read again that a store holds."""
 
 from __future__ import annotations
