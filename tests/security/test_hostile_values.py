@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -175,28 +177,32 @@ def test_a_record_that_calls_itself_another_run_is_not_opened(tmp_path, caplog):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
+LOOK = """
+import pathlib, sys
+from rekindle.platforms.local.store import is_alive
+
+print("looking", flush=True)
+while True:
+    is_alive(pathlib.Path(sys.argv[1]), "r")
+"""
+
+
 def test_looking_at_a_run_does_not_refuse_its_start(tmp_path):
     from rekindle.platforms.local.store import Store, is_alive
 
-    store, over = Store(tmp_path), threading.Event()
+    store = Store(tmp_path)
     with store.hold_run("r"):
         assert is_alive(tmp_path, "r")
-
-    def look():
-        while not over.is_set():
-            is_alive(tmp_path, "r")
-
-    looking = [threading.Thread(target=look, daemon=True) for _ in range(3)]
-    for thread in looking:
-        thread.start()
+    # a process of its own: threads here would hold the lock while they wait for the interpreter
+    looking = subprocess.Popen([sys.executable, "-c", LOOK, str(tmp_path)], stdout=subprocess.PIPE)
     try:
-        for _ in range(40):
+        looking.stdout.readline()
+        for _ in range(20):
             with store.hold_run("r"):
                 pass
     finally:
-        over.set()
-    for thread in looking:
-        thread.join()
+        looking.kill()
+        looking.communicate()
     with (
         store.hold_run("r"),
         pytest.raises(RequestError, match="already going on"),
