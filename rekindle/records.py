@@ -260,7 +260,9 @@ class Fingerprint(Record):
 
 
 class ShardFile(Record):
-    """One Arrow file of a manifest; `path` is relative to the manifest."""
+    """One Arrow file of a manifest; `path` is relative to the manifest, `key` that of its entry in
+    the store of pieces. `longest` row in tokens, and how many `sequences` the rows fill, where the
+    task packs them. `examples`: the fingerprint of their hashes, in order."""
 
     path: str
     split: str
@@ -268,6 +270,10 @@ class ShardFile(Record):
     tokens: int
     bytes: int
     sha256: str
+    key: str = ""
+    longest: int = 0
+    sequences: int = 0
+    examples: str = ""
 
 
 class ShardManifest(Record):
@@ -278,8 +284,10 @@ class ShardManifest(Record):
     `labels` in index order (empty where the task has none); `class_rows` per split and label
     (words, where each has a tag); `slices` the columns that evaluation groups by; `settings` what
     the task stored beside the shards (image shape, tokenizer length ...); `examples` the
-    fingerprint of all example hashes, in order. `bad_rows` counts rows that were dropped, by kind
-    of fault (one with two faults twice); `left_out` others, by reason: `duplicate`, `gap`."""
+    fingerprint of those of the shards. `bad_rows` counts rows that were dropped, by kind of fault
+    (one with two faults twice); `left_out` others, by reason: `duplicate`, `gap`. `shuffle_bytes`:
+    about how much a window of shards has, within which rows are shuffled; `disk_bytes`: most that a
+    node keeps of them, because they stay in the store of pieces (0: they lie beside this file)."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -295,6 +303,8 @@ class ShardManifest(Record):
     left_out: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
     settings: Mapping[str, Any] = Field(default_factory=dict)
+    shuffle_bytes: int = 0
+    disk_bytes: int = 0
     shards: tuple[ShardFile, ...] = ()
 
 

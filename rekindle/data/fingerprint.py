@@ -28,7 +28,7 @@ from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folder
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
-_DATA_ASIDE = {"source", "window", "shard_rows", "slices", "max_bad_rows", *DataSpec.EXECUTION}
+_DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",

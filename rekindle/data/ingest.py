@@ -160,7 +160,7 @@ class _Ingestion:
         if self.modality == "image" and len(found) > 1:
             shapes = (self._shape(order, one.item("")) for one in found)
             order["shape"] = next(filter(None, shapes), None)
-        aside = {"source", "window", "shard_rows", *_AFTERWARDS, *DataSpec.EXECUTION}
+        aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
         self.items = [one.item(one.key([settings, code()])) for one in found]
         return order

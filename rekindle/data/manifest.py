@@ -1,12 +1,14 @@
 """What a folder of shards promises, checked before anything trains on it.
 
-Every file that `manifest.json` names must be there, of the size and SHA-256 it states, and hold the
-rows it states. Files are memory-mapped, so that all ranks of a machine share one copy. Row numbers
-count through the shards of a split in the manifest's order."""
+Every file that `manifest.json` names must be of the size and SHA-256 it states, and hold the rows
+it states. Files are memory-mapped, so that all ranks of a machine share one copy. Row numbers count
+through the shards of a split in the manifest's order."""
 
+import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,94 +17,211 @@ import numpy.typing as npt
 import pyarrow as pa
 import pydantic
 
+from rekindle.data.order import Indices, SampleOrder, best_fit
 from rekindle.errors import DataError
 from rekindle.records import SCHEMA_VERSION, ShardFile, ShardManifest
 from rekindle.spec.identity import digest, file_sha256
 
 MANIFEST = "manifest.json"
 ASSETS = "assets"
+SHARD = "shard.arrow"
 _AGAIN = "delete the folder and run the step `shard` again"
+_OPEN = 4_096  # mapped at once: Linux allows a process 65,530 maps
+Expect = Callable[[list[ShardFile], list[ShardFile]], None]
+Hashes = Callable[[list[ShardFile]], Iterator[pa.ChunkedArray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Open:
+    """A mapped shard."""
+
+    table: pa.Table
+
+    @functools.cached_property
+    def batches(self) -> list[pa.RecordBatch]:
+        return self.table.to_batches()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def starts(self) -> Indices:
+        return np.cumsum([0, *(len(batch) for batch in self.batches)])
+
+    @functools.cached_property
+    def lengths(self) -> Indices:
+        return row_tokens(self.table)
+
+    @functools.cached_property
+    def targets(self) -> Indices:
+        return row_targets(self.table)
+
+    @functools.cached_property
+    def labels(self) -> Indices:
+        return np.asarray(self.table.column("label"), np.int64)
 
 
 class Shards:
-    """The verified shards of a folder; `take("train", [5, 0])` gives rows 5 and 0 in this order."""
+    """The shards of a folder; `take("train", [5, 0])` gives rows 5 and 0 in this order.
 
-    def __init__(self, folder: Path, manifest: ShardManifest, tables: dict[str, pa.Table]) -> None:
-        self.folder, self.manifest = folder, manifest
-        self._tables = tables
-        self._batches = {split: table.to_batches() for split, table in tables.items()}
+    `read` maps a shard that is whole, or raises DataError; it is asked when a row of the shard is
+    needed first. `expect` learns which shards of a split are read from now on, and which next."""
+
+    def __init__(
+        self, folder: Path, manifest: ShardManifest, read: Callable[[ShardFile], pa.Table],
+        expect: Expect = lambda now, soon: None, hashes: Hashes | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.manifest, self._expect = folder, manifest, expect
+        self._hashes = hashes or (lambda files: (read(file).column("hash") for file in files))
+        self._files: dict[str, list[ShardFile]] = {split: [] for split in manifest.rows}
+        for file in manifest.shards:
+            self._files.setdefault(file.split, []).append(file)
         self._starts = {
-            split: np.cumsum([0, *(len(batch) for batch in batches)])
-            for split, batches in self._batches.items()
+            split: np.cumsum([0, *(file.rows for file in files)])
+            for split, files in self._files.items()
         }
+        self._opened = functools.lru_cache(_OPEN)(
+            lambda split, number: _Open(read(self._files[split][number]))
+        )
+
+    @classmethod
+    def of_tables(
+        cls, folder: Path, manifest: ShardManifest, tables: Mapping[str, pa.Table]
+    ) -> "Shards":
+        """Shards in memory, one for each split that has rows."""
+        files = tuple(
+            ShardFile(path="", split=split, rows=len(table), tokens=0, bytes=0, sha256="")
+            for split, table in tables.items() if len(table)
+        )  # fmt: skip
+        update = {"shards": files, "rows": {split: len(table) for split, table in tables.items()}}
+        return cls(folder, manifest.model_copy(update=update), lambda file: tables[file.split])
 
     @property
     def assets(self) -> Path:
         return self.folder / ASSETS
 
     def rows(self, split: str) -> int:
-        return len(self._tables[split])
+        return int(self._starts[split][-1]) if split in self._starts else 0
+
+    def tables(self, split: str) -> Iterator[pa.Table]:
+        """Shard after shard, memory-mapped."""
+        return (self._opened(split, i).table for i in range(len(self._files[split])))
 
     def table(self, split: str) -> pa.Table:
         """All rows of the split, memory-mapped."""
-        return self._tables[split]
+        return pa.concat_tables(self.tables(split))
+
+    def hashes(self, split: str) -> Iterator[pa.ChunkedArray]:
+        """The hashes of all examples, shard after shard."""
+        return self._hashes(self._files[split])
 
     def take(self, split: str, indices: npt.ArrayLike) -> pa.Table:
         """The rows with these numbers, in this order; raises IndexError for one that is not."""
+        pieces, places = [], [np.empty(0, np.int64)]
+        for shard, at, rows in self._by_shard(split, indices):
+            owner = np.searchsorted(shard.starts, rows, side="right") - 1
+            for i in np.unique(owner):
+                mine = owner == i
+                pieces.append(shard.batches[i].take(pa.array(rows[mine] - shard.starts[i])))
+                places.append(at[mine])
+        if not pieces:
+            return self._opened(split, 0).table.slice(0, 0)
+        back = pa.array(np.argsort(np.concatenate(places)))
+        return pa.Table.from_batches(pieces).combine_chunks().take(back)
+
+    def lengths(self, split: str, indices: npt.ArrayLike | None = None) -> Indices:
+        """Tokens of these rows, or of all; ones where the task has no `input_ids`."""
+        return self._looked_up(split, indices, "lengths")
+
+    def targets(self, split: str, indices: npt.ArrayLike | None = None) -> Indices:
+        """Predictions that these rows, or all, ask for: supervised tokens but a first one, placed
+        words, or one."""
+        return self._looked_up(split, indices, "targets")
+
+    def longest(self, split: str) -> int:
+        """Tokens of the longest row."""
+        files = enumerate(self._files[split])
+        return max(
+            (f.longest or int(self._opened(split, i).lengths.max()) for i, f in files), default=1
+        )
+
+    def order(
+        self, split: str, *, global_batch_size: int, seed: int, by_length: bool = False,
+        pack_length: int | None = None, balanced: bool = False,
+    ) -> SampleOrder:  # fmt: skip
+        """The order in which a training goes through a split; see `SampleOrder`."""
+        files, window = self._files[split], self.manifest.shuffle_bytes
+
+        def lengths(shards: Indices) -> Indices:
+            return np.concatenate([self._opened(split, int(i)).lengths for i in shards])
+
+        def labels(shards: Indices) -> Indices:
+            return np.concatenate([self._opened(split, int(i)).labels for i in shards])
+
+        return SampleOrder(
+            rows=[file.rows for file in files], global_batch_size=global_batch_size, seed=seed,
+            lengths=lengths if by_length or pack_length else None, pack_length=pack_length,
+            sequences=[
+                file.sequences or best_fit(self._opened(split, i).lengths, pack_length)[1]
+                for i, file in enumerate(files) if pack_length
+            ],
+            classes=labels if balanced else None,
+            windows=-(-sum(file.bytes for file in files) // window) if window else 1,
+            expect=lambda now, soon: self._expect(
+                [files[i] for i in now], [files[i] for i in soon]
+            ),
+        )  # fmt: skip
+
+    def _by_shard(
+        self, split: str, indices: npt.ArrayLike
+    ) -> Iterator[tuple[_Open, Indices, Indices]]:
+        """Each shard that has some of these rows, which of them, and their numbers in the shard."""
         wanted = np.asarray(indices, np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows(split)):
             raise IndexError(f"{split} has rows 0 to {self.rows(split) - 1}")
-        if not wanted.size:
-            return self._tables[split].slice(0, 0)
-        starts = self._starts[split]
-        owner = np.searchsorted(starts, wanted, side="right") - 1
-        by_owner = np.argsort(owner, kind="stable")
-        pieces = []
-        for i in np.unique(owner):
-            mine = wanted[by_owner[owner[by_owner] == i]] - starts[i]
-            pieces.append(self._batches[split][i].take(pa.array(mine)))
-        return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
+        shard_of = np.searchsorted(self._starts[split], wanted, side="right") - 1
+        for i in np.unique(shard_of):
+            at = np.flatnonzero(shard_of == i)
+            yield self._opened(split, int(i)), at, wanted[at] - self._starts[split][i]
 
-    def lengths(self, split: str) -> npt.NDArray[np.int64]:
-        """Tokens of each row; ones where the task has no `input_ids`."""
-        return row_tokens(self._tables[split])
-
-    def targets(self, split: str) -> npt.NDArray[np.int64]:
-        """Predictions a row asks for: supervised tokens but a first one, placed words, or one."""
-        table = self._tables[split]
-        if "places" in table.schema.names:
-            return _of_lists(table, "places", _placed)
-        return _of_lists(table, "supervised", _supervised)
+    def _looked_up(self, split: str, indices: npt.ArrayLike | None, name: str) -> Indices:
+        indices = np.arange(self.rows(split)) if indices is None else indices
+        found = np.empty(np.shape(indices), np.int64)
+        for shard, at, rows in self._by_shard(split, indices):
+            found[at] = getattr(shard, name)[rows]
+        return found
 
 
 def open_shards(folder: str | Path) -> Shards:
     """The shards in `folder`, each verified; raises DataError that names the shard at fault."""
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    tables: dict[str, list[pa.Table]] = {split: [] for split in manifest.rows}
-    schema = None
-    for shard in manifest.shards:
-        table = _open_shard(folder, shard, labelled=bool(manifest.labels))
-        if schema is not None and not table.schema.equals(schema):
-            raise _refused(folder / shard.path, "has other columns than the shards before it")
-        schema = table.schema
-        tables.setdefault(shard.split, []).append(table)
-    if schema is None:
-        raise _refused(folder / MANIFEST, "names no shards")
-    joined = {
-        split: pa.concat_tables(parts) if parts else schema.empty_table()
-        for split, parts in tables.items()
-    }
-    # what the manifest says of the whole, against the rows themselves
-    path, rows = folder / MANIFEST, {split: len(table) for split, table in joined.items()}
+    manifest = whole_manifest(folder)
+
+    def read(shard: ShardFile) -> pa.Table:
+        check_shard(folder / shard.path, shard)
+        return open_shard(folder / shard.path, shard, manifest)
+
+    shards = Shards(folder, manifest, read)
+    for split in manifest.rows:
+        for _ in shards.tables(split):
+            pass
+    return shards
+
+
+def whole_manifest(folder: Path) -> ShardManifest:
+    """The manifest of a folder whose numbers fit together, with the assets that it was made for."""
+    manifest, path = read_manifest(folder), folder / MANIFEST
+    if not manifest.shards:
+        raise _refused(path, "names no shards")
+    rows = dict.fromkeys(manifest.rows, 0)
+    for file in manifest.shards:
+        if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
+            raise _refused(path, f"names a file outside of its folder: {file.path}")
+        rows[file.split] = rows.get(file.split, 0) + file.rows
     if rows != dict(manifest.rows):
         raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
-    examples = fingerprint_of_hashes(table.column("hash") for table in joined.values())
-    if examples != manifest.examples:
+    if digest([file.examples for file in manifest.shards]) != manifest.examples:
         raise _refused(path, "was made for other examples than the shards hold")
     if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
         raise _refused(folder / ASSETS, "has other files than when the shards were written")
-    return Shards(folder, manifest, joined)
+    return manifest
 
 
 def read_manifest(folder: Path) -> ShardManifest:
@@ -129,6 +248,13 @@ def read_manifest(folder: Path) -> ShardManifest:
 def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
     """Tokens of each row: the length of `input_ids`; ones where there is no such column."""
     return _of_lists(table, "input_ids", lambda lists: lists.value_lengths())
+
+
+def row_targets(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Predictions each row asks for: supervised tokens but a first one, placed words, or one."""
+    if "places" in table.schema.names:
+        return _of_lists(table, "places", _placed)
+    return _of_lists(table, "supervised", _supervised)
 
 
 def _of_lists(
@@ -167,33 +293,35 @@ def folder_fingerprint(folder: Path) -> str:
     return digest(named) if named else ""
 
 
-def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
+def fingerprint_of_hashes(column: pa.ChunkedArray) -> str:
     running = hashlib.sha256()
-    for column in columns:
-        for chunk in column.chunks:
-            start, width = chunk.offset, chunk.type.byte_width
-            view = memoryview(chunk.buffers()[1])
-            running.update(view[start * width : (start + len(chunk)) * width])
+    for chunk in column.chunks:
+        start, width = chunk.offset, chunk.type.byte_width
+        view = memoryview(chunk.buffers()[1])
+        running.update(view[start * width : (start + len(chunk)) * width])
     return running.hexdigest()[:32]
 
 
-def _open_shard(folder: Path, shard: ShardFile, *, labelled: bool) -> pa.Table:
-    path = folder / shard.path
-    if Path(shard.path).is_absolute() or ".." in Path(shard.path).parts:
-        raise _refused(folder / MANIFEST, f"names a file outside of its folder: {shard.path}")
+def check_shard(path: Path, shard: ShardFile) -> None:
+    """Raises DataError unless the file is the one that the manifest means."""
     if not path.is_file():
         raise _refused(path, "is missing")
     if (size := path.stat().st_size) != shard.bytes:
         raise _refused(path, f"has {size} bytes and not the {shard.bytes} of its manifest")
     if file_sha256(path) != shard.sha256:
         raise _refused(path, "has other bytes than when it was written (SHA-256 differs)")
+
+
+def open_shard(path: Path, shard: ShardFile, manifest: ShardManifest) -> pa.Table:
+    """A shard that `check_shard` found whole, memory-mapped; raises DataError."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except pa.ArrowInvalid as error:
         raise _refused(path, f"is not an Arrow file: {error}") from None
     if len(table) != shard.rows or not len(table):
         raise _refused(path, f"holds {len(table)} rows and not the {shard.rows} of its manifest")
-    if missing := {"id", "hash", *(["label"] if labelled else [])} - set(table.schema.names):
+    needed = {"id", "hash", *(["label"] if manifest.labels else [])}
+    if missing := needed - set(table.schema.names):
         raise _refused(path, f"has no column {', '.join(sorted(missing))}")
     return table
 

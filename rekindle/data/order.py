@@ -4,33 +4,41 @@ The rows of global batch k, and the sequences they share, are a pure function of
 lengths, k), so loader state is one integer. A permutation is the stable argsort of Philox words
 keyed by (seed, epoch), whose stream is the same in all versions of numpy.
 
-With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows are cut
-into windows of `BUCKET_BATCHES` batches, each window is sorted by length, and the full batches of
-the epoch are shuffled.
+The rows of an epoch are shuffled in windows of shards, so that memory does not grow with the rows,
+and a node needs the files of a few windows only: with several windows the shards are shuffled
+first, and cut into windows of about as many rows. What fills no batch goes first in the next
+window.
 
-With `pack_length`, several rows share a sequence: `best_fit` fills sequences from each window of
-`PACK_WINDOW` permuted rows, and the sequences of the epoch are shuffled. Epochs then differ a
-little in their number of batches.
+With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows of a
+window are cut into groups of `BUCKET_BATCHES` batches, each group is sorted by length, and the full
+batches of the window are shuffled.
 
-With `classes`, an epoch draws equally often from each class, which goes through its rows in a fixed
+With `pack_length`, rows of a shard share sequences by `best_fit`, and the sequences of a window are
+shuffled. How many a shard fills depends on its lengths alone, which rows meet on the epoch, too.
+
+With `classes`, a window draws equally often from each class, which goes through its rows in a fixed
 random order, on and on, from one epoch to the next."""
 
-import dataclasses
 import math
 from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+Lookup = Callable[[Indices], npt.ArrayLike]
+"""A number for each row of the shards with these numbers, one shard after the other."""
 
 PADDING = -1
 BUCKET_BATCHES = 50
-PACK_WINDOW = 1 << 14
-_ROWS, _BATCHES, _CLASSES = 0, 1, 2
+WINDOW_ROWS = 1 << 20
+WINDOW_SHARDS = 256
+_ROWS, _BATCHES, _CLASSES, _SHARDS = 0, 1, 2, 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Batch:
     """One global batch: N rows in `global_batch_size` sequences, called slots."""
 
@@ -40,135 +48,210 @@ class Batch:
     """Which slot each row lies in, [N], ascending; every slot occurs."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Epoch:
-    """The batches of one epoch: batch i is `rows[starts[i] : starts[i + 1]]`."""
+    """Windows of an epoch: the shards of each, and how many sequences come before it and in all."""
+
+    windows: list[Indices]
+    before: Indices
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Rows, [N], and where in `rows` each of some sequences starts, and the last one ends."""
 
     rows: Indices
-    slots: Indices
     starts: Indices
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def part(self, start: int, end: int) -> "_Sequences":
+        starts = self.starts[start : end + 1]
+        return _Sequences(self.rows[starts[0] : starts[-1]], starts - starts[0])
+
+    def then(self, other: "_Sequences") -> "_Sequences":
+        starts = np.concatenate([self.starts, other.starts[1:] + self.starts[-1]])
+        return _Sequences(np.concatenate([self.rows, other.rows]), starts)
+
+    def picked(self, order: Indices) -> "_Sequences":
+        """These sequences in this order."""
+        sizes = np.diff(self.starts)[order]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+        return _Sequences(self.rows[np.repeat(self.starts[order], sizes) + inside], starts)
 
 
 class SampleOrder:
-    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch."""
+    """The order of one training: `batch(step)` for any step, in any sequence; keeps one window."""
 
     def __init__(
-        self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None,
-        pack_length: int | None = None, classes: npt.ArrayLike | None = None,
+        self, *, rows: Sequence[int], global_batch_size: int, seed: int,
+        lengths: Lookup | None = None, pack_length: int | None = None,
+        sequences: Sequence[int] = (), classes: Lookup | None = None, windows: int = 1,
+        expect: Callable[[Indices, Indices], None] = lambda now, soon: None,
     ) -> None:  # fmt: skip
-        """`lengths` are tokens, [rows], and so are `classes`; ValueError for nonsense."""
-        if rows < 1 or global_batch_size < 1:
-            raise ValueError(f"need rows and a batch size, got {rows} and {global_batch_size}")
-        self.rows, self.global_batch_size, self.seed = rows, global_batch_size, seed
-        self.pack_length = pack_length
-        self._lengths = None if lengths is None else np.asarray(lengths)
-        self.by_length = lengths is not None
-        if self._lengths is not None and self._lengths.shape != (rows,):
-            raise ValueError(f"lengths of shape {self._lengths.shape} for {rows} rows")
-        if pack_length is not None and (
-            self._lengths is None or self._lengths.min() < 1 or self._lengths.max() > pack_length
-        ):
-            raise ValueError(f"packing needs lengths of 1 to {pack_length} tokens")
-        self._classes: list[Indices] = []
-        if classes is not None:
-            shuffled = _permutation(rows, seed, 0, _CLASSES)
-            of_row = np.asarray(classes)[shuffled]
-            self._classes = [shuffled[of_row == one] for one in np.unique(of_row)]
-        self._number, self._epoch = -1, _Epoch(*(np.empty(0, np.int64),) * 3)
-        self._packed_steps: list[int] = []
+        """`rows` and, where packed, `sequences` of each shard; `lengths` are tokens; `windows` is
+        the least number of windows. `expect` learns which shards are read from now on, and which
+        will be next. ValueError for nonsense."""
+        self.rows, self.global_batch_size, self.seed = sum(rows), global_batch_size, seed
+        self.pack_length, self.by_length = pack_length, lengths is not None
+        if self.rows < 1 or min(rows) < 1 or global_batch_size < 1:
+            raise ValueError(f"need rows and a batch size, got {self.rows} and {global_batch_size}")
+        if pack_length is not None and (len(sequences) != len(rows) or lengths is None or classes):
+            raise ValueError("packing needs lengths, and the sequences of each shard; no classes")
+        self._lengths, self._classes, self._expect = lengths, classes, expect
+        self._starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self._filled = np.asarray(rows if pack_length is None else sequences, np.int64)
+        self._total = int(self._filled.sum())
+        wanted = max(windows, self.rows // WINDOW_ROWS, len(rows) // WINDOW_SHARDS)
+        most = self._total // (BUCKET_BATCHES * global_batch_size)
+        self._windows = max(1, min(wanted, most, len(rows)))
+        self._place, self._batches = (-1, -1), _Sequences(*(np.zeros(1, np.int64),) * 2)
+        self._epoch = -1, _Epoch([], np.zeros(1, np.int64))
 
     def batch(self, step: int) -> Batch:
         """Global batch `step` (from 0); unpacked, `slots` is 0, 1, 2, ..."""
         number, position = self.epoch_of(step)
-        epoch = self._load(number)
-        part = slice(epoch.starts[position], epoch.starts[position + 1])
-        return Batch(epoch.rows[part].copy(), epoch.slots[part].copy())
+        size, epoch = self.global_batch_size, self._cut(number)
+        firsts = epoch.before[:-1] // size
+        window = int(np.searchsorted(firsts, position, side="right")) - 1
+        if self._place != (number, window):
+            self._batches, self._place = self._load(number, window), (number, window)
+        start = (position - int(firsts[window])) * size
+        found = self._batches.part(start, start + size)
+        return Batch(found.rows, np.repeat(np.arange(size, dtype=np.int64), np.diff(found.starts)))
 
     def steps(self, epochs: float) -> int:
         """Optimizer steps of so many epochs: with 5 batches an epoch, 1.5 epochs are 8."""
-        whole = int(epochs)
-        steps = sum(self.steps_in_epoch(epoch) for epoch in range(whole))
-        if epochs > whole:
-            steps += math.ceil(round((epochs - whole) * self.steps_in_epoch(whole), 6))
-        return max(1, steps)
+        return max(1, math.ceil(round(epochs * self.steps_in_epoch, 6)))
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """The epoch that `step` belongs to and its position there, both from 0."""
-        if self.pack_length is None:
-            return divmod(step, self.steps_in_epoch(0))
-        epoch = 0
-        while step >= self.steps_in_epoch(epoch):
-            step -= self.steps_in_epoch(epoch)
-            epoch += 1
-        return epoch, step
+        return divmod(step, self.steps_in_epoch)
 
-    def steps_in_epoch(self, epoch: int) -> int:
+    @property
+    def steps_in_epoch(self) -> int:
         """Batches in one pass over the rows, the short last one included."""
+        return -(-self._total // self.global_batch_size)
+
+    def _cut(self, number: int) -> _Epoch:
+        """An epoch's shards, shuffled where there are several windows, and cut into these."""
+        if self._epoch[0] != number:
+            shards = np.arange(len(self._filled))
+            if self._windows > 1:
+                shards = self._permutation(len(shards), number, _SHARDS)
+            ends = np.cumsum(self._filled[shards])
+            of_shard = (ends - self._filled[shards]) * self._windows // self._total
+            cuts, before = list[int](), [0]
+            for cut in np.flatnonzero(np.diff(of_shard)) + 1:
+                end = int(ends[cut - 1])  # a window fills a batch: what is left goes to the next
+                if min(end - before[-1], self._total - end) >= self.global_batch_size:
+                    cuts.append(int(cut))
+                    before.append(end)
+            self._epoch = number, _Epoch(np.split(shards, cuts), np.array([*before, self._total]))
+        return self._epoch[1]
+
+    def _load(self, number: int, window: int) -> _Sequences:
+        """The batches that begin with what this window adds, whole but for the epoch's last."""
+        epoch, size = self._cut(number), self.global_batch_size
+        last = window + 1 == len(epoch.windows)
+        soon = self._cut(number + 1).windows[0] if last else epoch.windows[window + 1]
+        epoch = self._cut(number)
+        left = int(epoch.before[window]) % size
+        read = epoch.windows[window - bool(left) : window + 1]
+        self._expect(np.concatenate(read), soon)
+        made = self._drawn(number, window)
+        if left:
+            before = self._drawn(number, window - 1)
+            made = before.part(len(before) - left, len(before)).then(made)
+        if not last:
+            made = made.part(0, len(made) // size * size)
+        if self.by_length and self.pack_length is None:
+            made = made.picked(self._by_length(made, read, number, window))
+        empty = -len(made) % size
+        return made.then(_Sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1)))
+
+    def _by_length(
+        self, made: _Sequences, shards: Sequence[Indices], number: int, window: int
+    ) -> Indices:
+        assert self._lengths is not None
+        held = np.concatenate(shards)
+        rows = self._rows_of(held)
+        by_row = np.argsort(rows)
+        lengths = np.asarray(self._lengths(held))[by_row[np.searchsorted(rows[by_row], made.rows)]]
+        size = self.global_batch_size
+        group = size * BUCKET_BATCHES
+        order = np.concatenate([
+            start + np.argsort(lengths[start : start + group], kind="stable")
+            for start in range(0, len(made), group)
+        ])  # fmt: skip
+        full = len(made) // size
+        shuffled = order[: full * size].reshape(full, size)
+        shuffled = shuffled[self._permutation(full, number, _BATCHES, window)]
+        return np.concatenate([shuffled.ravel(), order[full * size :]])
+
+    def _drawn(self, number: int, window: int) -> _Sequences:
+        """What a window adds to an epoch, in random order."""
+        shards = self._cut(number).windows[window]
+        rows = self._rows_of(shards)
+        order = self._permutation(len(rows), number, _ROWS, window)
         if self.pack_length is None:
-            return -(-self.rows // self.global_batch_size)
-        while len(self._packed_steps) <= epoch:
-            self._packed_steps.append(len(self._load(len(self._packed_steps)).starts) - 1)
-        return self._packed_steps[epoch]
+            drawn = (
+                rows[order]
+                if self._classes is None
+                else rows[self._balanced(shards, number)[order]]
+            )
+            return _Sequences(drawn, np.arange(len(drawn) + 1))
+        return self._packed(shards, rows, order, number, window)
 
-    def _load(self, number: int) -> _Epoch:
-        if number != self._number:
-            self._number = number
-            self._epoch = self._plain(number) if self.pack_length is None else self._packed(number)
-        return self._epoch
-
-    def _drawn(self, number: int) -> Indices:
-        """The rows of an epoch, as many as there are, in random order."""
-        order = _permutation(self.rows, self.seed, number, _ROWS)
-        if not self._classes:
-            return order
-        share, more = divmod(self.rows, len(self._classes))
+    def _balanced(self, shards: Indices, number: int) -> Indices:
+        """Places of as many rows as there are, class by class."""
+        assert self._classes is not None
+        of_row = np.asarray(self._classes(shards))
+        shuffled = self._permutation(len(of_row), 0, _CLASSES)
+        classes = np.unique(of_row)
+        share, more = divmod(len(of_row), len(classes))
         drawn = []
-        for turn, rows in enumerate(self._classes):
-            count = share + (turn < more)
-            drawn.append(rows[(number * count + np.arange(count)) % len(rows)])
-        return np.concatenate(drawn)[order]
+        for turn, one in enumerate(classes):
+            mine, count = shuffled[of_row[shuffled] == one], share + (turn < more)
+            drawn.append(mine[(number * count + np.arange(count)) % len(mine)])
+        return np.concatenate(drawn)
 
-    def _plain(self, number: int) -> _Epoch:
-        size, steps = self.global_batch_size, self.steps_in_epoch(number)
-        order = self._drawn(number)
-        if self._lengths is not None:
-            window = size * BUCKET_BATCHES
-            pieces = [order[i : i + window] for i in range(0, self.rows, window)]
-            order = np.concatenate([p[np.argsort(self._lengths[p], kind="stable")] for p in pieces])
-        padded = np.full(steps * size, PADDING, np.int64)
-        padded[: self.rows] = order
-        batches = padded.reshape(steps, size)
-        if self._lengths is not None:
-            full = self.rows // size
-            batches[:full] = batches[_permutation(full, self.seed, number, _BATCHES)]
-        starts = np.arange(steps + 1, dtype=np.int64) * size
-        return _Epoch(padded, np.tile(np.arange(size, dtype=np.int64), steps), starts)
-
-    def _packed(self, number: int) -> _Epoch:
+    def _packed(
+        self, shards: Indices, rows: Indices, order: Indices, number: int, window: int
+    ) -> _Sequences:
         assert self._lengths is not None
         assert self.pack_length is not None
-        size = self.global_batch_size
-        order = self._drawn(number)
-        pack_of, packs = np.empty(self.rows, np.int64), 0
-        for start in range(0, self.rows, PACK_WINDOW):
-            window = slice(start, start + PACK_WINDOW)
-            fitted, count = best_fit(self._lengths[order[window]], self.pack_length)
-            pack_of[window] = fitted + packs
+        lengths = np.asarray(self._lengths(shards))
+        if lengths.min() < 1 or lengths.max() > self.pack_length:
+            raise ValueError(f"packing needs lengths of 1 to {self.pack_length} tokens")
+        sizes = np.diff(self._starts)[shards]
+        order = order[np.argsort(np.repeat(np.arange(len(shards)), sizes)[order], kind="stable")]
+        fitted, packs = np.empty(len(rows), np.int64), 0
+        for start, end in zip(np.cumsum(sizes) - sizes, np.cumsum(sizes), strict=True):
+            fitted[start:end], count = best_fit(lengths[order[start:end]], self.pack_length)
+            fitted[start:end] += packs
             packs += count
-        steps = -(-packs // size)
-        empty = np.arange(packs, steps * size, dtype=np.int64)
-        places = np.concatenate([_permutation(packs, self.seed, number, _BATCHES)[pack_of], empty])
-        rows = np.concatenate([order, np.full(len(empty), PADDING, np.int64)])
-        by_place = np.argsort(places, kind="stable")
-        places = places[by_place]
-        starts = np.searchsorted(places, np.arange(steps + 1) * size).astype(np.int64)
-        return _Epoch(rows[by_place], places % size, starts)
+        if packs != self._filled[shards].sum():
+            raise ValueError(f"the shards fill {packs} sequences, not {self._filled[shards].sum()}")
+        by_pack = np.argsort(fitted, kind="stable")
+        starts = np.searchsorted(fitted[by_pack], np.arange(packs + 1)).astype(np.int64)
+        places = self._permutation(packs, number, _BATCHES, window)
+        return _Sequences(rows[order[by_pack]], starts).picked(np.argsort(places))
 
+    def _rows_of(self, shards: Indices) -> Indices:
+        """Numbers of the rows of shards, one shard after the other."""
+        sizes = np.diff(self._starts)[shards]
+        ends = np.cumsum(sizes)
+        first: Indices = np.repeat(self._starts[shards] - (ends - sizes), sizes)
+        return first + np.arange(ends[-1])
 
-def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
-    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, stream], np.uint64)
-    words = np.random.Philox(key=key, counter=counter).random_raw(count)
-    return np.argsort(np.asarray(words), kind="stable")
+    def _permutation(self, count: int, epoch: int, stream: int, window: int = 0) -> Indices:
+        key = np.array([self.seed, epoch], np.uint64)
+        counter = np.array([0, 0, window, stream], np.uint64)
+        words = np.random.Philox(key=key, counter=counter).random_raw(count)
+        return np.argsort(np.asarray(words), kind="stable")
 
 
 def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:

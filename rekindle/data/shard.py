@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from rekindle.data.examples import (
@@ -30,10 +29,12 @@ from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import (
     ASSETS,
     MANIFEST,
+    SHARD,
     fingerprint_of_hashes,
     folder_fingerprint,
     row_tokens,
 )
+from rekindle.data.order import best_fit
 from rekindle.data.store import Store
 from rekindle.errors import DataError
 from rekindle.launch.rendezvous import Rendezvous
@@ -46,7 +47,7 @@ from rekindle.tasks.base import Settings
 log = logging.getLogger(__name__)
 
 _ENCODE = "rekindle.data.shard:encode"
-_SHARD = "shard.arrow"
+_FACTS = ("rows", "bytes", "tokens", "longest", "sequences", "examples")
 _BATCHES_A_WORKER = 8  # a process takes a second to begin
 
 
@@ -72,7 +73,7 @@ def shard(
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
     settings: dict[str, Any] = {**shape, **fitted}
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:
-        kept = Store(store or scratch)
+        kept, away = Store(store or scratch), bool(store and data.disk_gb)
         own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
         tokenizer = folder_fingerprint(assets)
         made_of = [code(), own, settings, summary.labels, tokenizer]
@@ -91,21 +92,17 @@ def shard(
         if Rendezvous.current().node_rank:
             return None
         encoded, rows = (_counts(items, entries, name) for name in ("encoded", "rows"))
-        shards = list[ShardFile]()
-        for item, entry in zip(items, entries, strict=True):
-            if entry["rows"]:
-                sha256, path = entry["files"][_SHARD], out / item["name"]
-                kept.take(item["key"], _SHARD, sha256, path)
-                shards.append(ShardFile(
-                    path=path.name, split=item["split"], rows=entry["rows"], sha256=sha256,
-                    tokens=entry["tokens"], bytes=path.stat().st_size,
-                ))  # fmt: skip
+        shards = [_file(*one) for one in zip(items, entries, strict=True) if one[1]["rows"]]
+        if not away:
+            for one in shards:
+                kept.take(one.key, SHARD, one.sha256, out / one.path)
     manifest = ShardManifest(
         task=task_name, source=summary.source, window=summary.window, tokenizer=tokenizer,
-        examples=fingerprint_of_hashes(_hashes(out, shards)), labels=summary.labels,
+        examples=digest([file.examples for file in shards]), labels=summary.labels,
         slices=summary.slices, rows=rows, dropped=_dropped(summary, encoded, rows, data.max_length),
         class_rows=summary.class_rows, bad_rows=summary.bad_rows, left_out=summary.left_out,
-        settings=settings, shards=tuple(shards),
+        settings=settings, shards=tuple(shards), shuffle_bytes=round(data.shuffle_gb * 1e9),
+        disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
     )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in shards)
@@ -133,18 +130,18 @@ def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[
                 batch, skip = batch + 1, skip - file.batches[batch]
 
 
+def _file(item: Mapping[str, Any], entry: Mapping[str, Any]) -> ShardFile:
+    facts = {name: entry[name] for name in _FACTS}
+    where = {"path": item["name"], "split": item["split"], "key": item["key"]}
+    return ShardFile(sha256=entry["files"][SHARD], **where, **facts)
+
+
 def _counts(items: Sequence[Any], entries: Sequence[Any], name: str) -> dict[str, int]:
     """Rows of each split."""
     found = dict.fromkeys(SPLITS, 0)
     for item, entry in zip(items, entries, strict=True):
         found[item["split"]] += entry[name]
     return found
-
-
-def _hashes(folder: Path, shards: Sequence[ShardFile]) -> Iterator[pa.ChunkedArray]:
-    for file in shards:
-        with pa.memory_map(str(folder / file.path)) as mapped:
-            yield pa.ipc.open_file(mapped).read_all().column("hash")
 
 
 def _dropped(
@@ -197,27 +194,40 @@ def encode(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
         path = store.shared(item["shared"]) / item["path"]
     else:
         assets, path = Path(order["assets"]), Path(order["examples"], item["path"])
-    rows = tokens = encoded = 0
+    rows = encoded = 0
     with store.writing(item["key"]) as folder:
         with contextlib.ExitStack() as opened:
             writer = None
             for examples in _read(ExamplesFile(path), item["batch"], item["skip"], item["rows"]):
                 batch = encode_batch(task, examples, labels, order["settings"], assets)
                 encoded += len(batch)
-                if "input_ids" in batch.schema.names:
-                    if batch.column("input_ids").null_count:
-                        batch = batch.filter(batch.column("input_ids").is_valid())
-                    tokens += int(np.sum(row_tokens(pa.table(batch))))
+                if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
+                    batch = batch.filter(batch.column("input_ids").is_valid())
                 rows += len(batch)
                 if not len(batch):
                     continue
                 if writer is None:
-                    file = opened.enter_context((folder / _SHARD).open("wb"))
+                    file = opened.enter_context((folder / SHARD).open("wb"))
                     sink = pa.PythonFile(file, mode="w")
                     writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
                 writer.write_batch(batch)
-        known = {"encoded": encoded, "rows": rows, "tokens": tokens}
+        known = {"encoded": encoded, "rows": rows}
+        if rows:
+            known |= _facts(folder / SHARD, order["settings"])
         return {**store.commit(item["key"], folder, known), "new": True}
+
+
+def _facts(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest says of a shard beside its rows and hash."""
+    with pa.memory_map(str(path)) as mapped:
+        table = pa.ipc.open_file(mapped).read_all()
+        lengths, packed = row_tokens(table), settings.get("packing")
+        return {
+            "bytes": path.stat().st_size, "longest": int(lengths.max()),
+            "tokens": int(lengths.sum()) if "input_ids" in table.schema.names else 0,
+            "sequences": best_fit(lengths, settings["max_length"])[1] if packed else 0,
+            "examples": fingerprint_of_hashes(table.column("hash")),
+        }  # fmt: skip
 
 
 def _read(examples: ExamplesFile, batch: int, skip: int, rows: int) -> Iterator[pa.RecordBatch]:

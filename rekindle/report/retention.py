@@ -112,7 +112,8 @@ class Retention:
             with contextlib.suppress(OSError, ValueError):
                 record = RunRecord.read(files[0])
             found = collect(record, history=False)
-            files += [path for kind, path in found.files.items() if kind != "shards"]
+            away = found.shards is not None and found.shards.disk_bytes
+            files += [path for kind, path in found.files.items() if kind != "shards" or away]
             text = [path.read_text(errors="replace") for path in files if path.is_file()]
             self.known[run_id] = stamp, record, found, set(NAME.findall(" ".join(text)))
         return self.known[run_id][1:]

@@ -81,7 +81,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
     for name in set(data.slices).intersection(RESERVED):
         what = f"`{name}` cannot be a slice: the examples have a column of this name"
         yield ("data", "slices"), what, "rename the column"
-    yield from _executor(data)
+    yield from _machines(spec, data)
     if len(set(data.labels)) != len(data.labels):
         yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:
@@ -114,7 +114,11 @@ def _rows(spec: Spec) -> Iterator[Finding]:
         yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
 
 
-def _executor(data: DataSpec) -> Iterator[Finding]:
+def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
+    if data.disk_gb and (spec.train.entrypoint or spec.train.engine == "trainer"):
+        what = "reads rows of all shards at any time, so a node has to have them all"
+        who = "train.entrypoint" if spec.train.entrypoint else "train.engine: trainer"
+        yield ("data", "disk_gb"), f"{who} {what}", "remove it"
     if data.executor == "local" and data.executor_address:
         what = "names a cluster, and `local` has none"
         yield ("data", "executor_address"), what, "set data.executor: ray, or spark"

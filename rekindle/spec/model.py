@@ -172,6 +172,12 @@ class DataSpec(Section):
     must have one size (image tasks)."""
     shard_rows: int = Field(10_000, ge=1, le=10_000_000)
     """Most rows in one shard file, which one worker encodes."""
+    shuffle_gb: float = Field(4.0, gt=0, le=10_000)
+    """Rows are shuffled within windows of about as many GB of shards, and at most about a million
+    rows, which a rank reads one after the other; the shards of an epoch are shuffled, too."""
+    disk_gb: float | None = Field(None, gt=0)
+    """Most GB of a node's disk (below TMPDIR) that shards take while it trains: they stay below the
+    artifact root, and are fetched a window ahead. Without it, a node has all of them."""
     executor: Literal["local", "ray", "spark"] = "local"
     """What `ingest` and `shard` run their pieces by: processes on the step's machines, tasks of Ray
     Core, or of Spark; the bytes are the same."""
@@ -183,7 +189,7 @@ class DataSpec(Section):
     workers: int | None = Field(None, ge=1, le=1_024)
     """Processes of a machine; without it, one a core."""
 
-    EXECUTION: ClassVar = frozenset({"executor", "executor_address", "nodes", "workers"})
+    EXECUTION: ClassVar = frozenset({"executor", "executor_address", "nodes", "workers", "disk_gb"})
     """How the work is done, on which no byte depends."""
 
 

@@ -51,8 +51,6 @@ class Batches:
         self.objective = objective_of(task)
         self.mesh, self.seed = mesh, seed
         self.settings = shards.manifest.settings
-        self.targets = shards.targets(split)
-        self.lengths = shards.lengths(split)
         self.joined = joined
         self.waited = 0.0
         self._ahead: tuple[int, Future[Work]] | None = None
@@ -96,7 +94,8 @@ class Batches:
         if layout.pp > 1:  # a pipeline moves one shape
             longest = [max(longest)] * len(longest)
         real = batch.rows[batch.rows >= 0]
-        lengths, targets = self.lengths[real], max(1, int(self.targets[real].sum()))
+        lengths = self.shards.lengths(self.split, real)
+        targets = max(1, int(self.shards.targets(self.split, real).sum()))
         count = torch.tensor([targets], dtype=torch.float64)
         micro = [
             self._micro(rows, slots, length, self._key(step, j), count)
@@ -132,7 +131,7 @@ class Batches:
     def _longest(self, rows: np.ndarray, slots: np.ndarray) -> int:
         """Tokens of the longest sequence, rounded up to what the layout can divide."""
         layout = self.mesh.layout
-        lengths = np.where(rows >= 0, self.lengths[np.maximum(rows, 0)], 0)
+        lengths = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
         longest = self.order.pack_length or int(np.bincount(slots, weights=lengths).max(initial=1))
         unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         if layout.pp > 1 and self.order.pack_length is None:
@@ -141,7 +140,7 @@ class Batches:
 
     def rounded(self, length: int) -> int:
         """Up to one of `SHAPES` lengths: a pipeline keeps a schedule, with buffers, for each."""
-        most = int(self.lengths.max(initial=1))
+        most = self.shards.longest(self.split)
         grain = -(-most // SHAPES)
         return min(-(-length // grain) * grain, max(most, length))
 

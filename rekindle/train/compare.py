@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
@@ -177,9 +176,8 @@ class _Small:
         goal = Goal(train.label_smoothing)
         parts = build(self.task, network, origins, train, goal, mesh, scaling)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
-        order = SampleOrder(
-            rows=self.shards.rows(TRAIN), global_batch_size=self.sequences, seed=0,
-            lengths=self.shards.lengths(TRAIN) if self.config is not None else None,
+        order = self.shards.order(
+            TRAIN, global_batch_size=self.sequences, seed=0, by_length=self.config is not None,
             pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
         )  # fmt: skip
         plan = Plan.of(train, order)
@@ -221,7 +219,7 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     if config is None:
         picked = np.arange(count) % shards.rows(TRAIN)
         table = shards.take(TRAIN, picked)
-        return Shards(shards.folder, manifest, {TRAIN: table, "validation": table.slice(0, 0)})
+        return Shards.of_tables(shards.folder, manifest, {TRAIN: table})
     random = np.random.default_rng(0)
     unit = 2 * layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     longest = -(-TEXT // unit) * unit
@@ -237,9 +235,8 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
         **manifest.settings, "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 0,
         "max_length": longest,
     }  # fmt: skip
-    table = pa.table(columns)
-    told = manifest.model_copy(update={"settings": settings, "rows": {TRAIN: count}})
-    return Shards(Path(), told, {TRAIN: table, "validation": table.slice(0, 0)})
+    told = manifest.model_copy(update={"settings": settings})
+    return Shards.of_tables(Path(), told, {TRAIN: pa.table(columns)})
 
 
 def probe_packing(trainer: Trainer) -> float | None:
@@ -249,7 +246,10 @@ def probe_packing(trainer: Trainer) -> float | None:
     length = batches.order.pack_length
     if length is None:
         return None
-    candidates = np.flatnonzero((batches.lengths <= length // 2) & (batches.targets > 0))[:2]
+    batch = batches.order.batch(0).rows
+    rows = np.sort(batch[batch >= 0])
+    fit = batches.shards.lengths(TRAIN, rows) <= length // 2
+    candidates = rows[fit & (batches.shards.targets(TRAIN, rows) > 0)][:2]
     if len(candidates) < 2:
         return None
     packed = _loss_of(trainer, candidates, np.array([0, 0]))

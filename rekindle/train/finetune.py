@@ -7,6 +7,7 @@ model), {checkpoints} (a folder that outlives attempts), {seed} and {init} (a mo
 from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
 
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
         follower = _Follower(job.curve, on_rows)
         _run(job, rendezvous, follower.poll)
         follower.poll(final=True)
+        shutil.rmtree(job.cache, ignore_errors=True)
         if own:
             _adopt(job, rendezvous.world_size, known)
     return TrainingSummary.read(Path(job.history) / "training.json")

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from rekindle.data.manifest import Shards, open_shards
+from rekindle.data.manifest import Shards
 from rekindle.engines import engine_of
 from rekindle.errors import StepError
 from rekindle.launch.events import emit
@@ -58,7 +58,7 @@ def main() -> None:
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
     rates.require(job.task, job.model, job.train)
-    task, shards = load_task(job.task), open_shards(job.shards)
+    task, shards = load_task(job.task), job.reading()
     trainer = _trainer(job, task, shards, device)
     steps, world = int(trainer.args.max_steps), dist.get_world_size()
     history = History(job.curve)

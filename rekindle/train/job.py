@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from rekindle.data.manifest import Shards
+from rekindle.data.reading import shared_shards
 from rekindle.errors import RequestError
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -60,6 +62,16 @@ class Job(Stored):
     def working(self) -> Path:
         """The run key's folder on this machine: the checkpoints' own, or a temporary one."""
         return working_of(self.checkpoints)
+
+    @property
+    def cache(self) -> Path:
+        """Where shards that are fetched lie on this node, for all attempts."""
+        return _private() / f"{self.run_key}-shards"
+
+    def reading(self) -> Shards:
+        """The shards, as the ranks of a node read them together."""
+        store = folder_of(root_of(self.checkpoints), "pieces", "").rstrip("/")
+        return shared_shards(Path(self.shards), Path(self.status) / "checked", self.cache, store)
 
     @property
     def curve(self) -> Path:

@@ -8,7 +8,6 @@ stop, whether a save is written), then the update, or none if the gradient is no
 A GPU never waits for the host: what a step agreed on is read once, while the next one is
 computed."""
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -56,7 +55,7 @@ class Plan:
     def epoch(self, step: int) -> float:
         """Passes over the data after `step` steps: 1.5 in the middle of the second."""
         epoch, position = self.order.epoch_of(step)
-        return epoch + position / self.order.steps_in_epoch(epoch)
+        return epoch + position / self.order.steps_in_epoch
 
     def validates(self, step: int) -> bool:
         if step == self.steps or self.validate_every is None:
@@ -129,15 +128,14 @@ class Trainer:
         self.optimizer: Optimizer | Stepped = (
             Stepped(parts, parts.stepper) if parts.stepper else Optimizer(parts, spec)
         )
-        order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
+        order = plan.order
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
         self.validation = None
-        if rows := shards.rows(VALIDATION):
-            once = SampleOrder(
-                rows=rows, global_batch_size=order.global_batch_size, seed=0,
-                lengths=shards.lengths(VALIDATION) if order.by_length else None,
-                pack_length=order.pack_length,
+        if shards.rows(VALIDATION):
+            once = shards.order(
+                VALIDATION, global_batch_size=order.global_batch_size, seed=0,
+                by_length=order.by_length, pack_length=order.pack_length,
             )  # fmt: skip
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
         exact = torch.float64 if spec.precision == "fp64" else torch.float32
@@ -314,7 +312,7 @@ class Trainer:
             return {}, False
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
         asked: Numbers | None = None
-        for number in range(self.validation.order.steps_in_epoch(0)):
+        for number in range(self.validation.order.steps_in_epoch):
             self.beat(step, "validation")
             share = self.losses(self.validation.make(number).micro)
             raised = self._number(stop is not None and stop.raised)

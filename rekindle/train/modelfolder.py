@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,7 @@ def describe(
         path, _, name = task_name.rpartition(":")
         shutil.copyfile(path, folder / CODE)
         task_name = f"{CODE}:{name}"
-    write_prefixes(shards.table("train").column("hash"), folder / TRAINED_ON, known)
+    write_prefixes(shards.hashes("train"), shards.rows("train"), folder / TRAINED_ON, known)
     manifest = shards.manifest
     description = {
         "schema_version": 1, "task": task_name, "labels": manifest.labels,
@@ -128,9 +128,11 @@ def describe(
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
 
 
-def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
+def write_prefixes(
+    hashes: Iterable[pa.ChunkedArray], rows: int, path: Path, known: Sequence[np.ndarray] = ()
+) -> None:
     """What np.save writes of the distinct prefixes, sorted, in a mapped file: memory is bounded."""
-    count = len(hashes) + sum(map(len, known))
+    count = rows + sum(map(len, known))
     if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
         return
@@ -138,7 +140,7 @@ def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarr
         prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(count,))
         end = 0
         parts = (k[i : i + _ROWS_AT_ONCE] for k in known for i in range(0, len(k), _ROWS_AT_ONCE))
-        for part in itertools.chain(_prefix_parts(hashes), parts):
+        for part in itertools.chain(*map(_prefix_parts, hashes), parts):
             prefixes[end : end + len(part)] = part
             end += len(part)
             beat()

@@ -8,7 +8,6 @@ import functools
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -110,12 +109,7 @@ def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tenso
     if isinstance(wanted, dict):
         weights = np.array([wanted.get(label, 1.0) for label in labels])
     else:
-        counts = np.bincount(labels_of(shards), minlength=len(labels))
+        of_label = shards.manifest.class_rows.get(TRAIN, {})
+        counts = np.array([of_label.get(label, 0) for label in labels])
         weights = np.where(counts, counts.sum() / (counts > 0).sum() / np.maximum(counts, 1), 1.0)
     return torch.from_numpy(weights).to(device)
-
-
-def labels_of(shards: Shards) -> np.ndarray:
-    """Classes of all training examples, or of all their words."""
-    column = shards.table(TRAIN).column("label").combine_chunks()
-    return np.asarray(column.flatten() if pa.types.is_list(column.type) else column)

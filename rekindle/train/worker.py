@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rekindle.data.manifest import Shards, open_shards
+from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
@@ -34,7 +34,7 @@ from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
 from rekindle.train.snapshot import check_host_memory
-from rekindle.train.teacher import goal_of, labels_of
+from rekindle.train.teacher import goal_of
 from rekindle.train.throughput import FILE as PROFILE
 from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
 from rekindle.train.vitals import Vitals
@@ -51,7 +51,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
     rates.require(job.task, job.model, job.train)
     task = load_task(job.task)
-    shards = open_shards(job.shards)
+    shards = job.reading()
     found = checkpoint.agreed(job.checkpoints, job.run_key)
     began = found.state.get("precision") if found is not None else None
     job = dataclasses.replace(job, train=decided(job.train, device, began))
@@ -153,13 +153,12 @@ def _held(trainer: Trainer) -> dict[str, int]:
 def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
     """Which examples each step trains on: packed, by length where padded, else at random."""
     settings = shards.manifest.settings
-    has_lengths = "input_ids" in shards.table(TRAIN).schema.names
-    pack_length = objective_of(task).pack_length(settings)
-    padded = has_lengths and not parts.stages[0].part.joins_texts
-    return SampleOrder(
-        rows=shards.rows(TRAIN), global_batch_size=job.train.global_batch_size, seed=job.train.seed,
-        lengths=shards.lengths(TRAIN) if padded or pack_length else None, pack_length=pack_length,
-        classes=labels_of(shards) if job.train.sampling == "balanced" else None,
+    has_lengths = any(file.tokens for file in shards.manifest.shards)
+    return shards.order(
+        TRAIN, global_batch_size=job.train.global_batch_size, seed=job.train.seed,
+        by_length=has_lengths and not parts.stages[0].part.joins_texts,
+        pack_length=objective_of(task).pack_length(settings),
+        balanced=job.train.sampling == "balanced",
     )  # fmt: skip
 
 

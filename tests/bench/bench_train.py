@@ -141,7 +141,7 @@ def unpacked(folder: Path, count: int) -> list[Row]:
     given = work.documents(folder)
     shards = given.opened()
     tokens = float(shards.targets("train").sum())
-    steps = work.packed_order(given, 0).steps_in_epoch(0)
+    steps = work.packed_order(given, 0).steps_in_epoch
     size = -(-shards.rows("train") // steps)  # for as many steps as packs make
     contestants = {
         "ours": functools.partial(ours, given, folder, 1),

@@ -59,10 +59,10 @@ class OurBatches:
         from rekindle.data.order import SampleOrder
 
         self.batch_size, self.epoch = wish["batch_size"], 0
-        self.order = SampleOrder(rows=rows, global_batch_size=self.batch_size, seed=wish["seed"])
+        self.order = SampleOrder(rows=[rows], global_batch_size=self.batch_size, seed=wish["seed"])
 
     def __len__(self) -> int:
-        return self.order.steps_in_epoch(0)
+        return self.order.steps_in_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self.epoch * len(self)
@@ -83,15 +83,11 @@ def rows_of(wish: dict[str, Any]) -> list[dict[str, Any]]:
             return [{"input_ids": row} for row in ids]
         labels = table.column("label").to_pylist()
         return [{"input_ids": a, "labels": b} for a, b in zip(ids, labels, strict=True)]
-    from rekindle.data.order import SampleOrder
 
     length, size = int(shards.manifest.settings["max_length"]), wish["batch_size"]
-    order = SampleOrder(
-        rows=len(ids), global_batch_size=size, seed=wish["seed"],
-        lengths=shards.lengths("train"), pack_length=length,
-    )  # fmt: skip
+    order = shards.order("train", global_batch_size=size, seed=wish["seed"], pack_length=length)
     made = []
-    for step in range(order.steps_in_epoch(0)):
+    for step in range(order.steps_in_epoch):
         batch = order.batch(step)
         packs: list[dict[str, Any]] = [
             {"input_ids": [], "position_ids": [], "labels": []} for _ in range(size)

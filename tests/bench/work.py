@@ -144,9 +144,8 @@ def packed_targets(given: Work, seed: int, steps: int) -> list[int]:
 def packed_order(given: Work, seed: int) -> SampleOrder:
     """The order in which our engine packs and trains documents."""
     shards = given.opened()
-    return SampleOrder(
-        rows=shards.rows("train"), global_batch_size=given.train.global_batch_size, seed=seed,
-        lengths=shards.lengths("train"),
+    return shards.order(
+        "train", global_batch_size=given.train.global_batch_size, seed=seed,
         pack_length=int(shards.manifest.settings["max_length"]),
     )  # fmt: skip
 

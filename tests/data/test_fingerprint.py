@@ -69,7 +69,7 @@ def test_a_folder_that_is_called_like_a_name_is_not_what_the_name_means(
 
 
 SAME = {
-    "where shards end": {"data": {"shard_rows": 10}},
+    "the disk for shards": {"data": {"disk_gb": 10}},
     "slices": {"data": {"slices": ["category"]}},
     "checkpoints": {"train": {"checkpoint": {"every": 1, "keep": 5}}},
     "restarts": {"train": {"max_restarts": 0}},
@@ -77,6 +77,8 @@ SAME = {
 OTHER = {
     "the learning rate": {"train": {"lr": 0.5}},
     "the seed": {"train": {"seed": 1}},
+    "where shards end": {"data": {"shard_rows": 10}},
+    "within what rows are shuffled": {"data": {"shuffle_gb": 1}},
     "the split": {"data": {"split": {"train": 0.7, "validation": 0.1, "test": 0.2}}},
     "the longest text": {"data": {"max_length": 64}},
     "the model": {"model": {"source": {"model_type": "bert"}}},

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.data.manifest import open_shards
+from rekindle.data.reading import shared_shards
 from rekindle.errors import DataError
 from tests.data.corpora import rows, sharded, text_spec, write_jsonl
 
@@ -53,6 +54,14 @@ def escaping(folder):
     first_shard(path="../outside.arrow")(folder)
 
 
+def moved_row(folder):
+    def change(manifest):
+        manifest["shards"][0]["rows"] += 1
+        manifest["shards"][1]["rows"] -= 1
+
+    edit(folder, change)
+
+
 def swapped(folder):
     """Two shards exchange their names and entries: each is whole, but the order is another."""
     edit(folder, lambda manifest: manifest["shards"].insert(1, manifest["shards"].pop(0)))
@@ -74,7 +83,7 @@ BROKEN = {
     "other examples": (replaced(examples="0" * 32), "other examples"),
     "no shards at all": (replaced(shards=[]), "names no shards"),
     "another hash": (first_shard(sha256="0" * 64), "SHA-256 differs"),
-    "other rows": (first_shard(rows=61), "holds 60 rows and not the 61"),
+    "other rows": (moved_row, "holds 60 rows and not the 61"),
     "another size": (first_shard(bytes=1), "and not the 1 of"),
     "a way out": (escaping, "outside of its folder: ../outside.arrow"),
     "an absolute path": (first_shard(path="/etc/passwd"), "outside of its folder"),
@@ -115,3 +124,44 @@ def test_a_reader_knows_lengths_and_assets(original):
 def test_a_row_that_does_not_exist_is_an_error(original, row):
     with pytest.raises(IndexError, match="rows 0 to"):
         open_shards(original).take("train", [0, row])
+
+
+def test_ranks_check_a_shard_when_it_is_touched_first(folder, tmp_path, monkeypatch):
+    damaged = sorted(folder.glob("train-*.arrow"))[-1]
+    marks = tmp_path / "marks"
+    first = shared_shards(folder, marks, tmp_path / "cache", "")
+    rows = first.rows("train")
+    assert first.take("train", [0]).column("id")[0].as_py()
+    assert len(list(marks.iterdir())) == 1
+    flip(damaged, 2_000)
+    with pytest.raises(DataError, match=f"{damaged.name} has other bytes"):
+        first.take("train", [rows - 1])
+    flip(damaged, 2_000)
+    order = first.order("train", global_batch_size=4, seed=0)
+    order.batch(0)  # one window: all files are checked, and not again by the next rank
+    flip(damaged, 2_000)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    shared_shards(folder, marks, tmp_path / "cache", "").take("train", [rows - 1])
+    with pytest.raises(DataError, match=f"{damaged.name} has other bytes"):
+        shared_shards(folder, tmp_path / "attempt-2", tmp_path / "cache", "").order(
+            "train", global_batch_size=4, seed=0
+        ).batch(0)
+
+
+def test_a_shard_that_left_the_store_is_named(tmp_path):
+    source = write_jsonl(tmp_path / "reviews.jsonl", rows())
+    data = text_spec(source, shard_rows=60, disk_gb=1)
+    manifest = sharded(data, tmp_path, store=str(tmp_path / "pieces"))
+    assert not list((tmp_path / "shards").glob("*.arrow"))
+    shards = shared_shards(
+        tmp_path / "shards", tmp_path / "marks", tmp_path / "cache", str(tmp_path / "pieces")
+    )
+    key = next(file.key for file in manifest.shards if file.split == "train")
+    assert len(shards.take("test", [0])) == 1
+    assert [len(part) for part in shards.hashes("test")] == [
+        file.rows for file in manifest.shards if file.split == "test"
+    ]
+    shutil.rmtree(tmp_path / "pieces" / key)
+    with pytest.raises(DataError, match=r"the piece shard.arrow is missing"):
+        shards.take("train", [0])

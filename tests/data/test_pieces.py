@@ -187,6 +187,7 @@ def test_a_csv_file_is_cut_only_where_each_row_is_one_line(text, width):
         assert any(raw[end - 1 : end] == b"\r" for end in range(width, len(raw) + 1, width))
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     source, fields = written(tmp_path, "by time")

@@ -62,6 +62,7 @@ def same(done, ours):
     assert max(float((one[n] - other[n]).abs().max()) for n in one) <= 1e-5
 
 
+@pytest.mark.slow
 def test_zero_1_trains_as_rekindle_does(tmp_path, texts, ours):
     same(gang(tmp_path, texts, {"stage": 1}).start().finish(), ours)
     summary = TrainingSummary.read(tmp_path / "training-1" / "training.json")

@@ -86,6 +86,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_an_error_of_a_script_names_the_rank_and_what_it_said(gang):
     script = gang.folder / "own.py"
     script.write_text(SCRIPT)

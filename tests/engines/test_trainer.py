@@ -57,6 +57,7 @@ def weights(done):
     return load_file(done.folder / f"model-{done.attempt}" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_what_is_in_effect(whole, kind):
     summary = TrainingSummary.read(whole.folder / "training-1" / "training.json")
     assert (summary.engine, summary.world_size, summary.steps) == ("trainer", 2, LM_STEPS)

@@ -63,12 +63,13 @@ def step(state, folder, hang_seconds=5):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
         ("raises", "rank 0 failed in score at step 1: ValueError: no words"),
-        pytest.param("fails", "IndexError: index out of range in self", marks=pytest.mark.slow),
-        pytest.param("hangs", "`generate` has not ended within 15 s", marks=pytest.mark.slow),
+        ("fails", "IndexError: index out of range in self"),
+        ("hangs", "`generate` has not ended within 15 s"),
     ],
 )  # fmt: skip
 def test_samples_that_cannot_be_written_cost_no_scores(worlds, tmp_path, kind, says):

@@ -19,7 +19,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
@@ -173,9 +172,8 @@ def parts_of(case, mode):
     part = parts.stages[0].part
     with unset_fake_temporarily():
         packs = case.task == TOKENS and case.packing
-        order = SampleOrder(
-            rows=shards.rows("train"), global_batch_size=case.rows, seed=0,
-            lengths=shards.lengths("train") if packs else None, pack_length=case.length if packs else None,
+        order = shards.order(
+            "train", global_batch_size=case.rows, seed=0, pack_length=case.length if packs else None,
         )  # fmt: skip
         host = Mesh(Layout(micro_batch_size=case.micro), CPU)
         work = Batches(task, shards, "train", order, host, 0, part.joins_texts).make(0)

@@ -14,7 +14,6 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
@@ -100,7 +99,7 @@ def shards_of(case: Case, steps: int = 40) -> Shards:
         rows={"train": count, "validation": 0}, settings=settings,
     )  # fmt: skip
     table = pa.table(columns)
-    return Shards(Path(), manifest, {"train": table, "validation": table.slice(0, 0)})
+    return Shards.of_tables(Path(), manifest, {"train": table})
 
 
 def trainer_of(case: Case, device: torch.device) -> Trainer:
@@ -131,9 +130,8 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
     parts = parallel.settle(parts)
     packs = case.task == TOKENS and case.packing
     padded = case.task == TEXT and not parts.stages[0].part.joins_texts
-    order = SampleOrder(
-        rows=shards.rows("train"), global_batch_size=case.rows, seed=0,
-        lengths=shards.lengths("train") if packs or padded else None,
+    order = shards.order(
+        "train", global_batch_size=case.rows, seed=0, by_length=packs or padded,
         pack_length=case.length if packs else None,
     )  # fmt: skip
     return Trainer(task, shards, train, Plan.of(train, order), parts, 0)

@@ -140,6 +140,7 @@ def loss_of(model, texts):
     return nats / count
 
 
+@pytest.mark.slow
 def test_loading_it_says_nothing_of_packages_that_it_does_not_use(tmp_path):
     model = models.made(tmp_path / "m", "text")
     code = (

@@ -158,6 +158,7 @@ CONTRADICTIONS = [
     ("one label", ["data.labels=[a]"], "data.labels"),
     ("the address of no cluster", ["data.executor_address=RAY_ADDRESS"], "data.executor_address"),
     ("machines of two kinds", ["data.executor=ray", "data.nodes=2"], "data.nodes"),
+    ("less disk than shards for a program", ["data.disk_gb=10", "train.engine=trainer"], "data.disk_gb"),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
     ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -15,6 +16,8 @@ def s3_server():
     words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     url = next(m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    # it says a line of every request, and waits where none reads them
+    threading.Thread(target=server.stderr.read, daemon=True).start()
     fsspec.filesystem("s3", key="x", secret="x", endpoint_url=url, skip_instance_cache=True).mkdir(
         "lake"
     )

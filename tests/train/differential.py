@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest, write_atomically
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import Cell
@@ -102,7 +101,7 @@ def made_shards(task: str, packing: bool) -> Shards:
         settings=settings,
     )
     table = pa.table(columns)
-    return Shards(Path(), manifest, {"train": table, "validation": table})
+    return Shards.of_tables(Path(), manifest, {"train": table, "validation": table})
 
 
 def trainer_of(case: dict) -> Trainer:
@@ -139,12 +138,11 @@ def trainer_of(case: dict) -> Trainer:
     parts = parallel.build(task, network, origins, train, Goal(), mesh, lora)
     weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
     parts = parallel.settle(parts)
-    lengths = shards.lengths("train") if "input_ids" in shards.table("train").column_names else None
-    order = SampleOrder(
-        rows=ROWS,
+    order = shards.order(
+        "train",
         global_batch_size=GLOBAL,
         seed=0,
-        lengths=lengths,
+        by_length="input_ids" in shards.table("train").column_names,
         pack_length=PACK if case["packing"] else None,
     )
     return Trainer(task, shards, train, Plan.of(train, order), parts, 0)

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
@@ -49,7 +48,7 @@ def made_shards(task: str, rows: int, length: int, vocabulary: int) -> Shards:
         task=task, source="random", labels=() if task == "causal_lm" else ("a", "b"), rows={"train": rows, "validation": 0}, settings=settings,
     )  # fmt: skip
     table = pa.table(columns)
-    return Shards(Path(), manifest, {"train": table, "validation": table.slice(0, 0)})
+    return Shards.of_tables(Path(), manifest, {"train": table})
 
 
 def trainer_of(case: dict, live: Live) -> Trainer:
@@ -97,8 +96,8 @@ def trainer_of(case: dict, live: Live) -> Trainer:
         for parameter in [*(p for _, p in parts.parameters()), *taught]:
             live.note(getattr(parameter, "_local_tensor", parameter))
         parts = parallel.settle(parts)
-        order = SampleOrder(
-            rows=4 * size, global_batch_size=size, seed=0, lengths=shards.lengths("train"), pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
+        order = shards.order(
+            "train", global_batch_size=size, seed=0, by_length=True, pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
         )  # fmt: skip
         return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
 

@@ -79,6 +79,7 @@ def layouts(tmp_path_factory):
     return run("layouts", folder, folder / "root")
 
 
+@pytest.mark.slow
 @cases("layouts")
 def test_on_four_ranks(layouts, name):
     passed(layouts, name)

@@ -15,7 +15,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from rekindle.data.order import SampleOrder
 from rekindle.errors import UnsupportedError
 from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
@@ -74,9 +73,8 @@ class Lesson:
         self.plain, self.taught = plain[0].train(), plain[1].eval()
 
     def batch(self, rows, slots, pack_length=None):
-        lengths = self.shards.lengths("train")
-        order = SampleOrder(
-            rows=len(lengths), global_batch_size=8, seed=0, lengths=lengths, pack_length=pack_length
+        order = self.shards.order(
+            "train", global_batch_size=8, seed=0, by_length=True, pack_length=pack_length
         )
         batches = Batches(self.task, self.shards, "train", order, self.mesh, 0)
         (batch,) = Feed(CPU, torch.float32)([batches.arranged(np.array(rows), np.array(slots))])

@@ -395,7 +395,9 @@ def test_the_ledger_of_an_interrupted_and_resized_run_holds_every_example_once(g
     gang.start().finish()
     rows = open_shards(gang.shards)
     names = rows.table("train").column("id").to_pylist()
-    order = SampleOrder(rows=len(names), global_batch_size=TRAIN.global_batch_size, seed=TRAIN.seed)
+    order = SampleOrder(
+        rows=[len(names)], global_batch_size=TRAIN.global_batch_size, seed=TRAIN.seed
+    )
     expected = {
         step + 1: sorted(names[row] for row in order.batch(step).rows if row >= 0)
         for step in range(STEPS)

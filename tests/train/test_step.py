@@ -80,7 +80,7 @@ def test_a_batch_that_is_not_full_has_as_many_micro_batches_as_it_fills(world):
         assert last.examples == ROWS % GLOBAL == 5
         assert len(last.micro) == {1: 3, 2: 2}[world]
         assert len(trainer.batches.make(0).micro) == GLOBAL // 2 // world
-        trainer.batches.order = SampleOrder(rows=ROWS, global_batch_size=1 << 20, seed=0)
+        trainer.batches.order = SampleOrder(rows=[ROWS], global_batch_size=1 << 20, seed=0)
         everything = trainer.batches.make(0)
         assert everything.examples == ROWS
         assert len(everything.micro) == {1: 19, 2: 10}[world]

@@ -30,7 +30,7 @@ def test_the_file_is_what_numpy_saves_of_the_sorted_prefixes(count, parts, disti
     hashes = column(count, parts, distinct)
     expected = io.BytesIO()
     np.save(expected, np.unique(hash_prefixes(hashes.to_pylist())), allow_pickle=False)
-    write_prefixes(hashes, tmp_path / "trained_on.npy")
+    write_prefixes([hashes], len(hashes), tmp_path / "trained_on.npy")
     assert (tmp_path / "trained_on.npy").read_bytes() == expected.getvalue()
     assert [path.name for path in tmp_path.iterdir()] == ["trained_on.npy"]
 
@@ -39,7 +39,7 @@ def test_what_models_before_it_were_trained_on_is_in_the_file_too(tmp_path):
     known = [np.arange(0, 300_000, 3, np.uint64), np.array([1, 3, 2**64 - 1], np.uint64)]
     hashes = column(1000, 3, 900)
     for given in (hashes, hashes[:0]):
-        write_prefixes(given, tmp_path / "trained_on.npy", known)
+        write_prefixes([given], len(given), tmp_path / "trained_on.npy", known)
         expected = np.unique(np.concatenate([*known, hash_prefixes(given.to_pylist())]))
         assert np.array_equal(np.load(tmp_path / "trained_on.npy"), expected)
 
@@ -67,7 +67,7 @@ def test_a_training_inherits_from_the_models_of_ours_that_it_begins_with_and_lea
 
 def test_a_slice_of_a_column_is_read_where_it_begins(tmp_path):
     hashes = column(1000, 4, 1000)[300:900]
-    write_prefixes(hashes, tmp_path / "trained_on.npy")
+    write_prefixes([hashes], len(hashes), tmp_path / "trained_on.npy")
     expected = np.unique(hash_prefixes(hashes.to_pylist()))
     assert np.array_equal(np.load(tmp_path / "trained_on.npy"), expected)
 
@@ -82,7 +82,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         )
         tracemalloc.start()
         known = np.lib.format.open_memmap(tmp_path / "known.npy", "w+", np.uint64, (rows,))
-        write_prefixes(hashes, tmp_path / "trained_on.npy", [known])
+        write_prefixes([hashes], len(hashes), tmp_path / "trained_on.npy", [known])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 4 << 20

@@ -149,7 +149,7 @@ def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, 
         if needs.unsure and key not in used:
             return True, "a run that is alive has not recorded yet what it trains"
     if kind == "piece":  # an artifact has links to its files
-        held = any(file.stat().st_nlink > 1 for file in path.iterdir())
+        held = key in used or any(file.stat().st_nlink > 1 for file in path.iterdir())
         if held or _age_seconds(path) < _PIECE_SECONDS:
             return True, "examples or shards hold it" if held else "it is less than a day old"
         return False, ""

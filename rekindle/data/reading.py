@@ -1,0 +1,103 @@
+"""Shards as the ranks of one node read them: checked by the rank that touches a file first, and,
+where they stayed in the store below the artifact root, fetched ahead and removed afterwards.
+
+What the ranks share are two folders: `marks`, which an attempt starts without, where a rank holds
+`SHA256.checked` locked while it fetches and checks a file, and `cache` with the fetched files."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+
+from rekindle.data.manifest import SHARD, Shards, check_shard, open_shard, whole_manifest
+from rekindle.data.store import Store
+from rekindle.errors import RequestError
+from rekindle.formats import size
+from rekindle.records import ShardFile
+
+_AT_ONCE = 16  # requests, each of which waits for the store
+log = logging.getLogger(__name__)
+
+
+def shared_shards(folder: Path, marks: Path, cache: Path, store: str) -> Shards:
+    """The shards of `folder`, or, where its manifest has `disk_bytes`, those that it names of
+    `store`, a path or URI. Raises DataError, also later, for what the manifest did not promise."""
+    reading = _Reading(folder, marks, cache, store)
+    hashes = reading.hashes if reading.away else None
+    return Shards(folder, reading.manifest, reading.read, reading.expect, hashes)
+
+
+class _Reading:
+    def __init__(self, folder: Path, marks: Path, cache: Path, store: str) -> None:
+        self.manifest = whole_manifest(folder)
+        self.away = Store(store) if self.manifest.disk_bytes else None
+        self.marks, self.files = marks, cache if self.away else folder
+        for path in (self.marks, self.files):
+            path.mkdir(parents=True, exist_ok=True)
+        self._needed: dict[str, dict[str, ShardFile]] = {}
+
+    def read(self, shard: ShardFile) -> pa.Table:
+        with self._whole(shard) as path:
+            return open_shard(path, shard, self.manifest)
+
+    def expect(self, now: Sequence[ShardFile], soon: Sequence[ShardFile]) -> None:
+        """Have the files of `now`, start on those of `soon`, and remove others of their split."""
+        before = self._needed.get(now[0].split, {})
+        needed = self._needed[now[0].split] = {file.path: file for file in [*now, *soon]}
+        if self.away is not None:
+            self._check_room()
+            for name in set(before) - set(needed):
+                (self.files / name).unlink(missing_ok=True)
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        start = int(os.environ.get("LOCAL_RANK", "0")) * len(now) // ranks
+        self._have([*now[start:], *now[:start]])  # the ranks of a node divide the work
+        threading.Thread(target=self._try, args=(soon,), daemon=True).start()
+
+    def hashes(self, files: Sequence[ShardFile]) -> Iterator[pa.ChunkedArray]:
+        """Of shards in the store, without the rest of them."""
+        assert self.away is not None
+        column = self.away.column
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from pool.map(lambda file: column(file.key, SHARD, "hash"), files)
+
+    def _check_room(self) -> None:
+        held = sum(file.bytes for files in self._needed.values() for file in files.values())
+        if held > self.manifest.disk_bytes:
+            what = f"shards that are read at a time, and in the next window, have {size(held)}"
+            fix = "raise data.disk_gb, or lower data.shuffle_gb or data.shard_rows"
+            raise RequestError(what, where="data.disk_gb", fix=fix)
+
+    def _try(self, files: Sequence[ShardFile]) -> None:
+        try:
+            self._have(files)
+        except Exception as error:  # noqa: BLE001 - drivers raise their own; raised when needed
+            log.warning("shards could not be read ahead: %s", error)
+
+    def _have(self, files: Sequence[ShardFile]) -> None:
+        for file in files:
+            with self._whole(file):
+                pass
+
+    @contextlib.contextmanager
+    def _whole(self, shard: ShardFile) -> Iterator[Path]:
+        """The path of a file that is fetched and checked."""
+        path = self.files / shard.path
+        with (self.marks / f"{shard.sha256}.checked").open("a+") as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX)
+            if self.away is not None and not path.is_file():
+                draft = path.with_name(f".{path.name}")
+                draft.unlink(missing_ok=True)
+                self.away.take(shard.key, SHARD, shard.sha256, draft)
+                draft.rename(path)
+                mark.truncate(0)
+            if not os.fstat(mark.fileno()).st_size:
+                check_shard(path, shard)
+                mark.write("whole")
+                mark.flush()
+            yield path
