@@ -262,7 +262,8 @@ class Fingerprint(Record):
 class ShardFile(Record):
     """One Arrow file of a manifest; `path` is relative to the manifest, `key` that of its entry in
     the store of pieces. `longest` row in tokens, and how many `sequences` the rows fill, where the
-    task packs them. `examples`: the fingerprint of their hashes, in order."""
+    task packs them. `examples`: the fingerprint of their hashes, in order. `source`: which of
+    several it is of, from 0."""
 
     path: str
     split: str
@@ -274,6 +275,17 @@ class ShardFile(Record):
     longest: int = 0
     sequences: int = 0
     examples: str = ""
+    source: int = 0
+
+
+class MixedRows(Record):
+    """A source of a mixture: its training examples, the share of an epoch's sequences that is drawn
+    from it, and how often an epoch goes through it."""
+
+    source: str
+    rows: int
+    share: float
+    epochs: float
 
 
 class ShardManifest(Record):
@@ -287,7 +299,8 @@ class ShardManifest(Record):
     fingerprint of those of the shards. `bad_rows` counts rows that were dropped, by kind of fault
     (one with two faults twice); `left_out` others, by reason: `duplicate`, `gap`. `shuffle_bytes`:
     about how much a window of shards has, within which rows are shuffled; `disk_bytes`: most that a
-    node keeps of them, because they stay in the store of pieces (0: they lie beside this file)."""
+    node keeps of them, because they stay in the store of pieces (0: they lie beside this file).
+    `sources` of a mixture; `drawn` by their shares, else each row once an epoch."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -305,6 +318,8 @@ class ShardManifest(Record):
     settings: Mapping[str, Any] = Field(default_factory=dict)
     shuffle_bytes: int = 0
     disk_bytes: int = 0
+    sources: tuple[MixedRows, ...] = ()
+    drawn: bool = False
     shards: tuple[ShardFile, ...] = ()
 
 

@@ -58,7 +58,8 @@ def _say_what_is_here(platform: str, spec: Spec) -> None:
     """Warn of paths of this machine, which steps elsewhere may not have."""
     model, data = spec.model, spec.data
     named = {
-        "data.source": data.source if data else "", "model.source": model.source,
+        **{"data.source": part.source for part in (data.parts if data else ())},
+        "model.source": model.source,
         "model.init_from": model.init_from, "model.tokenizer": model.tokenizer,
         "model.teacher.source": model.teacher.source if model.teacher else "",
     }  # fmt: skip

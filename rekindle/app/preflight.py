@@ -91,7 +91,8 @@ def _engine(spec: Spec) -> Iterator[Problem]:
 
 def _files(spec: Spec) -> Iterator[Problem]:
     if spec.data is not None:
-        yield from _source(spec.data.source)
+        for part in spec.data.parts:
+            yield from _source(part.source)
     if spec.pipeline is not None:
         path, colon, _ = spec.pipeline.partition(".py:")
         yield from _file(path + colon.removesuffix(":"), "pipeline")
@@ -143,13 +144,14 @@ def _task(spec: Spec) -> Iterator[Problem]:
 def first_look(spec: Spec) -> list[Problem]:
     """What the first rows of a local source show that the step `ingest` would refuse."""
     data, known = spec.data, spec.pipeline is None and spec.task in BUILTIN_TASKS
-    if data is None or not known or any(_source(data.source)):
+    if data is None or not known or any(any(_source(part.source)) for part in data.parts):
         return []
     if data.columns.time is not None and "by" not in data.split.model_fields_set:
         log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
     from rekindle.tasks import load_task
 
-    return first_rows(data, load_task(spec.task).modality)
+    modality = load_task(spec.task).modality
+    return [problem for part in data.parts for problem in first_rows(part, modality)]
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:

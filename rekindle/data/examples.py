@@ -30,12 +30,14 @@ BATCH_BYTES = 4 << 20
 
 
 class ExamplesPart(Record):
-    """A file of examples: of which split, the rows of each of its batches, and its hash."""
+    """A file of examples: of which split, the rows of each of its batches, its hash, and the number
+    of its source."""
 
     path: str
     split: str
     batches: tuple[int, ...]
     sha256: str
+    source: int = 0
 
 
 class ExamplesSummary(Record):

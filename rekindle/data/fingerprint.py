@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +142,17 @@ def _hashes(
 
 def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
     """The resolved window, the hash of what lies in it, and the number of files and bytes."""
-    if data.window is None:
-        source = open_source(data, modality)
-        return None, source.fingerprint(), source.extent()
-    if "{window" in data.source:
-        partitions = FileSource(data, modality).files
-        window = resolve(data.window, partitions.newest, partitions.unit)
-        source = open_source(data, modality, window)
-        return window, source.fingerprint(), source.extent()
+    if data.window is None or any("{window" in part.source for part in data.parts):
+        window = None
+        if dated := [FileSource(part, modality).files for part in data.parts if part.window]:
+            assert data.window is not None
+            newest = max(filter(None, (files.newest for files in dated)), default=None)
+            window = resolve(data.window, newest, dated[0].unit)
+        found = [
+            open_source(part, modality, window if part.window else None) for part in data.parts
+        ]
+        files, sizes = zip(*(source.extent() for source in found), strict=True)
+        return window, combined([s.fingerprint() for s in found]), (sum(files), sum(sizes))
     source = open_source(data, modality)
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
@@ -172,6 +176,11 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         fix = "move data.window.end, or lower data.window.offset"
         raise DataError(what, where=f"they span {span}", fix=fix)
     return window, running.digest(), source.extent()
+
+
+def combined(hashes: Sequence[str]) -> str:
+    """The fingerprint of sources that are read together."""
+    return hashes[0] if len(hashes) == 1 else digest(list(hashes))
 
 
 def content_behind(name: str) -> str:

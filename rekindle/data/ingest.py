@@ -27,6 +27,7 @@ from rekindle.data.examples import (
     ExamplesWriter,
 )
 from rekindle.data.executor import Executor, Local, Order, code, executor_of
+from rekindle.data.fingerprint import combined
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, contents, measured, pieces, source_of
 from rekindle.data.quarantine import leave_out
@@ -57,11 +58,11 @@ Entry = Mapping[str, Any]
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = "", store: str = ""
 ) -> ExamplesSummary | None:
-    """Write the examples of `data.source` into `out`; returns, and writes, their summary. `window`:
-    the text of a resolved window, "" for all; `source`: a fingerprint to carry along; `store`: a
-    path or URI that keeps pieces for the next time, and which all workers reach. On several nodes
-    all but the first return None. Raises DataError with everything that is wrong with the source,
-    and where what was read has another fingerprint."""
+    """Write the examples of a source, or of a mixture, into `out`; returns, and writes, their
+    summary. `window`: the text of a resolved window, "" for all; `source`: a fingerprint to carry
+    along; `store`: a path or URI that keeps pieces for the next time, and which all workers reach.
+    On several nodes all but the first return None. Raises DataError with everything that is wrong
+    with the source, and where what was read has another fingerprint."""
     if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
@@ -86,48 +87,98 @@ def ingest(
     return summary
 
 
+@dataclasses.dataclass
+class _Part:
+    """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
+
+    data: DataSpec
+    modality: str
+    window: Window | None
+    items: list[dict[str, Any]]
+    executor: Executor = dataclasses.field(default_factory=lambda: Local(1))
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+    seen: str = ""
+
+    def __post_init__(self) -> None:
+        self.opened = open_source(self.data, self.modality, self.window)
+        # else what was read has one hash over all rows, in order
+        self.in_pieces = isinstance(self.opened, FileSource) and not (
+            self.opened.names_files or _by_column(self.data, self.window)
+        )
+
+    def cut(self, order: dict[str, Any], store: Store) -> None:
+        """Have the source measured; its pieces are the items then, and `order` is one for them."""
+        assert isinstance(self.opened, FileSource)
+        self.executor = executor_of(self.data, store, self.opened.extent()[1] // _WORTH_BYTES)
+        blocks = measured(self.opened, self.data.source, self.executor)
+        self.seen = self.opened.fingerprint_of(contents(blocks))
+        found, located = pieces(self.opened, blocks), self.opened.files
+        order |= {"root": located.files[0].root, "format": located.format}
+        if self.modality == "image" and order["shape"] is None and len(found) > 1:
+            shapes = (self._shape(order, one.item("")) for one in found)
+            order["shape"] = next(filter(None, shapes), None)
+        aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
+        settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
+        self.items = [one.item(one.key([settings, code()])) for one in found]
+
+    def _shape(self, order: Order, first: Entry) -> Shape | None:
+        """The shape of the first image of a piece, which decides for all that follow."""
+        normaliser = Normaliser(self.data, self.modality, Findings())
+        source = source_of(order, first, self.data, self.modality)
+        for raw in source.read(wanted_columns(self.data, self.modality), Findings()):
+            normaliser(raw)
+            if normaliser.image_shape:
+                break
+        return normaliser.image_shape
+
+
 class _Ingestion:
     def __init__(
         self, data: DataSpec, modality: str, window: str, source: str, scratch: str
     ) -> None:
         self.data, self.modality, self.window = data, modality, parse_window(window)
         self.source, self.store = source, Store(scratch)
-        self.opened = open_source(data, modality, self.window)
-        # else what was read has one hash over all rows, in order
-        self.in_pieces = isinstance(self.opened, FileSource) and not (
-            self.opened.names_files or _by_column(data, self.window)
-        )
+        self.parts = [
+            _Part(part, modality, self.window if part.window else None, [{"key": f"whole-{n}"}])
+            for n, part in enumerate(data.parts)
+        ]
+        self.in_pieces = all(part.in_pieces for part in self.parts)
         self.findings, self.span, self.seen = Findings(), Span(), ""
         self.bad_rows: dict[str, int] = {}
         self.left_out = collections.Counter[str]()
         self.shape: Shape | None = None
-        self.items: list[dict[str, Any]] = [{"key": "whole"}]
+        self.items: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
 
     def run(self, out: Path) -> None:
         """Have all pieces read, and divided; the rows that are left out are listed in `out`."""
-        executor: Executor = Local(1)
-        order: dict[str, Any] = {
-            "data": self.data.model_dump(mode="json"), "modality": self.modality,
-            "window": str(self.window or ""), "store": self.store.root, "shape": None,
-        }  # fmt: skip
-        if self.in_pieces:
-            executor = executor_of(self.data, self.store, self.opened.extent()[1] // _WORTH_BYTES)
-            order = self._cut(order, executor)
-        self.entries = executor.map(_PIECE, order, self.items, digest([order, self.items]))
+        order: dict[str, Any] = {}
+        for part in self.parts:
+            order = {
+                "data": part.data.model_dump(mode="json"), "modality": self.modality,
+                "window": str(part.window or ""), "store": self.store.root, "shape": self.shape,
+            }  # fmt: skip
+            if self.in_pieces:
+                part.cut(order, self.store)
+                if len(self.parts) == 1:
+                    self._check(part.seen)
+            part.entries = part.executor.map(_PIECE, order, part.items, digest([order, part.items]))
+            for entry in part.entries:
+                found = Findings.of_json(entry["findings"])
+                self.findings.include(found, found.rows)
+                self.span.join(Span(*entry["span"]))
+                self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
+                part.seen = part.seen or entry["seen"]
+            self.items += [{**item, "source": self.parts.index(part)} for item in part.items]
+            self.entries += part.entries
+        self.seen = combined([part.seen for part in self.parts])
         if self.in_pieces and len(self.items) > 1:
             new = sum(entry["new"] for entry in self.entries)
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
-        for entry in self.entries:
-            found = Findings.of_json(entry["findings"])
-            self.findings.include(found, found.rows)
-            self.span.join(Span(*entry["span"]))
-            self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
-            self.seen = self.seen or entry["seen"]
         read = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
         self.bad_rows = leave_out(self.data, self.findings, read, out)
         if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
-            self._divide(order, executor)
+            self._divide(order, self.parts[0].executor)
 
     def _divide(self, order: Order, executor: Executor) -> None:
         """Have all pieces divided by time, at the cuts that all of them together have."""
@@ -144,42 +195,19 @@ class _Ingestion:
         cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
         gap = self.data.split.gap
         gaps = [before(cut, gap) for cut in cuts] if gap else []
-        self.items = [{"key": digest([key["key"], cuts, gaps]), "from": key["key"]} for key in keys]
+        self.items = [
+            {"key": digest([key["key"], cuts, gaps]), "from": key["key"], "source": item["source"]}
+            for key, item in zip(keys, self.items, strict=True)
+        ]
         order = {**order, "cuts": cuts, "gaps": gaps}
         self.entries = executor.map(_DIVIDE, order, self.items, digest(self.items))
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
-    def _cut(self, order: dict[str, Any], executor: Executor) -> dict[str, Any]:
-        """The order for pieces, once the items are these."""
-        assert isinstance(self.opened, FileSource)
-        blocks = measured(self.opened, self.data.source, executor)
-        self.seen = self.opened.fingerprint_of(contents(blocks))
-        self._check_seen()
-        found, located = pieces(self.opened, blocks), self.opened.files
-        order |= {"root": located.files[0].root, "format": located.format}
-        if self.modality == "image" and len(found) > 1:
-            shapes = (self._shape(order, one.item("")) for one in found)
-            order["shape"] = next(filter(None, shapes), None)
-        aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
-        settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
-        self.items = [one.item(one.key([settings, code()])) for one in found]
-        return order
-
-    def _shape(self, order: Order, first: Entry) -> Shape | None:
-        """The shape of the first image of a piece, which decides for all that follow."""
-        normaliser = Normaliser(self.data, self.modality, Findings())
-        source = source_of(order, first, self.data, self.modality)
-        for raw in source.read(wanted_columns(self.data, self.modality), Findings()):
-            normaliser(raw)
-            if normaliser.image_shape:
-                break
-        return normaliser.image_shape
-
-    def _check_seen(self) -> None:
-        if self.source and self.source != self.seen:
+    def _check(self, seen: str) -> None:
+        if self.source and self.source != seen:
             what = "the data changed between `fingerprint` and `ingest`"
             fix = "run the same command again; who writes files aside and renames them changes them"
-            raise DataError(what, where=self.data.source, fix=f"{fix} in one instant")
+            raise DataError(what, where=self.data.named, fix=f"{fix} in one instant")
 
     def _rows(self, name: str) -> int:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
@@ -189,7 +217,7 @@ class _Ingestion:
         it is unfit."""
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
-            self._check_seen()
+            self._check(self.seen)
         files = [*self._files(out)]
         labelled = "label" in examples.schema_of(self.modality, ()).names
         class_rows = {split: collections.Counter[str]() for split in SPLITS}
@@ -210,7 +238,7 @@ class _Ingestion:
                 findings.note(what, where=f"they span {self.span}", fix=fix)
             elif not findings:
                 what = "the source holds no records"
-                findings.note(what, where=data.source, fix="check data.source")
+                findings.note(what, where=data.named, fix="check data.source")
         else:
             by_key = (data.columns.group or data.columns.key) is not None
             if by_key or data.split.by != "hash":  # else copies are together
@@ -242,7 +270,11 @@ class _Ingestion:
                     sha256, path = entry["files"][name], f"{split}-{number:05}.arrow"
                     self.store.take(item["key"], name, sha256, out / path)
                     yield ExamplesPart(
-                        path=path, split=split, batches=tuple(batches), sha256=sha256
+                        path=path,
+                        split=split,
+                        batches=tuple(batches),
+                        sha256=sha256,
+                        source=item["source"],
                     )
 
 

@@ -163,6 +163,9 @@ class Shards:
                 for i, file in enumerate(files) if pack_length
             ],
             classes=labels if balanced else None,
+            sources=[file.source for file in files],
+            shares=[one.share for one in self.manifest.sources]
+            if self.manifest.drawn and split == "train" else (),
             windows=-(-sum(file.bytes for file in files) // window) if window else 1,
             expect=lambda now, soon: self._expect(
                 [files[i] for i in now], [files[i] for i in soon]

@@ -17,7 +17,8 @@ With `pack_length`, rows of a shard share sequences by `best_fit`, and the seque
 shuffled. How many a shard fills depends on its lengths alone, which rows meet on the epoch, too.
 
 With `classes`, a window draws equally often from each class, which goes through its rows in a fixed
-random order, on and on, from one epoch to the next."""
+random order, on and on, from one epoch to the next. With `shares`, it draws so from sources: each
+window has shards of all of them, where a source has fewer shards than there are windows all."""
 
 import math
 from bisect import bisect_left, insort
@@ -35,7 +36,7 @@ PADDING = -1
 BUCKET_BATCHES = 50
 WINDOW_ROWS = 1 << 20
 WINDOW_SHARDS = 256
-_ROWS, _BATCHES, _CLASSES, _SHARDS = 0, 1, 2, 3
+_ROWS, _BATCHES, _GROUPS, _SHARDS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """Windows of an epoch: the shards of each, and how many sequences come before it and in all."""
+    """Windows of an epoch: the shards of each, and how many sequences are drawn before each one,
+    and in all."""
 
     windows: list[Indices]
     before: Indices
@@ -70,16 +72,21 @@ class _Sequences:
         starts = self.starts[start : end + 1]
         return _Sequences(self.rows[starts[0] : starts[-1]], starts - starts[0])
 
-    def then(self, other: "_Sequences") -> "_Sequences":
-        starts = np.concatenate([self.starts, other.starts[1:] + self.starts[-1]])
-        return _Sequences(np.concatenate([self.rows, other.rows]), starts)
-
     def picked(self, order: Indices) -> "_Sequences":
         """These sequences in this order."""
         sizes = np.diff(self.starts)[order]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
         return _Sequences(self.rows[np.repeat(self.starts[order], sizes) + inside], starts)
+
+
+def _joined(parts: Sequence[_Sequences]) -> _Sequences:
+    """The sequences of one after the other."""
+    begins = np.cumsum([0, *(part.starts[-1] for part in parts)])
+    starts = [part.starts[:-1] + begin for part, begin in zip(parts, begins, strict=False)]
+    return _Sequences(
+        np.concatenate([part.rows for part in parts]), np.concatenate([*starts, begins[-1:]])
+    )
 
 
 class SampleOrder:
@@ -89,9 +96,11 @@ class SampleOrder:
         self, *, rows: Sequence[int], global_batch_size: int, seed: int,
         lengths: Lookup | None = None, pack_length: int | None = None,
         sequences: Sequence[int] = (), classes: Lookup | None = None, windows: int = 1,
+        sources: Sequence[int] = (), shares: Sequence[float] = (),
         expect: Callable[[Indices, Indices], None] = lambda now, soon: None,
     ) -> None:  # fmt: skip
-        """`rows` and, where packed, `sequences` of each shard; `lengths` are tokens; `windows` is
+        """`rows` and, where packed, `sequences` of each shard, and `sources`, the number of its
+        source, whose `shares` of an epoch's sequences sum to 1; `lengths` are tokens; `windows` is
         the least number of windows. `expect` learns which shards are read from now on, and which
         will be next. ValueError for nonsense."""
         self.rows, self.global_batch_size, self.seed = sum(rows), global_batch_size, seed
@@ -100,13 +109,17 @@ class SampleOrder:
             raise ValueError(f"need rows and a batch size, got {self.rows} and {global_batch_size}")
         if pack_length is not None and (len(sequences) != len(rows) or lengths is None or classes):
             raise ValueError("packing needs lengths, and the sequences of each shard; no classes")
+        if shares and (len(sources) != len(rows) or classes):
+            raise ValueError("shares need the source of each shard, and no classes")
         self._lengths, self._classes, self._expect = lengths, classes, expect
+        self._shares = np.asarray(shares)
+        self._sources = np.asarray(sources if shares else [0] * len(rows), np.int64)
         self._starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
         self._filled = np.asarray(rows if pack_length is None else sequences, np.int64)
         self._total = int(self._filled.sum())
         wanted = max(windows, self.rows // WINDOW_ROWS, len(rows) // WINDOW_SHARDS)
         most = self._total // (BUCKET_BATCHES * global_batch_size)
-        self._windows = max(1, min(wanted, most, len(rows)))
+        self._windows = max(1, min(wanted, most, int(np.bincount(self._sources).max())))
         self._place, self._batches = (-1, -1), _Sequences(*(np.zeros(1, np.int64),) * 2)
         self._epoch = -1, _Epoch([], np.zeros(1, np.int64))
 
@@ -136,20 +149,29 @@ class SampleOrder:
         return -(-self._total // self.global_batch_size)
 
     def _cut(self, number: int) -> _Epoch:
-        """An epoch's shards, shuffled where there are several windows, and cut into these."""
-        if self._epoch[0] != number:
-            shards = np.arange(len(self._filled))
-            if self._windows > 1:
-                shards = self._permutation(len(shards), number, _SHARDS)
-            ends = np.cumsum(self._filled[shards])
-            of_shard = (ends - self._filled[shards]) * self._windows // self._total
-            cuts, before = list[int](), [0]
-            for cut in np.flatnonzero(np.diff(of_shard)) + 1:
-                end = int(ends[cut - 1])  # a window fills a batch: what is left goes to the next
-                if min(end - before[-1], self._total - end) >= self.global_batch_size:
-                    cuts.append(int(cut))
-                    before.append(end)
-            self._epoch = number, _Epoch(np.split(shards, cuts), np.array([*before, self._total]))
+        """An epoch's shards, those of each source shuffled and divided among the windows."""
+        if self._epoch[0] == number:
+            return self._epoch[1]
+        window_of = np.full(len(self._filled), -1)
+        for source in np.unique(self._sources):
+            mine = np.flatnonzero(self._sources == source)
+            if len(mine) >= self._windows:
+                # with shares the same ones each time, so that rows come in turns
+                turn = 0 if len(self._shares) else number
+                places = self._permutation(len(mine), turn, _SHARDS, source)
+                window_of[mine] = places * self._windows // len(mine)
+        ends = np.cumsum(np.bincount(window_of + 1, self._filled, self._windows + 1)[1:])
+        ends = np.rint(ends * (self._total / ends[-1])).astype(np.int64)
+        windows, before, first = list[Indices](), [0], 0
+        for window, end in enumerate(ends.tolist()):
+            last = window + 1 == self._windows
+            # a window fills a batch, whose rest goes to the next
+            if last or min(end - before[-1], self._total - end) >= self.global_batch_size:
+                inside = (window_of < 0) | ((window_of >= first) & (window_of <= window))
+                windows.append(np.flatnonzero(inside))
+                before.append(end)
+                first = window + 1
+        self._epoch = number, _Epoch(windows, np.array(before))
         return self._epoch[1]
 
     def _load(self, number: int, window: int) -> _Sequences:
@@ -164,13 +186,14 @@ class SampleOrder:
         made = self._drawn(number, window)
         if left:
             before = self._drawn(number, window - 1)
-            made = before.part(len(before) - left, len(before)).then(made)
+            made = _joined([before.part(len(before) - left, len(before)), made])
         if not last:
             made = made.part(0, len(made) // size * size)
         if self.by_length and self.pack_length is None:
             made = made.picked(self._by_length(made, read, number, window))
         empty = -len(made) % size
-        return made.then(_Sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1)))
+        nothing = _Sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1))
+        return _joined([made, nothing])
 
     def _by_length(
         self, made: _Sequences, shards: Sequence[Indices], number: int, window: int
@@ -193,52 +216,58 @@ class SampleOrder:
 
     def _drawn(self, number: int, window: int) -> _Sequences:
         """What a window adds to an epoch, in random order."""
-        shards = self._cut(number).windows[window]
-        rows = self._rows_of(shards)
-        order = self._permutation(len(rows), number, _ROWS, window)
-        if self.pack_length is None:
-            drawn = (
-                rows[order]
-                if self._classes is None
-                else rows[self._balanced(shards, number)[order]]
-            )
-            return _Sequences(drawn, np.arange(len(drawn) + 1))
-        return self._packed(shards, rows, order, number, window)
+        shards, packed = self._cut(number).windows[window], self.pack_length is not None
+        if packed:
+            made = self._packed(shards, 0 if len(self._shares) else number)
+        else:
+            rows = self._rows_of(shards)
+            made = _Sequences(rows, np.arange(len(rows) + 1))
+        if self._classes is not None or len(self._shares):
+            made = made.picked(self._shared(shards, number, window))
+        order = self._permutation(len(made), number, _BATCHES if packed else _ROWS, window)
+        return made.picked(np.argsort(order) if packed else order)
 
-    def _balanced(self, shards: Indices, number: int) -> Indices:
-        """Places of as many rows as there are, class by class."""
-        assert self._classes is not None
-        of_row = np.asarray(self._classes(shards))
-        shuffled = self._permutation(len(of_row), 0, _CLASSES)
-        classes = np.unique(of_row)
-        share, more = divmod(len(of_row), len(classes))
+    def _shared(self, shards: Indices, number: int, window: int) -> Indices:
+        """Which sequences of a window are drawn: of each class, or each source, its share."""
+        if self._classes is not None:
+            classes, group_of = np.unique(np.asarray(self._classes(shards)), return_inverse=True)
+            shares = np.full(len(classes), 1 / len(classes))
+        else:
+            shares = self._shares
+            group_of = np.repeat(self._sources[shards], self._filled[shards])
+        bounds = np.append(np.cumsum(shares)[:-1], 1.0)
+        start, end, total = (
+            np.diff(np.floor(at * bounds).astype(np.int64), prepend=0)
+            for at in (*self._cut(number).before[window : window + 2], self._total)
+        )
         drawn = []
-        for turn, one in enumerate(classes):
-            mine, count = shuffled[of_row[shuffled] == one], share + (turn < more)
-            drawn.append(mine[(number * count + np.arange(count)) % len(mine)])
+        for group, count in enumerate(np.maximum(end - start, 0).tolist()):
+            mine = np.flatnonzero(group_of == group)
+            mine = mine[self._permutation(len(mine), 0, _GROUPS, group)]
+            begin = number * count
+            if len(self._shares) and (self._sources == group).sum() < self._windows:
+                begin = number * total[group] + start[group]  # all of its shards are in each window
+            drawn.append(mine[(begin + np.arange(count)) % len(mine)])
         return np.concatenate(drawn)
 
-    def _packed(
-        self, shards: Indices, rows: Indices, order: Indices, number: int, window: int
-    ) -> _Sequences:
+    def _packed(self, shards: Indices, number: int) -> _Sequences:
         assert self._lengths is not None
         assert self.pack_length is not None
         lengths = np.asarray(self._lengths(shards))
         if lengths.min() < 1 or lengths.max() > self.pack_length:
             raise ValueError(f"packing needs lengths of 1 to {self.pack_length} tokens")
-        sizes = np.diff(self._starts)[shards]
-        order = order[np.argsort(np.repeat(np.arange(len(shards)), sizes)[order], kind="stable")]
-        fitted, packs = np.empty(len(rows), np.int64), 0
-        for start, end in zip(np.cumsum(sizes) - sizes, np.cumsum(sizes), strict=True):
-            fitted[start:end], count = best_fit(lengths[order[start:end]], self.pack_length)
-            fitted[start:end] += packs
-            packs += count
-        if packs != self._filled[shards].sum():
-            raise ValueError(f"the shards fill {packs} sequences, not {self._filled[shards].sum()}")
-        by_pack = np.argsort(fitted, kind="stable")
-        starts = np.searchsorted(fitted[by_pack], np.arange(packs + 1)).astype(np.int64)
-        places = self._permutation(packs, number, _BATCHES, window)
-        return _Sequences(rows[order[by_pack]], starts).picked(np.argsort(places))
+        parts, begin = list[_Sequences](), 0
+        for shard in shards.tolist():
+            first, end = self._starts[shard : shard + 2]
+            order = self._permutation(int(end - first), number, _ROWS, shard)
+            fitted, count = best_fit(lengths[begin:][order], self.pack_length)
+            if count != self._filled[shard]:
+                raise ValueError(f"a shard fills {count} sequences, not {self._filled[shard]}")
+            by_pack = np.argsort(fitted, kind="stable")
+            starts = np.searchsorted(fitted[by_pack], np.arange(count + 1)).astype(np.int64)
+            parts.append(_Sequences(first + order[by_pack], starts))
+            begin += int(end - first)
+        return _joined(parts)
 
     def _rows_of(self, shards: Indices) -> Indices:
         """Numbers of the rows of shards, one shard after the other."""

@@ -28,7 +28,7 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
     if not kept or (bad > limit if limit >= 1 else bad / read > limit):
         what = f"{bad:,} of {read:,} rows have faults, more than data.max_bad_rows ({limit:,})"
         fix = "correct the rows below, or raise data.max_bad_rows"
-        findings.note(what, where=data.source, fix=fix)
+        findings.note(what, where=data.named, fix=fix)
         return {}
     faults = findings.settle()
     with (folder / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:

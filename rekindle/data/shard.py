@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from rekindle.data.examples import (
@@ -38,7 +39,7 @@ from rekindle.data.order import best_fit
 from rekindle.data.store import Store
 from rekindle.errors import DataError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.records import ShardFile, ShardManifest
+from rekindle.records import MixedRows, ShardFile, ShardManifest
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
@@ -103,6 +104,7 @@ def shard(
         class_rows=summary.class_rows, bad_rows=summary.bad_rows, left_out=summary.left_out,
         settings=settings, shards=tuple(shards), shuffle_bytes=round(data.shuffle_gb * 1e9),
         disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
+        sources=_mixed(data, shards), drawn=_drawn(data),
     )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in shards)
@@ -124,6 +126,7 @@ def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[
             yield {
                 "key": key, "name": f"{file.split}-{number:05}.arrow", "split": file.split,
                 "path": file.path, "batch": batch, "skip": skip, "rows": rows,
+                "source": file.source,
             }  # fmt: skip
             number, left, skip = number + 1, left - rows, skip + rows
             while batch < len(file.batches) and skip >= file.batches[batch]:
@@ -132,8 +135,32 @@ def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[
 
 def _file(item: Mapping[str, Any], entry: Mapping[str, Any]) -> ShardFile:
     facts = {name: entry[name] for name in _FACTS}
-    where = {"path": item["name"], "split": item["split"], "key": item["key"]}
+    where = {"path": item["name"], **{name: item[name] for name in ("split", "key", "source")}}
     return ShardFile(sha256=entry["files"][SHARD], **where, **facts)
+
+
+def _drawn(data: DataSpec) -> bool:
+    return data.temperature is not None or any(part.weight for part in data.sources)
+
+
+def _mixed(data: DataSpec, shards: Sequence[ShardFile]) -> tuple[MixedRows, ...]:
+    """What training draws from each source of a mixture; DataError for one without examples."""
+    rows, filled = np.zeros((2, len(data.sources)), np.int64)
+    for file in shards:
+        if data.sources and file.split == "train":
+            rows[file.source] += file.rows
+            filled[file.source] += file.sequences or file.rows
+    for part, count in zip(data.sources, rows, strict=True):
+        if not count:
+            what = f"the source {part.source} has no example in the split train"
+            raise DataError(what, where="data.sources", fix="remove it, or give it more rows")
+    weights = [part.weight for part in data.sources if part.weight]
+    parts = np.array(weights or filled ** (1 / (data.temperature or 1)), float)
+    shares = parts / parts.sum() if len(parts) else parts
+    return tuple(
+        MixedRows(source=part.source, rows=n, share=share, epochs=share * filled.sum() / own)
+        for part, n, own, share in zip(data.sources, rows, filled, shares, strict=True)
+    )
 
 
 def _counts(items: Sequence[Any], entries: Sequence[Any], name: str) -> dict[str, int]:

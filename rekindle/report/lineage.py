@@ -116,7 +116,11 @@ def _data_facts(
     facts: list[tuple[str, str]] = []
     if manifest:
         named = (run.spec.get("data") or {}).get("source")  # of files here, shards know a hash
-        facts.append(("Source", str(named or manifest.source)))
+        if not manifest.sources:
+            facts.append(("Source", str(named or manifest.source)))
+        for one in manifest.sources:
+            seen = f"{formats.share(one.share)} of what is drawn, {one.epochs:.3g} times an epoch"
+            facts.append((f"Source {one.source}", f"{formats.count(one.rows)} examples, {seen}"))
     window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
     facts.append(("Window", formats.window(window) if window else "everything the source holds"))
     if fingerprint:

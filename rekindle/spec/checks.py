@@ -71,9 +71,11 @@ def _data(spec: Spec) -> Iterator[Finding]:
     if data.split.by == "time" and data.columns.time is None:
         what = "a split by time needs to know the time"
         yield ("data", "split", "by"), what, "set data.columns.time"
-    partitioned = "{window" in data.source
-    if data.window and not partitioned and data.columns.time is None:
+    yield from _sources(spec, data)
+    partitioned = any("{window" in part.source for part in data.parts)
+    if data.window and not partitioned and (data.sources or data.columns.time is None):
         fix = "set data.columns.time, or put {window} into data.source"
+        fix = "put {window} into one of data.sources" if data.sources else fix
         yield ("data", "window"), "a window needs to know a record's time", fix
     if partitioned and not data.window:
         what = "has a {window} but there is no data.window"
@@ -86,7 +88,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:
         yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
-    if "\x00" in data.source or "\n" in data.source:
+    if "\x00" in data.named or "\n" in data.named:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
 
 
@@ -114,11 +116,33 @@ def _rows(spec: Spec) -> Iterator[Finding]:
         yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
 
 
+def _sources(spec: Spec, data: DataSpec) -> Iterator[Finding]:
+    if bool(data.source) == bool(data.sources):
+        what = "has both `source` and `sources`" if data.source else "names no source"
+        yield ("data", "source"), what, "set data.source, or data.sources for a mixture"
+    weights = [part.weight for part in data.sources if part.weight is not None]
+    if weights and len(weights) < len(data.sources):
+        what = "some of the sources have a weight, and some have none"
+        yield ("data", "sources"), what, "give each source a weight, or none"
+    if data.temperature and (weights or not data.sources):
+        what = "shares follow from it where data.sources have no weights"
+        yield ("data", "temperature"), what, "remove it, or the weights"
+    if (weights or data.temperature) and spec.train.sampling == "balanced":
+        what = "draws by class, and the sources are drawn by weight"
+        yield ("train", "sampling"), what, "remove it, or the weights of data.sources"
+    if (weights or data.temperature) and (spec.train.entrypoint or spec.train.engine == "trainer"):
+        what = "draws rows itself, and not by the weights of sources"
+        yield ("data", "sources"), f"what trains {what}", "remove the weights or data.temperature"
+
+
 def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     if data.disk_gb and (spec.train.entrypoint or spec.train.engine == "trainer"):
         what = "reads rows of all shards at any time, so a node has to have them all"
         who = "train.entrypoint" if spec.train.entrypoint else "train.engine: trainer"
         yield ("data", "disk_gb"), f"{who} {what}", "remove it"
+    elif data.disk_gb and data.disk_gb < 3 * data.shuffle_gb:
+        what = f"has to hold three windows of data.shuffle_gb ({data.shuffle_gb:g} GB)"
+        yield ("data", "disk_gb"), what, "raise it, or lower data.shuffle_gb"
     if data.executor == "local" and data.executor_address:
         what = "names a cluster, and `local` has none"
         yield ("data", "executor_address"), what, "set data.executor: ray, or spark"
@@ -321,7 +345,7 @@ def _schedule(spec: Spec) -> Iterator[Finding]:
 def _secrets(spec: Spec) -> Iterator[Finding]:
     places: tuple[tuple[KeyPath, str], ...] = (
         (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
-        (("data", "source"), spec.data.source if spec.data else ""),
+        *((("data", "source"), part.source) for part in (spec.data.parts if spec.data else ())),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
         (("model", "source"), spec.model.source if isinstance(spec.model.source, str) else ""),

@@ -124,6 +124,11 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
             section = section.get(parent) if isinstance(section, dict) else None
         if isinstance(section, dict) and isinstance(section.get(name), str):
             section[name] = _anchored(str(name), section[name], folder)
+    data = values.get("data")
+    parts = data.get("sources") if isinstance(data, dict) else ()
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict) and isinstance(part.get("source"), str):
+            part["source"] = _anchored("source", part["source"], folder)
     image = values.get("image")
     if isinstance(image, dict) and isinstance(image.get("include"), list):
         image["include"] = [

@@ -128,14 +128,41 @@ class WindowSpec(Section):
     """How many earlier windows `rekindle run` runs first, oldest first."""
 
 
+Location = Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
+Format = Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"]
+
+
+class MixedSource(Section):
+    """One source of a mixture. What is left out is as `data` has it."""
+
+    source: Location
+    """As `data.source`."""
+    weight: float | None = Field(None, gt=0)
+    """Its share of what is trained on is its weight, divided by the sum of all; give each source
+    one, or none."""
+    format: Format | None = None
+    """As `data.format`."""
+    delimiter: Delimiter | None = None
+    """As `data.delimiter`."""
+    encoding: Encoding | None = None
+    """As `data.encoding`."""
+    columns: ColumnsSpec | None = None
+    """As `data.columns`, in place of all of it."""
+
+
 class DataSpec(Section):
     """Where the examples come from and how they are divided."""
 
-    source: str = Field(min_length=1, max_length=2_000)
+    source: Location | Literal[""] = ""
     """A URI or path (glob allowed; csv, jsonl, parquet or a folder of images), `sklearn:NAME` or
     `hub:NAME?config=..&revision=..`. Relative paths start at the config's folder. `{window}` or
     `{window:%Y-%m}` stands for a partition."""
-    format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
+    sources: tuple[MixedSource, ...] = Field((), exclude_if=lambda sources: not sources)
+    """Several sources in place of `source`, from which training draws by weight."""
+    temperature: float | None = Field(None, ge=1, le=1_000, exclude_if=lambda value: value is None)
+    """Without weights: the share of each of `sources` is its number of examples to the power of 1 /
+    temperature, so that small ones are seen more often. Without either, examples count alike."""
+    format: Format = "auto"
     """Format of the source; `auto` goes by its prefix or suffix."""
     delimiter: Delimiter = "auto"
     """The character between the columns of a CSV, such as `;`, `|` or `\\t`. `auto`: a comma, or a
@@ -188,6 +215,24 @@ class DataSpec(Section):
     """Machines that share the steps `ingest` and `shard`, each with its own processes."""
     workers: int | None = Field(None, ge=1, le=1_024)
     """Processes of a machine; without it, one a core."""
+
+    @property
+    def parts(self) -> tuple["DataSpec", ...]:
+        """One of these for each of `sources`, or this one."""
+        if not self.sources:
+            return (self,)
+        found = list[DataSpec]()
+        for part in self.sources:
+            given = {name: value for name, value in part if value is not None and name != "weight"}
+            window = self.window if "{window" in part.source else None
+            aside = {"sources": (), "temperature": None, "window": window}
+            found.append(self.model_copy(update={**aside, **given}))
+        return tuple(found)
+
+    @property
+    def named(self) -> str:
+        """What errors call the source."""
+        return ", ".join(part.source for part in self.parts)
 
     EXECUTION: ClassVar = frozenset({"executor", "executor_address", "nodes", "workers", "disk_gb"})
     """How the work is done, on which no byte depends."""

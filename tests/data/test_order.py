@@ -269,3 +269,33 @@ def test_the_order_of_many_rows_costs_what_a_window_costs():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 40 * 8 * WINDOW_ROWS
+
+
+@pytest.mark.parametrize("windows", [1, 5])
+@pytest.mark.parametrize("packed", [False, True])
+def test_sources_are_drawn_by_their_shares_and_each_row_in_its_turn(windows, packed):
+    sizes, sources, shares = [100] * 10 + [50, 40], [0] * 10 + [1, 2], (0.5, 0.3, 0.2)
+    lengths = [lengths_of(size, shard) for shard, size in enumerate(sizes)]
+    more, sequences = {}, sizes
+    if packed:
+        sequences = [best_fit(part, 128)[1] for part in lengths]
+        more = {"pack_length": 128, "sequences": sequences}
+        more["lengths"] = lambda ids: np.concatenate([lengths[i] for i in ids])
+    order = SampleOrder(
+        rows=sizes, global_batch_size=2, seed=3, windows=windows, sources=sources, shares=shares,
+        **more,
+    )  # fmt: skip
+    starts, epochs = np.cumsum([0, *sizes]), 4
+    drawn, times = np.zeros(3), np.zeros(sum(sizes))
+    for step in range(epochs * order.steps_in_epoch):
+        batch = order.batch(step)
+        rows, first = batch.rows, np.flatnonzero(np.diff(batch.slots, prepend=-1))
+        firsts = rows[first][rows[first] != PADDING]
+        source = np.asarray(sources)[np.searchsorted(starts, firsts, side="right") - 1]
+        drawn += np.bincount(source, minlength=3)
+        np.add.at(times, rows[rows != PADDING], 1)
+    assert drawn.sum() == epochs * sum(sequences)
+    assert abs(drawn / drawn.sum() - shares).max() < 0.002
+    for source in (1, 2):  # all of their shards are in each window
+        assert np.ptp(times[starts[9 + source] : starts[10 + source]]) <= 1
+    assert np.ptp(times[:1000]) <= 2
