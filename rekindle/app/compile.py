@@ -57,13 +57,13 @@ def _say_what_is_needed(platform: str, graph: Graph) -> None:
 def _say_what_is_here(platform: str, spec: Spec) -> None:
     """Warn of paths of this machine, which steps elsewhere may not have."""
     model, data = spec.model, spec.data
-    named = {
-        **{"data.source": part.source for part in (data.parts if data else ())},
-        "model.source": model.source,
-        "model.init_from": model.init_from, "model.tokenizer": model.tokenizer,
-        "model.teacher.source": model.teacher.source if model.teacher else "",
-    }  # fmt: skip
-    for field, path in named.items():
+    named = [
+        *(("data.source", part.source) for part in (data.parts if data else ())),
+        ("model.source", model.source), ("model.init_from", model.init_from),
+        ("model.tokenizer", model.tokenizer),
+        ("model.teacher.source", model.teacher.source if model.teacher else ""),
+    ]  # fmt: skip
+    for field, path in named:
         # Path.glob refuses absolute patterns
         if isinstance(path, str) and path.startswith("/") and glob.glob(path):  # noqa: PTH207
             log.warning(

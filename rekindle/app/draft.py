@@ -1,0 +1,199 @@
+"""A first config for a file of the user's: what its columns are is guessed from their names and
+the values of the first rows, and each line says why."""
+
+import collections
+import csv
+import datetime as dt
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RequestError
+
+_ROWS, _HEAD_BYTES = 5_000, 16 << 20
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_TEXT_NAMES = r"text|body|content|message|review|comment|description|title|question|sentence"
+_LABEL_NAMES = r"label|class|category|target|sentiment|verdict|intent|topic|team|rating|y"
+_PROMPT_NAMES, _INPUT_NAMES = r"prompt|instruction|question|query", r"input|context"
+_COMPLETION_NAMES = r"completion|output|response|answer|reply"
+_SMALL = "dim: 64, n_layers: 1, n_heads: 4, hidden_dim: 128, max_position_embeddings: 128"
+_MODELS = {
+    "image_classification": "{channels: [16, 32], hidden: 64}",
+    "causal_lm": "{model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 4, n_positions: 128}",
+}
+Column = list[Any]
+
+
+def drafted(path: Path, named: str) -> tuple[str, str]:
+    """The text of a config for a file, or a folder of images by class, that it calls `named`, and
+    its task; raises RequestError where no column can be what a task reads."""
+    if path.is_dir():
+        task, data, floor = _images(path)
+    else:
+        rows, reading = _rows(path)
+        columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
+        task, data, floor = _tabular(path, columns)
+        data = [*reading, *data]
+    name = re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower()).strip("-._")[:60] or "model"
+    model = _MODELS.get(task, f"{{model_type: distilbert, {_SMALL}}}")
+    lines = [
+        f"# Made by `rekindle init --data`, from the first {_ROWS:,} rows at most: read each line.",
+        f"name: {json.dumps(name)}", f"task: {task}", "data:", f"  source: {json.dumps(named)}",
+        *(f"  {line}" for line in data),
+        *(["  max_length: 128  # tokens; longer texts are cut"] if "image" not in task else []),
+        "model:  # small, from scratch; or the name of a model on the Hugging Face hub",
+        f"  source: {model}", "train: {epochs: 10, global_batch_size: 32, lr: 2e-3}", *floor,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n", task
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The first rows, and what a config has to say of how they are read."""
+    name, reading = path.name.lower(), list[str]()
+    if name.endswith(".parquet"):
+        import pyarrow.parquet
+
+        try:
+            batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_ROWS), None)
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            what = f"{path.name} cannot be read: {error}"
+            raise RequestError(what, where="--data", fix="check the file") from None
+        return batch.to_pylist() if batch is not None else [], reading
+    if not name.endswith((".csv", ".tsv", ".jsonl", ".ndjson")):
+        what = f"{path.name} is neither CSV, JSON lines nor Parquet, nor a folder of images"
+        raise RequestError(what, where="--data", fix="convert it to one of them")
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if len(head) == _HEAD_BYTES:
+        head = head[: head.rfind(b"\n")]
+    try:
+        text = head.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = head.decode("cp1252", errors="replace")
+        reading.append("encoding: cp1252  # its bytes are not UTF-8; cp1252 is a guess")
+    if name.endswith((".jsonl", ".ndjson")):
+        lines = itertools.islice(filter(str.strip, text.splitlines()), _ROWS)
+        try:
+            return [dict(json.loads(line)) for line in lines], reading
+        except (ValueError, TypeError) as error:
+            what = f"a line of {path.name} is not a JSON object: {error}"
+            raise RequestError(what, where="--data", fix="write an object a line") from None
+    first = text.partition("\n")[0]
+    delimiter = max("\t" if name.endswith(".tsv") else ",", ";", "\t", "|", key=first.count)
+    if delimiter == "|":
+        reading.append('delimiter: "|"')
+    read = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    return list(itertools.islice(read, _ROWS)), reading
+
+
+def _images(folder: Path) -> tuple[str, list[str], list[str]]:
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
+    labels = [path.parent.name for path in itertools.islice(found, _ROWS) if path.parent != folder]
+    if len(set(labels)) < 2:
+        what = f"{folder} has no two folders of images, one for each class"
+        raise RequestError(what, where="--data", fix="name a file, or put images into such folders")
+    size = "image_size: 32  # pixels that each image is scaled to"
+    return "image_classification", [size], _floor(labels)
+
+
+def _tabular(path: Path, columns: dict[str, Column]) -> tuple[str, list[str], list[str]]:
+    """The task, the lines below `data`, and those of `evaluate`."""
+    texts = {name: mean for name, values in columns.items() if (mean := _words(values)) > 0}
+
+    def pick(names: str, among: Sequence[str]) -> str | None:
+        found = (name for name in among if re.fullmatch(names, name.lower()))
+        return next(found, None)
+
+    roles = dict[str, tuple[str, str]]()
+    time = next((n for n, values in columns.items() if _all(values, _is_time)), None)
+    if time:
+        roles["time"] = time, "dates"
+    if chat := next((n for n, values in columns.items() if _all(values, _is_chat)), None):
+        roles["messages"] = chat, "chats"
+        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+    prompt, completion = pick(_PROMPT_NAMES, [*texts]), pick(_COMPLETION_NAMES, [*texts])
+    if prompt and completion:
+        roles |= {"prompt": (prompt, "its name"), "completion": (completion, "its name")}
+        if given := pick(_INPUT_NAMES, [*texts]):
+            roles["input"] = given, "its name"
+        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+    labels = [name for name, values in columns.items() if name != time and _is_label(values)]
+    others = [name for name in texts if name not in (*labels, time)]
+    text = pick(_TEXT_NAMES, others) or max(others, key=lambda name: texts[name], default=None)
+    if text is None:
+        what = f"no column of {path.name} holds texts: it has {', '.join(columns) or 'none'}"
+        raise RequestError(what, where="--data", fix="write a config by hand: `rekindle init`")
+    roles["text"] = text, f"{texts[text]:.0f} words a row"
+    label = pick(_LABEL_NAMES, labels) or (labels[0] if labels else None)
+    if label is None:
+        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+    values = [str(value) for value in columns[label] if value not in (None, "")]
+    roles["label"] = label, f"{len(set(values))} values"
+    return "text_classification", _data(roles, columns), _floor(values)
+
+
+def _data(roles: dict[str, tuple[str, str]], columns: dict[str, Column]) -> list[str]:
+    lines = ["columns:"]
+    for role, (name, why) in roles.items():
+        lines.append(f"  {role}: {json.dumps(name, ensure_ascii=False)}  # {why}")
+    rest = [name for name in columns if name not in {name for name, _ in roles.values()}]
+    if rest:
+        lines.append(f"  # in no role: {', '.join(rest)}")
+    slices = [name for name in rest if _is_label(columns[name]) and len(set(columns[name])) <= 20]
+    if slices and "label" in roles:
+        names = json.dumps(slices, ensure_ascii=False)
+        lines.append(f"slices: {names}  # accuracy is reported for each value")
+    lines.append("duplicates: exact  # a text that comes again is left out")
+    if any(value in (None, "") for name, _ in roles.values() for value in columns[name]):
+        lines.append("on_bad_rows: drop  # some rows are empty")
+    if "time" in roles:
+        lines.append("split: {by: time}  # trains on the oldest rows, judges by the newest")
+    return lines
+
+
+def _floor(labels: Sequence[str]) -> list[str]:
+    (label, count), *_ = collections.Counter(labels).most_common(1)
+    share = count / len(labels)
+    why = f"always answering {label} reaches {share:.2f}"
+    return ["evaluate:", f"  floor: {{accuracy: {share:.2f}}}  # {' '.join(why.split())}"]
+
+
+def _all(values: Column, holds: Callable[[Any], bool]) -> bool:
+    known = [value for value in values if value not in (None, "")]
+    return bool(known) and sum(map(holds, known)) >= 0.95 * len(known)
+
+
+def _words(values: Column) -> float:
+    """Words a row where a column holds texts, else 0."""
+    known = [value for value in values if isinstance(value, str) and value.strip()]
+    mean = sum(len(value.split()) for value in known) / max(len(known), 1)
+    return mean if len(set(known)) > 1 and mean >= 1 and not _all(values, _is_number) else 0.0
+
+
+def _is_label(values: Column) -> bool:
+    known = [str(value) for value in values if isinstance(value, str | int) and str(value).strip()]
+    return 2 <= len(set(known)) <= min(100, len(known) // 4)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, dt.date):
+        return True
+    text = str(value)
+    return bool(re.match(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d.*)?)?$", text))
+
+
+def _is_chat(value: Any) -> bool:
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(t, dict) and {"role", "from"} & set(t) for t in turns)

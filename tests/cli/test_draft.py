@@ -1,0 +1,146 @@
+"""`rekindle init --data` guesses what columns are, and what it writes is a config that holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from rekindle.app.draft import drafted
+from rekindle.cli.main import invoke
+from rekindle.errors import RequestError
+from rekindle.spec.load import load_target
+
+TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day to you"}]
+TEXTS = [f"the {n} parcel came late and the box was open" for n in ["first", "second", "third"]]
+
+
+def rows(**columns):
+    return [{name: make(i) for name, make in columns.items()} for i in range(60)]
+
+
+def text(i):
+    return f"{TEXTS[i % 3]} number {i}"
+
+
+FILES = {
+    "a text and a class": (
+        rows(no=lambda i: i, message=text, team=lambda i: ["billing", "delivery"][i % 2]),
+        "text_classification", {"text": "message", "label": "team"},
+    ),
+    "words alone": (rows(note=text), "causal_lm", {"text": "note"}),
+    "a chat": (rows(turns=lambda i: TURNS), "causal_lm", {"messages": "turns"}),
+    "chats of ShareGPT": (
+        rows(conversations=lambda i: [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]),
+        "causal_lm", {"messages": "conversations"},
+    ),
+    "Alpaca": (
+        rows(instruction=text, input=lambda i: "" if i % 2 else text(i), output=text),
+        "causal_lm", {"prompt": "instruction", "input": "input", "completion": "output"},
+    ),
+    "numbers for classes": (
+        rows(review=text, stars=lambda i: i % 5), "text_classification", {"text": "review", "label": "stars"},
+    ),
+    "dates and a kind": (
+        rows(day=lambda i: f"2026-01-{i % 28 + 1:02}", body=text, kind=lambda i: "xyz"[i % 3], label=lambda i: "ab"[i % 2]),
+        "text_classification", {"time": "day", "text": "body", "label": "label"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("made", "task", "roles"), FILES.values(), ids=FILES)
+def test_columns_are_known_by_name_and_values(tmp_path, made, task, roles, form):
+    path = tmp_path / f"my data.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    else:
+        pyarrow.parquet.write_table(pa.Table.from_pylist(made), path)
+    words, guessed = drafted(path, str(path))
+    assert guessed == task
+    (tmp_path / "made.yaml").write_text(words)
+    spec = load_target(tmp_path / "made.yaml")
+    assert (spec.name, spec.task) == ("my-data", task)
+    assert spec.data.columns.model_dump(exclude_unset=True) == roles
+    if "time" in roles:
+        assert (spec.data.split.by, spec.data.slices) == ("time", ("kind",))
+    if "label" in roles:
+        assert 0 < spec.evaluate.floor["accuracy"] < 1
+
+
+def test_a_csv_of_another_program_is_read(tmp_path):
+    lines = ["nr;Text;Art", *(f"{i};{text(i)} für Sie;{'ab'[i % 2]}" for i in range(60)), "60;;a"]
+    (tmp_path / "fälle.csv").write_text("\r\n".join(lines), encoding="cp1252")
+    words, task = drafted(tmp_path / "fälle.csv", str(tmp_path / "fälle.csv"))
+    (tmp_path / "made.yaml").write_text(words, encoding="utf-8")
+    data = load_target(tmp_path / "made.yaml").data
+    assert task == "text_classification"
+    assert (data.encoding, data.on_bad_rows) == ("cp1252", "drop")
+    assert (data.columns.text, data.columns.label) == ("Text", "Art")
+
+
+def test_a_folder_of_images_is_one_class_a_folder(tmp_path):
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 30)).save(tmp_path / "pets" / name / f"{number}.png")
+    words, task = drafted(tmp_path / "pets", str(tmp_path / "pets"))
+    (tmp_path / "made.yaml").write_text(words)
+    assert task == load_target(tmp_path / "made.yaml").task == "image_classification"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.xlsx", "PK", "neither CSV, JSON lines nor Parquet"),
+        ("x.csv", "a,b\n1,2\n3,4\n", "no column of x.csv holds texts: it has a, b"),
+        ("x.csv", "", "it has none"),
+        ("x.jsonl", '{"text": "a"}\n[1]\n', "is not a JSON object"),
+        ("x.parquet", "PAR1", "x.parquet cannot be read"),
+    ],
+)
+def test_what_cannot_be_guessed_is_refused(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RequestError, match=says):
+        drafted(tmp_path / name, name)
+
+
+def test_it_writes_one_config_and_never_over_another(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cases.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in FILES["a text and a class"][0])
+    )
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["init", "--data", "cases.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert 'text: "message"  # 1' in said
+    assert "rekindle run cases.yaml" in said
+    assert load_target("cases.yaml").data.source == str(tmp_path / "cases.jsonl")
+    assert invoke(["init", "--data", "cases.jsonl"]) == 2
+    assert "already here: cases.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_three_commands_lead_from_a_file_to_a_champion(tmp_path):
+    words = {"billing": "invoice paid twice refund", "delivery": "parcel late box broken"}
+    made = rows(label=lambda i: ["billing", "delivery"][i % 2])
+    for i, row in enumerate(made * 8):
+        own = words[row["label"]].split()
+        with (tmp_path / "cases.csv").open("a") as file:
+            if not i:
+                file.write("case,team\n")
+            file.write(
+                f"{own[i % 4]} {own[(i // 4) % 4]} of order {i} {own[(i // 16) % 4]},{row['label']}\n"
+            )
+    said = ""
+    for verb in (["init", "--data", "cases.csv"], ["doctor", "cases.yaml"], ["run", "cases.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "rekindle.cli.main", *verb], cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = done.stdout + done.stderr
+    assert "(champion)" in said
