@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rekindle.app.draft import drafted
 from rekindle.app.pipeline import PIPELINE, shipped
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
@@ -58,8 +59,6 @@ def command(folder: Path, full: bool, data: Path | None, home: Path, as_json: bo
 
 
 def _draft(folder: Path, data: Path, full: bool, as_json: bool) -> None:
-    from rekindle.app.draft import drafted
-
     if full:
         what = "--full copies our examples, and --data writes a config for yours"
         raise RequestError(what, fix="leave one of them out")
