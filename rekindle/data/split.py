@@ -143,13 +143,15 @@ def stored_hashes(column: pa.Array) -> bytes:
 def entries_of(
     folder: Path, column: str = "hash", hashes: Callable[[pa.Array], bytes] = stored_hashes
 ) -> Iterator[Entries]:
-    """An entry for each example in `folder`: the 16 bytes that `hashes` gives for its `column`."""
+    """An entry for each example in `folder`: the 16 bytes that `hashes` gives for its `column`;
+    several, if it gives more."""
     for index, split in enumerate(SPLITS):
         for number, batch in enumerate(open_examples(folder, split, column)):
             halves = np.frombuffer(hashes(batch.column(column)), "<u8").reshape(-1, 2)
             block = np.empty(len(halves), _ENTRY)
             block["low"], block["high"] = halves[:, 0], halves[:, 1]
-            block["split"], block["batch"], block["row"] = index, number, np.arange(len(halves))
+            block["split"], block["batch"] = index, number
+            block["row"] = np.arange(len(halves)) * len(batch) // len(halves)
             yield block
 
 

@@ -179,10 +179,11 @@ class DataSpec(Section):
     label: `refuse` the data, or `drop` the rows, count them, and list them in `bad_rows.jsonl`."""
     max_bad_rows: RowLimit = 0.01
     """Most rows that may be dropped: a share of the rows read (below 1), or a number of rows."""
-    duplicates: Literal["keep", "exact", "folded"] = "keep"
+    duplicates: Literal["keep", "exact", "folded", "near"] = "keep"
     """What becomes of copies of a record's content: `keep` them (in several splits they are
     refused); leave later `exact` copies out, or `folded` ones, which differ in case or white
-    space at most. The first stays, of train before validation before test."""
+    space at most, or `near` ones, which share most runs of five words. The first stays, of train
+    before validation before test."""
     slices: tuple[ColumnName, ...] = ()
     """Columns by whose values evaluation is broken down."""
     split: SplitSpec = SplitSpec()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 
 import pytest
 from PIL import Image
@@ -80,6 +81,34 @@ def test_nothing_is_written_anew_without_copies(tmp_path):
     summary = ingested(text_spec(path, duplicates="folded"), tmp_path / "b")
     assert summary.left_out == {}
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize("buckets", [1, 7])
+def test_near_copies_are_left_out_and_texts_that_share_half_stay(tmp_path, monkeypatch, buckets):
+    monkeypatch.setattr("rekindle.data.split.BUCKET_ROWS", 100_000 if buckets == 1 else 1_000)
+    made = random.Random(1)
+    words = ["".join(made.choices("abcdefghij", k=5)) for _ in range(2_000)]
+    texts = [made.choices(words, k=60) for _ in range(300)]
+    near = [[*text[:30], "changed", *text[30:]] for text in texts[:60]]  # 52 of 61 runs in common
+    half = [text[:40] + made.choices(words, k=20) for text in texts[60:120]]  # 36 of 76
+    records = [
+        {"text": "  ".join(text).upper() if i % 2 else " ".join(text), "label": "ab"[i % 2]}
+        for i, text in enumerate([*texts, *near, *half, ["one", "word"], ["One", "WORD"]])
+    ]
+    path = write_jsonl(tmp_path / "x.jsonl", records)
+    summary = ingested(text_spec(path, duplicates="near"), tmp_path / "a")
+    kept = {folded(text) for text in all_examples(tmp_path / "a")["text"].to_pylist()}
+    assert sum(summary.rows.values()) + summary.left_out["duplicate"] == len(records)
+    either = [
+        ({" ".join(one), " ".join(other)} & kept) for one, other in zip(texts, near, strict=False)
+    ]
+    assert sum(len(pair) == 1 for pair in either) >= 55  # 0.96 of them are expected
+    assert all(either)
+    assert sum(" ".join(text) in kept for text in half) >= 50
+    assert "one word" in kept
+    assert content(tmp_path / "a") == (
+        ingested(text_spec(path, duplicates="near"), tmp_path / "b") and content(tmp_path / "b")
+    )
 
 
 @pytest.mark.parametrize("form", ["chat", "tags"])
@@ -177,7 +206,7 @@ def test_a_gap_leaves_time_before_validation_and_test(tmp_path):
 @pytest.mark.parametrize(
     "setting",
     ["data.duplicates=drop", "data.split.gap=7", "data.split.gap=7_days", "data.split.gap=-1_days",
-     "data.split.by=source data.columns.group=x", "task=image_classification data.duplicates=folded"],
+     "data.split.by=source data.columns.group=x", "task=image_classification data.duplicates=folded", "task=image_classification data.duplicates=near"],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(tmp_path, setting):
     path = tmp_path / "c.yaml"
