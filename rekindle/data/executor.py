@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -333,6 +334,18 @@ class Spark(_Cluster):
 _CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark}
 
 
+def _reach(address: str) -> None:
+    """Raise RequestError where nothing listens at a host and port: drivers try for minutes."""
+    found = re.fullmatch(r"(?:\w+://)?([\w.-]+):(\d+)", address)
+    try:
+        if found:
+            socket.create_connection((found[1], int(found[2])), 10).close()
+    except OSError as error:
+        fix = "check the address, the network, and that the cluster runs"
+        what = f"nothing answers at {address}: {error}"
+        raise RequestError(what, where="data.executor_address", fix=fix) from None
+
+
 def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     """The executor that `data.executor` asks for, with at most one worker a core, and as many as
     the work is `worth`, where `data.workers` leaves it open; RequestError where there is none."""
@@ -342,6 +355,7 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
             fix = "set it to the address of the cluster"
             what = f"the variable {data.executor_address} is not set"
             raise RequestError(what, where="data.executor_address", fix=fix)
+        _reach(address)
         try:
             return _CLUSTERS[data.executor](address)
         except ImportError as error:

@@ -1,8 +1,8 @@
 """Examples become shards: what the ranks read, with a manifest that vouches for every byte.
 
-The task learns what it must from the training split (`fit`), then workers (executor.py) encode runs
-of at most `data.shard_rows` examples, each into an Arrow file, which is not compressed, because it
-is memory-mapped. No shard has rows of two pieces of the source, so that a window that moves on
+The task learns what it must from the training split (`fit`), or from every n-th batch of one that
+is large, then workers (executor.py) encode runs of at most `data.shard_rows` examples, each into an
+Arrow file, which is not compressed, because it is memory-mapped. No shard has rows of two pieces of the source, so that a window that moves on
 finds its shards again. The bytes depend on examples, task and settings only. `manifest.json` is
 written last and is the commit."""
 
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _ENCODE = "rekindle.data.shard:encode"
 _FACTS = ("rows", "bytes", "tokens", "longest", "sequences", "examples")
+_FIT_BATCHES = 512  # at most a million rows and 2 GB
 _BATCHES_A_WORKER = 8  # a process takes a second to begin
 
 
@@ -70,7 +71,9 @@ def shard(
     for file in out.glob("*.arrow"):
         file.unlink()
     assets.mkdir(parents=True)
-    fitted = task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
+    train = open_examples(examples, "train")
+    every = len(train) // _FIT_BATCHES + 1
+    fitted = task.fit(lambda: (train[i] for i in range(0, len(train), every)), data, model, assets)
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
     settings: dict[str, Any] = {**shape, **fitted}
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:

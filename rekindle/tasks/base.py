@@ -63,7 +63,8 @@ class Task(abc.ABC):
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         """What must be learned or fetched before encoding, such as a tokenizer, into the folder
-        `assets`; `train()` starts a new pass over the training split. Returns JSON settings that
+        `assets`; `train()` starts a new pass over the training split, or evenly over at most a
+        million of its rows. Returns JSON settings that
         `encode`, `build` and the manifest carry. They and the files must be the same for the same
         input."""
         return {}

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,14 +25,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rekindle.data import files, pieces
-from rekindle.data.executor import Local
+from rekindle.data.executor import Local, executor_of
 from rekindle.data.files import _LineRange
 from rekindle.data.fingerprint import fingerprint
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
+from rekindle.data.store import Store
 from rekindle.errors import DataError, RequestError, StepError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
-from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from tests.data.corpora import TASKS, all_examples, content, rows, sharded, text_spec, write_jsonl
 
 SMALL = 4_096
@@ -416,3 +418,14 @@ def test_thirty_kills_leave_the_same_bytes_and_repeat_only_what_was_in_hand(tmp_
         break
     assert content(tmp_path / f"round-{round_}" / "0") == content(tmp_path / "one")
     assert not [path for path in (tmp_path / "store").glob("answers/*/.*") if path.stat().st_size]
+
+
+@pytest.mark.parametrize("executor", ["ray", "spark"])
+def test_a_cluster_that_does_not_listen_is_refused_at_once(tmp_path, monkeypatch, executor):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        scheme = "ray" if executor == "ray" else "spark"
+        monkeypatch.setenv("CLUSTER", f"{scheme}://127.0.0.1:{free.getsockname()[1]}")
+        data = DataSpec(source="x", executor=executor, executor_address="CLUSTER")
+        with pytest.raises(RequestError, match=r"nothing answers at \w+://127.0.0.1:\d+"):
+            executor_of(data, Store(str(tmp_path)), 1)
