@@ -2,9 +2,9 @@
 
 The task learns what it must from the training split (`fit`), or from every n-th batch of one that
 is large, then workers (executor.py) encode runs of at most `data.shard_rows` examples, each into an
-Arrow file, which is not compressed, because it is memory-mapped. No shard has rows of two pieces of the source, so that a window that moves on
-finds its shards again. The bytes depend on examples, task and settings only. `manifest.json` is
-written last and is the commit."""
+Arrow file, which is not compressed, because it is memory-mapped. No shard has rows of two pieces of
+the source, so that a window that moves on finds its shards again. The bytes depend on examples,
+task and settings only. `manifest.json` is written last and is the commit."""
 
 import contextlib
 import logging
