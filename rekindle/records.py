@@ -416,13 +416,16 @@ class Check(Record):
 
 class Slice(Record):
     """Metrics of the examples whose `column` holds `value`; `champion` is empty when there is
-    none."""
+    none. `p_value`: how often chance alone would show such a drop; `detectable`: the drop that
+    would be told from chance in 80 % of cases, were it the only slice."""
 
     column: str
     value: str
     rows: int
     candidate: Mapping[str, float]
     champion: Mapping[str, float] = Field(default_factory=dict)
+    p_value: float | None = None
+    detectable: float | None = None
 
 
 class CalibrationBin(Record):
@@ -438,7 +441,7 @@ class CalibrationBin(Record):
 
 class Comparison(Record):
     """Paired bootstrap of candidate minus champion on the same examples: estimate and the two-sided
-    interval."""
+    interval. `detectable`: the smallest gain that the lower bound would show in 80 % of cases."""
 
     metric: str
     estimate: float
@@ -447,6 +450,7 @@ class Comparison(Record):
     confidence: float
     resamples: int
     seed: int
+    detectable: float | None = None
 
 
 class ClassResult(Record):

@@ -6,14 +6,17 @@ Models with different tokenizers are compared in bits per byte of text. Shapes: 
 
 The verdict (`judge`) fails closed. A first model must reach every floor and beat the trivial answer
 (the most frequent class, or the frequency of single tokens). A later one must also be better than
-the champion by `min_delta` with the lower bound of a paired bootstrap (Efron & Tibshirani 1993,
-percentile interval; both models scored on the same resampled rows) above it, and must not lose more
-than `max_slice_drop` on any slice of at least `min_slice_size` rows."""
+the champion by `min_delta`, or not worse by `margin`, with the lower bound of a paired bootstrap
+(Efron & Tibshirani 1993, percentile interval; both models scored on the same resampled rows) above
+it. And it must not lose more than `max_slice_drop` on any slice of at least `min_slice_size` rows,
+unless chance explains the loss: p-values are of a normal law with the bootstrap's deviation, and
+Holm's steps (1979) bound the chance that any slice refuses a model that is as good."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,8 @@ from rekindle.spec.model import EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
 
+_POWER = 0.8
+
 TABLE, RECORD = "scores.parquet", "scores.json"
 
 
@@ -42,7 +47,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
-    slices = _slices(rows, slice_columns, ours, theirs)
+    slices = _slices(spec.gate, slice_metric, rows, slice_columns, ours, theirs)
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
@@ -78,8 +83,9 @@ def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
 
 
 def _slices(
-    rows: pa.Table, columns: Sequence[str], ours: Scores, theirs: Scores | None
-) -> list[Slice]:
+    spec: GateSpec, metric: str, rows: pa.Table, columns: Sequence[str], ours: Scores,
+    theirs: Scores | None,
+) -> list[Slice]:  # fmt: skip
     """Metrics for each value of each slice column, in order of column and value."""
     result = []
     for column in columns:
@@ -87,14 +93,37 @@ def _slices(
         values_N = np.array(["" if value is None else str(value) for value in found])
         for value in sorted(set(values_N)):
             pick = values_N == value
+            mine = ours.picked(pick)
+            told = {} if theirs is None else _against(spec, metric, mine, theirs.picked(pick))
             result.append(
                 Slice(
-                    column=column, value=value, rows=int(pick.sum()),
-                    candidate=ours.picked(pick).metrics,
-                    champion=theirs.picked(pick).metrics if theirs else {},
+                    column=column, value=value, rows=int(pick.sum()), candidate=mine.metrics, **told
                 )
             )  # fmt: skip
     return result
+
+
+def _against(spec: GateSpec, metric: str, ours: Scores, theirs: Scores) -> dict[str, Any]:
+    """What a slice tells of the champion, and how often a model as good would seem so much
+    worse."""
+    known: dict[str, Any] = {"champion": theirs.metrics}
+    if ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
+        gain, deviation = _gain(metric, ours, theirs), differences(spec, metric, ours, theirs).std()
+        chance = NormalDist().cdf(gain / deviation) if deviation else float(gain >= 0)
+        known |= {"p_value": chance, "detectable": _detectable(spec, float(deviation), sides=1)}
+    return known
+
+
+def _gain(metric: str, candidate: Scores, champion: Scores) -> float:
+    gain = candidate.metrics[metric] - champion.metrics[metric]
+    return -gain if metric in LOWER_IS_BETTER else gain
+
+
+def _detectable(spec: GateSpec, deviation: float, sides: int) -> float:
+    """The change that differs from none in `_POWER` of cases."""
+    normal = NormalDist()
+    known = normal.inv_cdf(1 - (1 - spec.confidence) / sides) + normal.inv_cdf(_POWER)
+    return known * deviation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +155,20 @@ def judge(
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             comparison = compare(spec.gate, metric, candidate, champion)
-            least, lower, upper = spec.gate.min_delta, comparison.lower, comparison.upper
+            worse, lower, upper = (
+                spec.gate.mode != "superiority",
+                comparison.lower,
+                comparison.upper,
+            )
+            least = -spec.gate.margin if worse else spec.gate.min_delta
             passed = lower > least and comparison.estimate > least
             gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
             interval = f"[{lower:+.4f}, {upper:+.4f}] at {spec.gate.confidence:.0%}"
             relation = "lies above" if passed else "does not lie above"
             bound = f"whose lower bound {relation} {least:g}"
             checks.append(Check(
-                name="better_than_champion", passed=passed, value=lower, threshold=least,
+                name="not_worse_than_champion" if worse else "better_than_champion",
+                passed=passed, value=lower, threshold=least,
                 detail=f"{gain} {interval}, {bound}",
             ))  # fmt: skip
         checks += _slice_checks(spec.gate, slices, slice_metric)
@@ -147,24 +182,30 @@ def refused(name: str, detail: str) -> Verdict:
     return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
-def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
-    """Candidate minus champion in `metric`, more is better, with its bootstrap interval."""
+def differences(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Floats:
+    """[resamples]: candidate minus champion in `metric`, more is better, on resampled rows."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     generator = np.random.default_rng(spec.seed)
-    differences: list[Floats] = []
+    found: list[Floats] = []
     rows = len(candidate)
     chunk = max(1, CHUNK_ELEMENTS // rows)
     for start in range(0, spec.resamples, chunk):
         picks_RN = generator.integers(0, rows, (min(chunk, spec.resamples - start), rows))
         ours, theirs = (each.resampled(metric, picks_RN) for each in (candidate, champion))
-        differences.append(sign * (ours - theirs))
+        found.append(sign * (ours - theirs))
+    return np.concatenate(found)
+
+
+def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
+    """Candidate minus champion in `metric`, more is better, with its bootstrap interval."""
+    found = differences(spec, metric, candidate, champion)
     tail = (1 - spec.confidence) / 2
-    lower, upper = np.quantile(np.concatenate(differences), [tail, 1 - tail])
+    lower, upper = np.quantile(found, [tail, 1 - tail])
     # + 0.0: none of them is a negative zero
-    estimate = sign * (candidate.metrics[metric] - champion.metrics[metric]) + 0.0
     return Comparison(
-        metric=metric, estimate=estimate, lower=float(lower) + 0.0, upper=float(upper) + 0.0,
-        confidence=spec.confidence, resamples=spec.resamples, seed=spec.seed,
+        metric=metric, estimate=_gain(metric, candidate, champion) + 0.0, lower=float(lower) + 0.0,
+        upper=float(upper) + 0.0, confidence=spec.confidence, resamples=spec.resamples,
+        seed=spec.seed, detectable=_detectable(spec, float(found.std()), sides=2),
     )  # fmt: skip
 
 
@@ -180,15 +221,18 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     """Whether no slice of some size loses more than allowed; what lacks the metric loses."""
     checks = []
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
-    for part in slices:
-        if part.rows < spec.min_slice_size or not part.champion:
-            continue
+    judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
+    sure = _holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
+    for part, is_sure in zip(judged, sure, strict=True):
         ours, theirs = (side.get(metric, math.nan) for side in (part.candidate, part.champion))
         drop = sign * (theirs - ours)
-        passed = drop <= spec.max_slice_drop + 1e-12
+        small = drop <= spec.max_slice_drop + 1e-12
+        passed = small or (not is_sure and not math.isnan(drop))
         where = f"{part.column}={part.value} ({part.rows} rows)"
-        limit = "within" if passed else "more than"
+        limit = "within" if small else "more than"
         allowed = f"{limit} the {spec.max_slice_drop:g} allowed"
+        if passed and not small:
+            allowed += f", which chance may explain (p = {part.p_value:.2g})"
         if sign > 0:
             detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
         else:
@@ -199,6 +243,16 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     return checks
 
 
+def _holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which of several drops are none of chance, all together at this level."""
+    sure = [False] * len(p_values)
+    for done, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[at] > level / (len(p_values) - done):
+            break
+        sure[at] = True
+    return sure
+
+
 def _praise(
     spec: EvaluateSpec, metric: str, candidate: Scores, comparison: Comparison | None
 ) -> str:
@@ -206,7 +260,8 @@ def _praise(
     if comparison is None:
         reached = f"{metric} {value:.4f} reaches every floor"
         return f"first model: {reached if spec.floor else candidate.trivial().detail}"
-    return (
-        f"{metric} {value:.4f} is better than the champion by {comparison.estimate:+.4f} "
-        f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
-    )
+    how = "is better than the champion by"
+    if spec.gate.mode != "superiority":
+        how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"
+    interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
+    return f"{metric} {value:.4f} {how} {comparison.estimate:+.4f} {interval}"

@@ -94,6 +94,9 @@ def gate(run: records.RunRecord, evidence: records.Evidence | None) -> Gate | No
         ours, theirs = (side.get(metric, math.nan) for side in sides)
         better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    policy = (run.spec.get("evaluate") or {}).get("gate") or {}
+    if policy.get("mode") == "noninferiority":
+        needed = -float(policy["margin"])
     text = (
         f"The change in {texts.metric_name(metric)} is {formats.signed(comparison.estimate)},"
         f" with {100 * comparison.confidence:g}% confidence between"
@@ -101,6 +104,8 @@ def gate(run: records.RunRecord, evidence: records.Evidence | None) -> Gate | No
         f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
         f" seed {comparison.seed})."
     )
+    if comparison.detectable:
+        text += f" A gain of {formats.metric(comparison.detectable)} would show in 80% of cases."
     drawn = plots.interval(
         lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
         threshold=None if needed is None else better * needed, better=better, label=text,

@@ -500,8 +500,14 @@ class GateSpec(Section):
     log_loss. Lower is better for log_loss,
     calibration_error, perplexity and bits_per_byte. Models with different tokenizers are compared
     in bits_per_byte, because their tokens are not the same."""
+    mode: Literal["superiority", "noninferiority"] = "superiority"
+    """What the candidate must be: better than the champion by `min_delta`, or not worse by
+    `margin`, so that equally good models of newer data replace older ones."""
     min_delta: float = Field(0.0, ge=0)
     """By how much the candidate must be better; the bootstrap's lower bound has to lie above it."""
+    margin: float = Field(0.01, gt=0)
+    """By how much it may be worse with `mode: noninferiority`; the lower bound has to lie above
+    minus it."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Confidence of the two-sided bootstrap interval."""
     resamples: int = Field(2_000, ge=100, le=1_000_000)
@@ -511,7 +517,8 @@ class GateSpec(Section):
     max_slice_drop: float = Field(0.05, ge=0)
     """Largest drop of accuracy that a slice may have against the champion; for token_classification
     of token_accuracy; for causal_lm, largest rise of the loss (log_loss, or bits_per_byte under
-    different tokenizers)."""
+    different tokenizers). A larger one refuses unless chance explains it: all slices together
+    refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
 

@@ -1,6 +1,7 @@
 """The gate: a table of who is promoted and who is not, and why."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rekindle.evaluate import evaluate as gate
@@ -34,17 +35,19 @@ def spec(**fields):
     return EvaluateSpec.model_validate(fields)
 
 
-def part(candidate, champion, rows=100, name="a"):
+def part(candidate, champion, rows=100, name="a", p_value=None):
     return Slice(
         column="c",
         value=name,
         rows=rows,
         candidate={"accuracy": candidate},
         champion={"accuracy": champion},
+        p_value=p_value,
     )
 
 
 FLOOR = {"floor": {"accuracy": 0.8}}
+FRESH = {"gate": {"mode": "noninferiority", "margin": 0.05}}
 TABLE = [
     ("a first model that reaches the floor is promoted", FLOOR, 0.9, None, (), True, ""),
     ("a first model below the floor is not", FLOOR, 0.7, None, (), False, "floor_accuracy"),
@@ -59,6 +62,12 @@ TABLE = [
     ("better, but below the floor, is not", {"floor": {"accuracy": 0.97}}, 0.95, 0.8, (), False, "floor_accuracy"),
     ("a slice that drops too much refuses", FLOOR, 0.95, 0.85, (part(0.7, 0.9),), False, "slice:c=a"),
     ("a small slice does not decide", FLOOR, 0.95, 0.85, (part(0.0, 1.0, rows=29),), True, ""),
+    ("an equal model is not worse", FRESH, 0.9, "same", (), True, ""),
+    ("a model that may be worse by more than the margin is not promoted", FRESH, 0.87, 0.9, (), False, "not_worse_than_champion"),
+    ("a drop that chance explains does not refuse", FLOOR, 0.95, 0.85, (part(0.7, 0.9, p_value=0.06),), True, ""),
+    ("a drop that chance does not explain refuses", FLOOR, 0.95, 0.85, (part(0.7, 0.9, p_value=0.04),), False, "slice:c=a"),
+    ("a drop that one of ten slices shows by chance does not", FLOOR, 0.95, 0.85,
+     (part(0.7, 0.9, p_value=0.04), *(part(0.9, 0.9, name=str(i), p_value=0.5) for i in range(9))), True, ""),
     ("a drop within the limit is allowed", FLOOR, 0.95, 0.85, (part(0.85, 0.9),), True, ""),
 ]  # fmt: skip
 
@@ -194,3 +203,45 @@ def test_metrics_of_tokens_are_ratios_of_sums_and_a_worked_example():
     )
     twice_the_second = scores.resampled("log_loss", np.array([[1, 1], [0, 1]]))
     assert twice_the_second == pytest.approx([4 / 12, 1.0])
+
+
+def contest(random, rows, lost=0.0, slices=12):
+    """The verdict on slices for two models that are right in 80 % of rows, independently of each other in a third of them; the
+    candidate loses `lost` points of the first slice."""
+    labels = random.integers(0, CLASSES, rows * slices)
+    of = np.repeat(np.arange(slices), rows)
+    right = random.random((2, len(labels))) < 0.8
+    right[1] = np.where(random.random(len(labels)) < 2 / 3, right[0], right[1])
+    right[1] &= ~((of == 0) & (random.random(len(labels)) < lost / 0.8))
+    champion, candidate = (
+        ClassScores(
+            np.eye(CLASSES)[np.where(ok, labels, (labels + 1) % CLASSES)] * 0.6 + 0.1, labels, NAMES
+        )
+        for ok in right
+    )
+    policy = spec(gate={"resamples": 200}).gate
+    rows_of = pa.table({"slices": pa.array([{"of": str(n)} for n in of])})
+    parts = gate._slices(policy, "accuracy", rows_of, ["of"], candidate, champion)
+    checks = {c.name: c.passed for c in gate._slice_checks(policy, parts, "accuracy")}
+    return checks, parts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [40, 150])
+def test_slices_refuse_few_models_that_are_as_good_and_most_that_lost(rows):
+    random = np.random.default_rng(rows)
+    refused = sum(not all(contest(random, rows)[0].values()) for _ in range(300))
+    assert refused <= 0.05 * 300 + 2 * np.sqrt(300 * 0.05 * 0.95)
+    found = sum(not contest(random, 1_000, lost=0.10)[0]["slice:of=0"] for _ in range(100))
+    assert found >= 80
+    _, first = contest(random, rows)
+    assert 0.05 < first.detectable < 0.5
+
+
+@pytest.mark.slow
+def test_what_is_detectable_is_detected_in_four_cases_of_five():
+    random = np.random.default_rng(1)
+    _, first = contest(random, 300, slices=1)
+    found = [contest(random, 300, lost=first.detectable, slices=1) for _ in range(200)]
+    share = np.mean([part.p_value < 0.05 for _, part in found])
+    assert 0.7 <= share <= 0.9
