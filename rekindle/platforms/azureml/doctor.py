@@ -55,7 +55,6 @@ def permissions(place: AzureMLSpec, needs: Needs) -> str:
 
 
 def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere
     ask = about("azureml", Subscription(place))

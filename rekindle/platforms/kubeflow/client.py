@@ -73,7 +73,6 @@ class Server:
 
 
 def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
-    """The run, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as server:
         experiment = experiment_of(server, definition)
@@ -95,17 +94,14 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """What the run of this submission is called."""
     return f"{definition.entry.removesuffix('.yaml')}-{digest_of(definition.files, token)}"
 
 
 def where(place: KubeflowSpec) -> str:
-    """The server and namespace, for people."""
     return f"{place.host}, namespace {place.namespace}"
 
 
 def page(place: KubeflowSpec, id: str) -> str:
-    """Where to look."""
     return f"{place.host.rstrip('/')}/#/runs/details/{id}"
 
 
@@ -258,7 +254,6 @@ def trainers(definition: Definition) -> list[dict[str, Any]]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes."""
     graph = read(Definition(files).text.decode())
     return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
 

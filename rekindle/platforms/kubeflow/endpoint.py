@@ -56,7 +56,7 @@ _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekind
 
 
 class KubeflowEndpoint:
-    """The deployment of the model `model` in the namespace of the config; the cluster is, without
+    """The `Endpoint` of the model `model` in the namespace of the config; the cluster is, without
     another one, that of kubectl's context, or the one around us."""
 
     poll_seconds, sees_latency = 15.0, True
@@ -80,7 +80,6 @@ class KubeflowEndpoint:
         return f"{self.deploy.replicas} pod{'s' * (self.deploy.replicas > 1)}{on}", None
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """See `Endpoint.standing`."""
         found, shares, alive = dict[str, tuple[str, int]](), self._shares(), self._listed("Pod")
         for one in self._listed("Deployment"):
             version = one["metadata"]["labels"][VERSION]
@@ -91,7 +90,6 @@ class KubeflowEndpoint:
         return found
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`."""
         self._check()
         uri, name = stage(model, self.place.artifact_root), self._name(model)
         labels, waits = {LABEL: self.model, VERSION: model.version}, 0
@@ -142,7 +140,6 @@ class KubeflowEndpoint:
             raise StepError(what, where=self._name(model)) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`."""
         running = {one["metadata"]["labels"][VERSION] for one in self._listed("Deployment")}
         names = {v: name for v, name in self._services().items() if v in running}
         if missing := sorted(set(shares) - set(names)):
@@ -188,7 +185,6 @@ class KubeflowEndpoint:
                     self._delete(kind, one)
 
     def delete(self) -> None:
-        """See `Endpoint.delete`."""
         for kind in ("HTTPRoute", "Service", self.kind):
             for one in self._listed(kind):
                 self._delete(kind, one)

@@ -95,7 +95,6 @@ def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
 
 
 def pause(place: KubeflowSpec, name: str) -> Schedule:
-    """The recurring run of the config `name`, which starts nothing until it is set again."""
     with client.connected(place) as server:
         kept = _settled(server, name)
         if kept is None:
@@ -105,7 +104,6 @@ def pause(place: KubeflowSpec, name: str) -> Schedule:
 
 
 def delete(place: KubeflowSpec, name: str) -> bool:
-    """Whether there was one to take away."""
     with client.connected(place) as server:
         found = server.call(_recurring, server, name)
         for one in found:

@@ -37,7 +37,7 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 
 
 class LocalEndpoint:
-    """The deployment in `folder`. `host` and `port` are those that it has, if there is one, and
+    """The `Endpoint` in `folder`. `host` and `port` are those that it has, if there is one, and
     RequestError is raised where others are asked for. `environment` is added to the router's."""
 
     poll_seconds, sees_latency = 1.0, True
@@ -59,7 +59,6 @@ class LocalEndpoint:
         self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """See `Endpoint.usd_per_day`."""
         return "this machine", 0.0
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
@@ -68,7 +67,6 @@ class LocalEndpoint:
         return {version: (one.state, shares.get(version, 0)) for version, one in versions.items()}
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`."""
         status = self.status()
         known = status.versions.get(model.version) if status else None
         digests = {other.version: other.digest for other in self.wanted.models}
@@ -90,7 +88,6 @@ class LocalEndpoint:
             time.sleep(_LOOK_SECONDS)
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """See `Endpoint.ask`."""
         status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
         if status != 200:
             what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
@@ -98,19 +95,15 @@ class LocalEndpoint:
         return json.loads(text)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`."""
         self._want(number, shares=dict(shares))
 
     def observe(self) -> Mapping[str, Traffic]:
-        """See `Endpoint.observe`."""
         return {version: one.traffic for version, one in self._asked().versions.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
-        """See `Endpoint.retain`."""
         self._want(number, models=tuple(m for m in self.wanted.models if m.version in versions))
 
     def delete(self) -> None:
-        """See `Endpoint.delete`."""
         if status := self.status():
             os.kill(status.pid, signal.SIGTERM)
             give_up = time.monotonic() + END_SECONDS

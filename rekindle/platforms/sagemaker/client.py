@@ -34,7 +34,6 @@ _PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
-    """The execution, started now or by the same submission before."""
     name, id = pipeline_name(definition), run_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
@@ -56,18 +55,15 @@ def pipeline_name(definition: Definition) -> str:
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """What the execution of this submission is called."""
     return f"{pipeline_name(definition)[:60].rstrip('-')}-{digest_of(definition.files, token)}"
 
 
 def where(place: SageMakerSpec) -> str:
-    """The account and region, for people."""
     account = place.role_arn.split(":")[4] if place.role_arn else "?"
     return f"account {account} in {place.region}"
 
 
 def page(place: SageMakerSpec, arn: str) -> str:
-    """Where to look in the console."""
     console = f"https://{place.region}.console.aws.amazon.com/sagemaker/home"
     return f"{console}?region={place.region}#/pipelines/{arn.split(':pipeline/')[-1]}"
 
@@ -200,7 +196,6 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 
 def images(definition: Definition) -> frozenset[str]:
-    """Images of the jobs."""
     return frozenset(image for _, image in _planned(definition))
 
 

@@ -67,7 +67,6 @@ _FOR_SAGEMAKER = {
 
 
 def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
     ask = about("sagemaker", Account(place))

@@ -82,7 +82,6 @@ class Project:
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before."""
     id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
@@ -102,7 +101,6 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """Id of the job of this submission."""
     plain = re.sub(r"[^a-z0-9-]", "-", str(job_of(definition)["displayName"]).lower()).strip("-")
     return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
 
@@ -116,12 +114,10 @@ def labels_of(mark: RunTag) -> dict[str, str]:
 
 
 def where(place: VertexSpec) -> str:
-    """The project and region, for people."""
     return f"project {place.project} in {place.region}"
 
 
 def page(place: VertexSpec, id: str) -> str:
-    """Where to look in the console."""
     runs = "https://console.cloud.google.com/vertex-ai/pipelines"
     return f"{runs}/locations/{place.region}/runs/{id}?project={place.project}"
 
@@ -220,7 +216,6 @@ def images(definition: Definition) -> frozenset[str]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes."""
     job = job_of(Definition(files))
     graph = read(json.dumps(job["pipelineSpec"]))
     return of_graph(graph, job["runtimeConfig"]["parameterValues"])

@@ -53,7 +53,6 @@ def permissions(place: VertexSpec, needs: Needs) -> str:
 
 
 def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
     ask = about("vertex", Project(place))

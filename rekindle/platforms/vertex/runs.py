@@ -52,7 +52,6 @@ _SECONDS = 60.0
 
 
 def describe(place: VertexSpec, id: str) -> RunSnapshot:
-    """The run now."""
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
@@ -91,7 +90,6 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
 
 
 def cancel(place: VertexSpec, id: str) -> None:
-    """Have the job cancelled. A job that is over stays as it is."""
     with connected(place) as project:
         if _state(_job(project, id)) in (*_RUNS, "CANCELLING"):
             return
@@ -125,7 +123,6 @@ def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, Arti
 
 
 def read(place: VertexSpec, uri: str) -> bytes:
-    """An object of Cloud Storage."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     if not uri.startswith("gs://") or not name:
         raise FileNotFoundError(uri)
@@ -140,7 +137,6 @@ def read(place: VertexSpec, uri: str) -> bytes:
 
 
 def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
-    """The pipeline's jobs that rekindle submitted, the oldest first."""
     wanted = f'display_name="{job_of(definition)["displayName"]}" AND labels.{RUN_TAG}:*'
     more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:

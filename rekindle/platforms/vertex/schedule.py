@@ -97,7 +97,6 @@ def list_(place: VertexSpec) -> tuple[Schedule, ...]:
 
 
 def pause(place: VertexSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as project:
         found = _settled(project, name)
         if found is None:
@@ -107,7 +106,6 @@ def pause(place: VertexSpec, name: str) -> Schedule:
 
 
 def delete(place: VertexSpec, name: str) -> bool:
-    """Whether there was one to take away."""
     with connected(place) as project:
         found = _named(project, name)
         for one in found:
