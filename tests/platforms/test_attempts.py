@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.launcher import (
-    Action,
-    Allowed,
-    Cause,
-    Follow,
-    GiveUp,
-    Job,
-    Start,
-    decide,
-)
+from rekindle.platforms.launcher import Action, Allowed, Cause, Follow, GiveUp, Job, Start, decide
 from rekindle.platforms.vertex.launcher import job_of
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -182,7 +182,7 @@ def _said(error: Exception) -> str:
     with contextlib.suppress(ValueError, LookupError, TypeError):
         found = json.loads(text)["errors"]
         return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
-    return first_line(text, error)
+    return first_line(error, text)
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG, first_line
+from rekindle.platforms.failures import BUG
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
@@ -226,7 +226,7 @@ def _said(error: Exception) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         found = json.loads(body or "")
         return str(found.get("message") or found["error"]).splitlines()[0]
-    return first_line(getattr(error, "reason", "") or error, error)
+    return first_line(error, getattr(error, "reason", ""))
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:

@@ -11,8 +11,6 @@ the API server may be repeated; objects of our names without our label are left 
 against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1;
 pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve (0.16 calls the mode Standard, too)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -3,8 +3,6 @@ state of its pods means, and the counters that its server shows.
 
 Authority: apps/v1 and v1; the exposition format of Prometheus."""
 
-from __future__ import annotations
-
 import copy
 import re
 from bisect import bisect_left

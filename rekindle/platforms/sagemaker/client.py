@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -186,7 +186,7 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix += "retry the command: submitting is idempotent"
     else:
         fix = f"the service rejected the request; {BUG}"
-    said = first_line(response.get("Error", {}).get("Message") or error, error)
+    said = first_line(error, response.get("Error", {}).get("Message"))
     return kind(said, where=where(place), fix=fix)
 
 

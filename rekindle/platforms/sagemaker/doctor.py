@@ -41,7 +41,7 @@ def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) ->
     yield ask("credentials", "role_arn", caller, early=True, login=True)
     yield ask("region", "region", region, early=True)
     for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
-        rights = _for_serving(place, needs, use)
+        rights = _allowed(f"{use}_permissions", place, needs.model)
         if is_asked:
             yield ask(f"you may {use}", "role_arn", permitted, rights, "")
         if needs.publishes if use == "publish" else needs.deploys_in_steps:
@@ -56,11 +56,11 @@ def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) ->
 
 def permissions(place: SageMakerSpec, needs: Needs) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
-    found = statements(place)
-    found += _for_serving(place, needs, "deploy") if needs.deploys_in_steps else []
-    found += _for_serving(place, needs, "publish") if needs.publishes else []
+    found, deploying = statements(place), _allowed("deploy_permissions", place, needs.model)
+    found += deploying if needs.deploys_in_steps else []
+    found += _allowed("publish_permissions", place, needs.model) if needs.publishes else []
     policy = {"Version": "2012-10-17", "Statement": found}
-    deploys = [a for one in _for_serving(place, needs, "deploy") for a in one["Action"]]
+    deploys = [action for statement in deploying for action in statement["Action"]]
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
@@ -84,15 +84,13 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     return found
 
 
-def _for_serving(place: SageMakerSpec, needs: Needs, use: str) -> list[dict[str, Any]]:
-    """What deploying or publishing (`use`) needs, on what is named after the model."""
-    return _allowed(f"{use}_permissions", place, needs.model)
-
-
 def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[dict[str, Any]]:
     """The statements that a table of the catalog comes to for this config."""
     about = _names(place, model)
-    return [_allow(row["actions"], row["resource"].format(**about)) for row in limits("sagemaker")[table]]
+    return [
+        _allow(row["actions"], row["resource"].format(**about))
+        for row in limits("sagemaker")[table]
+    ]
 
 
 def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:

@@ -17,11 +17,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
@@ -176,7 +176,7 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         fix = f"the service rejected the request; {BUG}"
     else:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    said = first_line(getattr(error, "message", "") or error, error)
+    said = first_line(error, getattr(error, "message", ""))
     return kind(said, where=where(place), fix=fix)
 
 

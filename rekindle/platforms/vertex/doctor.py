@@ -14,11 +14,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, first_line
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
-from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex.client import images
@@ -92,7 +91,7 @@ class Project:
             found: Any = google.auth.default(scopes=_SCOPES)[0]
             found.refresh(Request())
         except exceptions.GoogleAuthError as error:
-            said = first_line(error.args[0] if error.args else error, error)
+            said = first_line(error, error.args[0] if error.args else "")
             if error.retryable or isinstance(error, exceptions.TransportError):
                 raise NotChecked(said) from None
             raise RequestError(said, fix=_LOGIN) from None

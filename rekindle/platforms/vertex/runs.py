@@ -48,7 +48,6 @@ Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
 _TOLD = "node 0: "  # and repeats with this what that job's own log has
-_SECONDS = 60.0
 
 
 def describe(place: VertexSpec, id: str) -> RunSnapshot:
@@ -266,7 +265,7 @@ def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     from google.api_core import exceptions
 
     def once() -> Response:
-        response = project.session.request(method, url, timeout=_SECONDS, **more)
+        response = project.session.request(method, url, timeout=client.ANSWER_SECONDS, **more)
         if response.status_code >= 400:
             raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
         return response

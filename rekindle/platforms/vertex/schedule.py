@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.submission import Definition, Lowered, Schedule, newest
-from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
+from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -71,7 +69,9 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         )  # fmt: skip
         found = _settled(project, name)
         if found is None or (found.allow_queueing and not queues):
-            _created(project, wanted)
+            # a second one, of a call whose answer was lost, goes at once
+            again = {"parent": project.parent, "schedule": wanted}
+            project.schedules.create_schedule(**again, **project.patience)
             if (made := _settled(project, name)) is None:
                 what = f"another process deleted the schedule `{name}` at this moment"
                 raise PlatformError(what, where=where(place), fix="retry the command")
@@ -118,27 +118,6 @@ def _ours(project: Project) -> list[api.Schedule]:
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
     labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
     return [one for one, own in labels if own.get("rekindle") == "true"]
-
-
-def _created(project: Project, wanted: api.Schedule) -> None:
-    """Make the schedule, once: whether a call that failed took effect is looked for."""
-    from google.api_core.exceptions import GoogleAPIError
-    from requests import RequestException
-
-    before = {one.name for one in _named(project, wanted.display_name)}
-    for last in (False, False, True):
-        try:
-            project.schedules.create_schedule(
-                parent=project.parent, schedule=wanted, timeout=project.patience["timeout"]
-            )
-        except (GoogleAPIError, RequestException) as error:
-            if last or not may_succeed(error):
-                raise
-            if {one.name for one in _named(project, wanted.display_name)} - before:
-                return
-            time.sleep(client.FIRST_PAUSE_SECONDS)
-        else:
-            return
 
 
 def _named(project: Project, name: str) -> list[api.Schedule]:
