@@ -17,7 +17,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError, first_line
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex.client import images
@@ -131,12 +131,9 @@ def permitted(project: Project) -> str:
 
 def permitted_beyond(project: Project, rows: str) -> str:
     """Whether who is logged in has the permissions of these rows of the catalog."""
-    fixes = {
-        f"{begin}{end}": f"ask for {role} in the project {project.place.project}"
-        for name, _, role in limits("vertex")[rows]
-        for begin, _, ends in [name.partition("{")]
-        for end in ends.rstrip("}").split(",")
-    }
+    name = project.place.project
+    asked = rights(limits("vertex")[rows])
+    fixes = {right: f"ask for {role} in the project {name}" for right, role in asked}
     return may(fixes, _missing(project, fixes))
 
 

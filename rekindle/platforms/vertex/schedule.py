@@ -70,8 +70,9 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         found = _settled(project, name)
         if found is None or (found.allow_queueing and not queues):
             # a second one, of a call whose answer was lost, goes at once
-            again = {"parent": project.parent, "schedule": wanted}
-            project.schedules.create_schedule(**again, **project.patience)
+            project.schedules.create_schedule(
+                parent=project.parent, schedule=wanted, **project.patience
+            )
             if (made := _settled(project, name)) is None:
                 what = f"another process deleted the schedule `{name}` at this moment"
                 raise PlatformError(what, where=where(place), fix="retry the command")
