@@ -76,9 +76,9 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         if afterwards := task.get("afterwards"):
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-            null = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            null = subprocess.DEVNULL
             with contextlib.suppress(OSError):
-                subprocess.run(afterwards, **null)
+                subprocess.run(afterwards, stdin=null, stdout=null, stderr=null)
 
 
 def run(task: dict[str, Any], fork: Fork | None) -> int:
@@ -244,12 +244,15 @@ class Supervisor:
         if not command:
             raise TaskError("the step has no command; its image's own entry point is not used here")
         inside = self.fork(command, env, cwd) if self.fork else None
-        process = None if inside else self.started(command, env, cwd)
-        self.child = self.forked(inside) if inside else process.pid
-        self.hand_on()
-        code = self.wait_for(self.child)
-        if process is not None:
-            process.returncode = code  # or it would look after a child that is gone
+        if inside is not None:
+            self.child = self.forked(inside)
+            self.hand_on()
+            code = self.wait_for(self.child)
+        else:
+            process = self.started(command, env, cwd)
+            self.child = process.pid
+            self.hand_on()
+            code = process.returncode = self.wait_for(self.child)
         left_behind = self.sweep()
         if self.signalled and PREEMPTED in left_behind:
             return PREEMPTED  # a shell in between died at once, what it had started saved first
