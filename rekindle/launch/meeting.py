@@ -49,14 +49,15 @@ _ALSO = {
 
 
 def offer() -> None:
-    """Make torchrun know `BACKEND`."""
+    """Make torchrun know `BACKEND`: its own static rendezvous, with a store of ours."""
     from torch.distributed.elastic import rendezvous
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-    class Loopback(rendezvous.RendezvousHandler):
+    class Loopback(StaticTCPRendezvous):
         """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, given: RendezvousParameters) -> None:
-            self._given = given
+            self._given, self.run_id = given, str(given.run_id)
 
         def get_backend(self) -> str:
             return BACKEND
@@ -70,21 +71,6 @@ def offer() -> None:
             held, port = store() if nodes == 1 else _store_of_nodes(self._given)
             where = rendezvous.RendezvousStoreInfo(HOST, port)
             return rendezvous.RendezvousInfo(held, rank, nodes, where)
-
-        def is_closed(self) -> bool:
-            return False
-
-        def set_closed(self) -> None:
-            pass
-
-        def num_nodes_waiting(self) -> int:
-            return 0
-
-        def get_run_id(self) -> str:
-            return str(self._given.run_id)
-
-        def shutdown(self) -> bool:
-            return True
 
     rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)
 

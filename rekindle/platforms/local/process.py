@@ -19,9 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -221,25 +221,19 @@ def on_nodes(
 ) -> tuple[int, Ended]:
     """Run all nodes side by side; the rank of the node whose end decides, and how it ended."""
     together = Control(control)
-    ends: dict[int, Ended] = {}
-    errors: list[BaseException] = []
 
-    def work(node: int) -> None:
+    def work(node: int) -> Ended:
+        failed = True
         try:
-            ended = ends[node] = run_node(node, together)
-            if ended.exit_code and not ended.stopped and together.failed is None:
+            ended = run_node(node, together)
+            failed = ended.exit_code != 0 and not ended.stopped
+            return ended
+        finally:
+            if failed and together.failed is None:
                 together.failed = node  # the first failure is what counts
-        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
-            errors.append(error)
-            together.failed = together.failed if together.failed is not None else node
 
-    threads = [threading.Thread(target=work, args=(node,), daemon=True) for node in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        ends = list(pool.map(work, range(count)))
     decides = together.failed or 0
     return decides, ends[decides]
 
