@@ -92,9 +92,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
 def list_(place: VertexSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, by name; older ones of a name are taken away."""
     with connected(place) as project:
-        names = {one.display_name for one in _ours(project)}
-        found = [kept for name in sorted(names) if (kept := _settled(project, name)) is not None]
-        return tuple(map(_shown, found))
+        return tuple(map(_shown, newest(_ours(project), functools.partial(_deleted, project))))
 
 
 def pause(place: VertexSpec, name: str) -> Schedule:
@@ -115,21 +113,21 @@ def delete(place: VertexSpec, name: str) -> bool:
 
 
 def _ours(project: Project) -> list[api.Schedule]:
-    """Schedules whose jobs carry our label."""
+    """Schedules whose jobs carry our label, the oldest first."""
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
     labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
-    return [one for one, own in labels if own.get("rekindle") == "true"]
+    ours = [one for one, own in labels if own.get("rekindle") == "true"]
+    return sorted(ours, key=lambda one: (one.create_time, one.name))
 
 
 def _named(project: Project, name: str) -> list[api.Schedule]:
-    """Those of that name, the oldest first."""
-    found = [one for one in _ours(project) if one.display_name == name]
-    return sorted(found, key=lambda one: (one.create_time, one.name))
+    return [one for one in _ours(project) if one.display_name == name]
 
 
 def _settled(project: Project, name: str) -> api.Schedule | None:
     """The newest of that name, or None."""
-    return newest(_named(project, name), functools.partial(_deleted, project))
+    found = newest(_named(project, name), functools.partial(_deleted, project))
+    return found[0] if found else None
 
 
 def _deleted(project: Project, one: api.Schedule) -> None:
