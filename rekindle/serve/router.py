@@ -315,9 +315,8 @@ def _refused(why: str) -> web.Response:
 
 def main() -> int:
     """Route what `wanted.json` says; exit code 0 after SIGTERM."""
-    folder = Path(sys.argv[1]).resolve()
-    wanted = Wanted.read(folder)
-    asyncio.run(Router(folder).run(listen(wanted.host, wanted.port)))
+    router = Router(Path(sys.argv[1]).resolve())
+    asyncio.run(router.run(listen(router.wanted.host, router.wanted.port)))
     return 0
 
 
