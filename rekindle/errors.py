@@ -54,9 +54,10 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or the name of its type where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException, text: object = None) -> str:
+    """The first line of an error's text, or of the `text` that stands for it; the name of its type
+    where there is none."""
+    return (str(text or error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def fix_of(error: OSError) -> str:

@@ -18,6 +18,7 @@ A peer that does not know the secret is dropped after 10 s, or when 64 newer one
 nothing. What authentic nodes may ask has bounds too: a place of the job's own, the next restart."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import selectors
@@ -242,7 +243,7 @@ class Coordinator(threading.Thread):
         if len(self.reports) == self.place.nodes:
             at_work, self.at_work, self.halt_at = self.at_work, {}, None
             self.strangers |= set(at_work.values())  # until they join again
-            self._tell(at_work, "verdict", verdict=judge(self.reports).facts())
+            self._tell(at_work, "verdict", verdict=dataclasses.asdict(judge(self.reports)))
             self._start_if_complete()
 
     def _halt(self, halt: Halt) -> None:
@@ -350,7 +351,7 @@ class Member:
         """What the reports of all nodes come to."""
         with contextlib.suppress(Disconnected):
             if self.line is not None:
-                self.line.send("report", report=report.facts())
+                self.line.send("report", report=dataclasses.asdict(report))
         deadline = time.monotonic() + 2 * SETTLE_SECONDS
         while self.line is not None and time.monotonic() < deadline:
             self.heard += self._receive()

@@ -49,14 +49,15 @@ _ALSO = {
 
 
 def offer() -> None:
-    """Make torchrun know `BACKEND`."""
+    """Make torchrun know `BACKEND`: its own static rendezvous, with a store of ours."""
     from torch.distributed.elastic import rendezvous
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-    class Loopback(rendezvous.RendezvousHandler):
+    class Loopback(StaticTCPRendezvous):
         """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, given: RendezvousParameters) -> None:
-            self._given = given
+            self._given, self.run_id = given, str(given.run_id)
 
         def get_backend(self) -> str:
             return BACKEND
@@ -66,58 +67,32 @@ def offer() -> None:
             return True  # or rank 0 of a user's script would listen, on all interfaces
 
         def next_rendezvous(self) -> RendezvousInfo:
-            rank, nodes = int(self._given.config.get("rank", 0)), self._given.max_nodes
-            held, port = store() if nodes == 1 else _store_of_nodes(self._given)
+            config, port = self._given.config, int(self._given.endpoint.rpartition(":")[2])
+            held, port = store(port, int(config[LISTENING]) if LISTENING in config else None)
             where = rendezvous.RendezvousStoreInfo(HOST, port)
+            rank, nodes = int(config.get("rank", 0)), self._given.max_nodes
             return rendezvous.RendezvousInfo(held, rank, nodes, where)
-
-        def is_closed(self) -> bool:
-            return False
-
-        def set_closed(self) -> None:
-            pass
-
-        def num_nodes_waiting(self) -> int:
-            return 0
-
-        def get_run_id(self) -> str:
-            return str(self._given.run_id)
-
-        def shutdown(self) -> bool:
-            return True
 
     rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)
 
 
-def store() -> tuple[Any, int]:
-    """The agent's store and its port: in its memory where the ranks meet in a file."""
-    from torch.distributed import HashStore  # type: ignore[attr-defined]
+def store(port: int, descriptor: int | None) -> tuple[Any, int]:
+    """The store of this node's ranks, and its port. Nodes that are several have a port already, at
+    which node rank 0's listens by the socket `descriptor`; a single one takes a free port, or keeps
+    what its ranks, which meet in a file, do not need in its memory."""
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-    if FILE in os.environ:
+    if not port and FILE in os.environ:
         return HashStore(), 0
-    with socket.create_server((HOST, 0)) as server:
-        port = server.getsockname()[1]
-        return listening(port, server.detach()), port
-
-
-def _store_of_nodes(given: RendezvousParameters) -> tuple[Any, int]:
-    """The store of node rank 0, or the way to it."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    port = int(given.endpoint.rpartition(":")[2])
-    if LISTENING in given.config:
-        return listening(port, int(given.config[LISTENING])), port
-    return TCPStore(HOST, port, is_master=False, wait_for_workers=False), port
-
-
-def listening(port: int, descriptor: int) -> Any:
-    """torch's store at a socket of ours, which listens on loopback at that port."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(
-        HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True,
+    if not port:
+        with socket.create_server((HOST, 0)) as server:
+            port, descriptor = server.getsockname()[1], server.detach()
+    listens = descriptor is not None
+    held = TCPStore(
+        HOST, port, is_master=listens, wait_for_workers=False, multi_tenant=listens,
         master_listen_fd=descriptor,
     )  # fmt: skip
+    return held, port
 
 
 def join(backend: str, **more: Any) -> None:

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rekindle.launch import meeting
 from rekindle.launch.agent import hold_on
@@ -53,7 +52,7 @@ def main() -> int:
     ranks = str(node["ranks"])
     os.set_inheritable(int(lifeline), False)
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
-    store, port = _store(node)  # held until the end
+    store, port = meeting.store(node["port"], node["listening"])  # held until the end
     words = [
         "mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
         "--host", f"localhost:{ranks}", "--mca", "plm", "isolated",
@@ -70,14 +69,6 @@ def main() -> int:
     code = mpirun.wait()
     del store
     return int(code != 0)
-
-
-def _store(node: Mapping[str, Any]) -> tuple[Any, int]:
-    """torch's store, where this node has it, and its port."""
-    if node["nodes"] == 1:
-        return meeting.store()
-    port, descriptor = int(node["port"]), node["listening"]
-    return (None if descriptor is None else meeting.listening(port, int(descriptor))), port
 
 
 def _rank(report: Path, script: list[str]) -> int:

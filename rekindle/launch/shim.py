@@ -11,6 +11,8 @@ TASK.json, written by a platform, holds
     python          the folder of the step's `python3`, if it is not this interpreter
     result          where RESULT.json goes
     parent          a process id to die with, or null
+    afterwards      for docker's client: the command that removes the container, which a client that
+                    is killed leaves running
 
 RESULT.json holds `exit_code`, typed `parameters`, `artifacts` (uri, schema_title, schema_version,
 metadata, custom_path) and `error`: why the shim failed the step although its process did not. The
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 PREEMPTED = 75
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 MOST_OUTPUT_BYTES = 64 << 20  # of a parameter, or of what KFP's executor reports
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
@@ -67,6 +70,19 @@ def end_when_told() -> None:
 def main(argv: list[str], fork: Fork | None = None) -> int:
     """Run the task in the file `argv[1]`; the exit code says how it ended."""
     task = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    try:
+        return run(task, fork)
+    finally:
+        if afterwards := task.get("afterwards"):
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            null = subprocess.DEVNULL
+            with contextlib.suppress(OSError):
+                subprocess.run(afterwards, stdin=null, stdout=null, stderr=null)
+
+
+def run(task: dict[str, Any], fork: Fork | None) -> int:
+    """Run the task and leave its result; the exit code says how it ended."""
     result: dict[str, Any] = {"exit_code": 1, "parameters": {}, "artifacts": {}, "error": ""}
     supervisor = Supervisor(task.get("parent"), fork)
     try:
@@ -199,7 +215,7 @@ class Supervisor:
         self.child = 0
         self.signalled: int | None = None
         self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        for number in _SIGNALS:
             signal.signal(number, self.on_signal)
         if self.libc:
             self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -253,19 +269,19 @@ class Supervisor:
 
     def forked(self, inside: Callable[[], int]) -> int:
         """The child's process id; in the child it does not return."""
-        me, numbers = os.getpid(), (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        me = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         pid = os.fork()
         if pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.setpgid(pid, pid)  # both do, because either may be first
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return pid
         self.prepare_child()
-        for number in numbers:
+        for number in _SIGNALS:
             default = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() != me:
             os._exit(128 + signal.SIGKILL)
         sys.exit(inside())

@@ -57,13 +57,9 @@ class Report:
         """Whether the other nodes should write down their stacks, too."""
         return self.cause is not None and self.cause.kind in ("hung", "waits")
 
-    def facts(self) -> dict[str, Any]:
-        """For `of`, as JSON."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From `facts`, which another node sent: raises ValueError, TypeError or KeyError."""
+        """From its fields, which another node sent: raises ValueError, TypeError or KeyError."""
         if facts["ending"] not in get_args(Ending):
             raise ValueError(f"no ending: {facts['ending']!r}")
         cause = Cause.of(facts["cause"]) if facts["cause"] else None

@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem, RekindleError, RequestError
@@ -46,6 +46,14 @@ class Check:
     ask: Callable[[], str]
     early: bool = False
     login: bool = False
+
+
+def rights(rows: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """The permissions of rows of the catalog, and the role that has each, which a row ends with;
+    `a.{b,c}` is two."""
+    for name, *_, role in rows:
+        begin, _, ends = name.partition("{")
+        yield from ((f"{begin}{end}", role) for end in ends.rstrip("}").split(","))
 
 
 def may(fixes: Mapping[str, str], missing: Collection[str], who: str = "you") -> str:

@@ -9,11 +9,6 @@ from rekindle.spec.schedule import ScheduleSpec
 BUG = "this is probably a bug in rekindle, please report it"
 
 
-def first_line(text: object, error: Exception) -> str:
-    """The first of what may be many lines of an error's text; its class where there is none."""
-    return next(iter(str(text).strip().splitlines()), type(error).__name__)
-
-
 def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
     """To raise where a platform's SDK is missing."""
     return PlatformError(f"{error.name} is not installed here", where=where, fix=fix)

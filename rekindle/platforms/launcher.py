@@ -76,14 +76,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Follow:
-    """Wait for this one."""
-
-    job: Job
-
-
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """This one succeeded."""
+    """Wait for this one, unless it has succeeded."""
 
     job: Job
 
@@ -97,7 +90,7 @@ class GiveUp:
     why: str
 
 
-Action = Start | Follow | Finish | GiveUp
+Action = Start | Follow | GiveUp
 
 
 def decide(
@@ -113,8 +106,6 @@ def decide(
     won = next((job for job in ordered if job.state == SUCCEEDED), None)
     keep = won or next((job for job in attempts if job.alive), None)
     surplus = [job for job in jobs if job.alive and job != keep and job.state != "CANCELLING"]
-    if won:
-        return Finish(won), surplus
     return (Follow(keep) if keep else _next(attempts, cause, allowed)), surplus
 
 
@@ -152,17 +143,14 @@ class Launcher(abc.ABC):
                 for job in surplus:
                     log.info("%s runs beside an older job of this step: cancelled", job.number)
                     self.cancel(job)
-                match action:
-                    case Start():
-                        self.start(action)
-                    case Follow(job):
-                        self.follow(job)
-                    case Finish(job):
-                        self.follow(job)
-                        return self.deliver(job)
-                    case GiveUp(job):
-                        self.follow(job)
+                if isinstance(action, Start):
+                    self.start(action)
+                else:
+                    self.follow(action.job)
+                    if isinstance(action, GiveUp):
                         return self.give_up(action)
+                    if action.job.state == SUCCEEDED:
+                        return self.deliver(action.job)
                 self.stop.wait(self.poll_seconds)
         except (HttpError, RekindleError) as error:
             if not self.stop.is_set():

@@ -1,9 +1,10 @@
 """The seam between the application and platforms: what each of them does, and the table of all.
 
 A platform is a folder with one module for each subject: compile, client, runs, schedule,
-doctor. They hold functions of the names below, which take the platform's settings, its section
-of the config, where a `Platform` has them already. A module is imported when it is first needed: an
-SDK is needed by what speaks to the platform only."""
+doctor. They hold functions of the names below, which take the platform's settings, its section of
+the config, where a `Platform` has them already; what a method says here holds for all of them, and
+is not repeated there. A module is imported when it is first needed: an SDK is needed by what speaks
+to the platform only."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class Platform:
         return self._module("runs").read(self.settings, uri)
 
     def found(self, definition: Definition) -> tuple[TaggedRun, ...]:
-        """The runs that carry a mark of rekindle."""
+        """The runs that carry a mark of rekindle, the oldest first."""
         return self._module("runs").found(definition, self.settings)
 
     def lowered(self, schedule: ScheduleSpec) -> Lowered:
@@ -123,7 +124,7 @@ class Platform:
         return self._module("schedule").set_(definition, self.settings, schedule, name)
 
     def list_schedules(self) -> tuple[Schedule, ...]:
-        """The schedules that rekindle set here, also those of other configs."""
+        """The schedules that rekindle set here, also those of other configs, by name."""
         return self._module("schedule").list_(self.settings)
 
     def pause_schedule(self, name: str) -> Schedule:

@@ -10,9 +10,9 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Any)  # with a `display_name`
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 RUN_TAG = "rekindle-run"
 _TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
@@ -129,11 +129,12 @@ class Lowered:
     clocks: str = "what then happens is not documented"
 
 
-def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
-    """The last of the schedules of one name (the oldest first), or None; the others are removed."""
-    for older in found[:-1]:
+def newest(found: Sequence[S], remove: Callable[[S], None]) -> list[S]:
+    """Of schedules (the oldest first) the last of each name, by name; the others are removed."""
+    kept: dict[str, S] = {one.display_name: one for one in found}
+    for older in [one for one in found if one is not kept[one.display_name]]:
         remove(older)
-    return found[-1] if found else None
+    return [kept[name] for name in sorted(kept)]
 
 
 def plain_name(

@@ -9,8 +9,6 @@ environment where the model lies (as `staging.stage` left it), and what it asks 
 | SageMaker | `/opt/ml/model` | 8080, `/ping`, `/invocations` |
 | KServe | `/mnt/models` | 8080 |"""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

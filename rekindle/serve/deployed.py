@@ -3,6 +3,7 @@ and what the router says of each version."""
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -26,6 +27,11 @@ class Wanted:
     port: int
     models: tuple[ServedModel, ...]
     shares: Mapping[str, int]
+
+    @staticmethod
+    def read(folder: Path) -> "Wanted":
+        """What stands in a folder. Raises OSError, or ValueError for what is no such file."""
+        return WANTED_JSON.validate_json((folder / WANTED).read_bytes())
 
 
 @dataclasses.dataclass(frozen=True)

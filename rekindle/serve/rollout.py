@@ -10,8 +10,6 @@ again.
        +-----------+--------+--------+--> roll_back -> rolled_back
     delete -> deleted"""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -77,26 +75,15 @@ class Log:
     on_event: Callable[[RolloutEvent], None]
 
     def events(self) -> list[RolloutEvent]:
-        """All of them, oldest first."""
+        """All of them, oldest first; their numbers have no gaps."""
         found = list[RolloutEvent]()
-        while (event := self._read(len(found) + 1)) is not None:
-            found.append(event)
+        while (content := self.storage.read(_name(len(found) + 1))) is not None:
+            found.append(RolloutEvent.model_validate_json(content))
         return found
 
     def last(self) -> RolloutEvent | None:
-        """The newest of them, found by few requests: their numbers have no gaps."""
-        low, high = 0, 1
-        while self.storage.size(_name(high)) is not None:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_there = self.storage.size(_name(middle)) is not None
-            low, high = (middle, high) if is_there else (low, middle)
-        return self._read(low)
-
-    def _read(self, number: int) -> RolloutEvent | None:
-        content = self.storage.read(_name(number))
-        return RolloutEvent.model_validate_json(content) if content is not None else None
+        """The newest of them."""
+        return next(reversed(self.events()), None)
 
     def put(
         self, last: RolloutEvent | None, state: RolloutState, version: str, previous: str,

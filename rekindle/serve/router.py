@@ -28,17 +28,8 @@ from multidict import CIMultiDict
 from pydantic import TypeAdapter
 
 from rekindle.launch.process import die_with_parent
-from rekindle.serve.deployed import (
-    BOUNDS_MS,
-    STATUS,
-    STATUS_JSON,
-    VERSION,
-    WANTED,
-    WANTED_JSON,
-    Status,
-    Traffic,
-    VersionStatus,
-)
+from rekindle.serve import deployed
+from rekindle.serve.deployed import BOUNDS_MS, VERSION, Traffic, VersionStatus, Wanted
 from rekindle.serve.listening import listen
 from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.serve.wire import MOST_BYTES, TOO_LARGE
@@ -153,13 +144,13 @@ class Router:
     """The HTTP side, and the loop that makes what is wanted so."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.wanted = folder, WANTED_JSON.validate_json((folder / WANTED).read_bytes())
+        self.folder, self.wanted = folder, Wanted.read(folder)
         self.backends: dict[str, Backend] = {}
         self.stopping: set[asyncio.Task[None]] = set()
         self.draining, self.unread, self.accepted, self.answered = False, False, 0, 0
         self.ended = asyncio.Event()
         self.app = web.Application(client_max_size=4 * MOST_BYTES)
-        self.app.router.add_get(STATUS, self._status)
+        self.app.router.add_get(deployed.STATUS, self._status)
         self.app.router.add_route("*", "/{path:.*}", self._forward)
 
     async def run(self, listening: socket.socket) -> None:
@@ -188,10 +179,10 @@ class Router:
 
     def _read(self) -> None:
         try:
-            wanted = WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
+            wanted = Wanted.read(self.folder)
         except (OSError, ValueError):  # what was wanted before goes on
             if not self.unread:
-                log.exception("%s cannot be read", self.folder / WANTED)
+                log.exception("%s cannot be read", self.folder / deployed.WANTED)
             self.unread = True
             return
         models = {model.version: model for model in wanted.models}
@@ -221,8 +212,10 @@ class Router:
         if not ip_address(request.remote or "0.0.0.0").is_loopback:  # noqa: S104 - none is bound
             return web.Response(status=404)
         versions = {version: backend.status for version, backend in self.backends.items()}
-        status = Status(str(self.folder), os.getpid(), self.wanted.number, self.answered, versions)
-        return web.Response(body=STATUS_JSON.dump_json(status), content_type="application/json")
+        counted = self.wanted.number, self.answered, versions
+        status = deployed.Status(str(self.folder), os.getpid(), *counted)
+        said = deployed.STATUS_JSON.dump_json(status)
+        return web.Response(body=said, content_type="application/json")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
@@ -322,9 +315,8 @@ def _refused(why: str) -> web.Response:
 
 def main() -> int:
     """Route what `wanted.json` says; exit code 0 after SIGTERM."""
-    folder = Path(sys.argv[1]).resolve()
-    wanted = WANTED_JSON.validate_json((folder / WANTED).read_bytes())
-    asyncio.run(Router(folder).run(listen(wanted.host, wanted.port)))
+    router = Router(Path(sys.argv[1]).resolve())
+    asyncio.run(router.run(listen(router.wanted.host, router.wanted.port)))
     return 0
 
 

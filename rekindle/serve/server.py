@@ -4,8 +4,6 @@ It listens at once (`/health/live`), loads the model in the inference thread, pr
 and is ready then. SIGTERM: not ready, what was accepted is answered, and the server ends. Requests
 before and meanwhile get 503."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

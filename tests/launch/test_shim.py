@@ -205,6 +205,18 @@ def running(seconds: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    "command", [python(""), python("raise SystemExit(3)"), ["no-such-command"]]
+)
+def test_what_is_to_come_afterwards_comes_however_the_task_ends(
+    command: list[Any], tmp_path: Path
+) -> None:
+    codes = {"": 0, "raise SystemExit(3)": 3, "no-such-command": 1}
+    code, _, _ = run(task(tmp_path, command, kinds={}, afterwards=["touch", str(tmp_path / "end")]))
+    assert code == codes[command[-1]]
+    assert (tmp_path / "end").exists()
+
+
 def test_what_outlives_the_process_is_killed_even_outside_its_group(tmp_path: Path) -> None:
     seconds = f"600.{os.getpid()}1"
     code, _, _ = run(task(tmp_path, python(DETACH.replace("{seconds}", seconds)), kinds={}))

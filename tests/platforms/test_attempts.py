@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.launcher import (
-    Action,
-    Allowed,
-    Cause,
-    Finish,
-    Follow,
-    GiveUp,
-    Job,
-    Start,
-    decide,
-)
+from rekindle.platforms.launcher import Action, Allowed, Cause, Follow, GiveUp, Job, Start, decide
 from rekindle.platforms.vertex.launcher import job_of
 
 
@@ -35,7 +25,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
     "nothing is there": ([], Start(1, 100), []),
     "one is waiting": ([A["QUEUED"]], Follow(A["QUEUED"]), []),
     "one is paused": ([A["PAUSED"]], Follow(A["PAUSED"]), []),
-    "one succeeded": ([A["SUCCEEDED"]], Finish(A["SUCCEEDED"]), []),
+    "one succeeded": ([A["SUCCEEDED"]], Follow(A["SUCCEEDED"]), []),
     "one failed": ([A["FAILED"]], Start(2, 95), []),
     "one expired": ([A["EXPIRED"]], Start(2, 95), []),
     "one succeeded in part": ([A["PARTIALLY_SUCCEEDED"]], Start(2, 95), []),
@@ -56,7 +46,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
     "one gave way, the other runs": ([A["RUNNING"], GAVE_WAY], Follow(A["RUNNING"]), []),
     "the younger of two succeeded": (
         [A["RUNNING"], B["SUCCEEDED"]],
-        Finish(B["SUCCEEDED"]),
+        Follow(B["SUCCEEDED"]),
         [A["RUNNING"]],
     ),
     "an unknown state": ([job("a", "NEW", 10)], Follow(job("a", "NEW", 10)), []),

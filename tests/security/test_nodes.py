@@ -152,7 +152,7 @@ def test_what_is_no_message_ends_only_its_own_connection_even_with_the_secret(no
 def test_a_report_that_is_none_is_the_loss_of_its_node(nodes, what):
     nodes.meet()
     nodes.members[2].line.send(
-        "report", report={**Report("done", Cause(**CAUSE)).facts(), **NO_REPORTS[what]}
+        "report", report={**dataclasses.asdict(Report("done", Cause(**CAUSE))), **NO_REPORTS[what]}
     )
     ends = nodes.all(*(lambda m=m: m.settle(Report("quiet")) for m in nodes.members[:2]))
     assert [end.ending for end in ends] == ["lost"] * 2

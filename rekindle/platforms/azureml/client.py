@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -41,7 +41,6 @@ _VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as client:
         if found := find(client.jobs, name):
@@ -51,13 +50,11 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """Name of the job of this submission."""
     job = definition.entry.removesuffix(SUFFIX)
     return f"{job[:80]}-{digest_of(definition.files, token)}"
 
 
 def where(place: AzureMLSpec) -> str:
-    """The workspace, for people."""
     return f"workspace {place.workspace} of {place.resource_group} ({place.subscription})"
 
 
@@ -185,7 +182,7 @@ def _said(error: Exception) -> str:
     with contextlib.suppress(ValueError, LookupError, TypeError):
         found = json.loads(text)["errors"]
         return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
-    return first_line(text, error)
+    return first_line(error, text)
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
@@ -202,7 +199,6 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 
 def images(definition: Definition) -> frozenset[str]:
-    """Images of the steps."""
     jobs = _job_of(definition)["jobs"].values()
     return frozenset(one["component"]["environment"]["image"] for one in jobs)
 

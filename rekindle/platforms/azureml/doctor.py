@@ -10,29 +10,21 @@ azure/acr's AAD-OAuth.md. No workspace has been asked yet."""
 import fnmatch
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition, Planned
 from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
-_IN_WORKSPACE = "Microsoft.MachineLearningServices/workspaces/"
-_DEPLOYS = (
-    *(f"onlineEndpoints/{verb}" for verb in ("read", "write", "delete", "score/action")),
-    *(f"onlineEndpoints/deployments/{verb}" for verb in ("read", "write", "delete")),
-    *(f"{kind}/{verb}" for kind in ("models", "environments", "datastores")
-      for verb in ("read", "write")),
-)  # fmt: skip
-_PUBLISHES = ("models/read", "models/write", "datastores/read", "datastores/write")
-_COUNTS = "Microsoft.Insights/metrics/read"
 _RIGHTS = "2022-04-01"
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
 
@@ -55,16 +47,14 @@ def permissions(place: AzureMLSpec, needs: Needs) -> str:
 
 
 def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere
     ask = about("azureml", Subscription(place))
     yield ask("credentials", "subscription", Subscription.login, early=True, login=True)
     yield ask("workspace", "workspace", workspace, early=True)
-    if needs.deploys:
-        yield ask("you may deploy", "workspace", permitted, _DEPLOYS, _COUNTS)
-    if needs.publishes:
-        yield ask("you may publish", "workspace", permitted, _PUBLISHES)
+    for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
+        if is_asked:
+            yield ask(f"you may {use}", "workspace", permitted, f"{use}_permissions")
     if place.artifact_root.startswith("abfs"):
         yield ask("container", "artifact_root", container, early=True)
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
@@ -145,12 +135,10 @@ def workspace(there: Subscription) -> str:
     return f"{place.workspace} in {found['location']}"
 
 
-def permitted(there: Subscription, inside: Collection[str], *more: str) -> str:
-    """Whether the roles of who is logged in allow these actions in the workspace, and `more`."""
-    here = there.place.workspace
-    fixes = {f"{_IN_WORKSPACE}{one}": f"ask for `AzureML Data Scientist` on {here}"
-             for one in inside}  # fmt: skip
-    fixes |= dict.fromkeys(more, f"ask for `Monitoring Reader` on {here}")
+def permitted(there: Subscription, rows: str) -> str:
+    """Whether the roles of who is logged in allow these rows of the catalog in the workspace."""
+    here, asked = there.place.workspace, rights(limits("azureml")[rows])
+    fixes = {action: f"ask for `{role}` on {here}" for action, role in asked}
     listed = there.get("/providers/Microsoft.Authorization/permissions", _RIGHTS)
     roles = list(listed["value"])
     while listed.get("nextLink"):

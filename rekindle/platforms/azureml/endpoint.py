@@ -41,7 +41,7 @@ _PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failu
 
 
 class AzureMLEndpoint:
-    """The deployment of the model `model`; its endpoint's name is unique in the region."""
+    """The `Endpoint` of the model `model`; its name there is unique in the region."""
 
     poll_seconds, sees_latency = 15.0, False
 
@@ -52,19 +52,16 @@ class AzureMLEndpoint:
         self.address = f"{self.path.rpartition('/')[2]} in {where(place)}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """See `Endpoint.usd_per_day`."""
         price = book().find(self.machine, self._location)
         usd = price.on_demand_usd_per_hour if price else None
         return f"{self.replicas} x {self.machine}", usd and usd * 24 * self.replicas
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """See `Endpoint.standing`."""
         shares = (self._endpoint() or {}).get("properties", {}).get("traffic") or {}
         found = {v: (one["name"], _state(one)) for v, one in self._deployments().items()}
         return {v: (_STATES.get(s, "starting"), shares.get(n, 0)) for v, (n, s) in found.items()}
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`."""
         version = f"v{model.version}-{model.digest[:8]}"
         if not self.place.image:
             fix = "set it to rekindle's image, by digest"
@@ -98,7 +95,6 @@ class AzureMLEndpoint:
         })  # fmt: skip
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """See `Endpoint.ask`."""
         self._endpoint()
         name = _short(self.model, f"v{model.version}-{model.digest[:8]}")
         response = self._ask("POST", self.address, body, headers={"azureml-model-deployment": name})
@@ -160,7 +156,6 @@ class AzureMLEndpoint:
         return {v: Traffic(round(all_), round(bad), ()) for v, (all_, bad) in counts.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
-        """See `Endpoint.retain`."""
         for version, one in self._deployments().items():
             if version not in versions:
                 self._remove(f"{self.path}/deployments/{one['name']}")

@@ -60,7 +60,6 @@ _TRIES, PAUSE_SECONDS = 4, 2
 
 
 def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
-    """The run now."""
     (job, children), now = _records(place, id), datetime.datetime.now(datetime.UTC)
     status = _RUNS.get(job["status"], "running")
     steps = [_step(child, now) for child in children]
@@ -93,7 +92,6 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
 
 
 def cancel(place: AzureMLSpec, id: str) -> None:
-    """Have the job cancelled. A job that is over stays as it is."""
     with connected(place) as client:
         if _status_of(client, id) in (*_RUNS, "CancelRequested"):
             return
@@ -127,13 +125,11 @@ def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, Art
 
 
 def read(place: AzureMLSpec, uri: str) -> bytes:
-    """A file in a datastore."""
     with connected(place) as client:
         return _content(client, uri)
 
 
 def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
-    """The pipeline's jobs that rekindle submitted, the oldest first."""
     pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
         listed: Iterable[Any] = client.jobs.list(tag=RUN_TAG)

@@ -37,7 +37,6 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
 
 
 def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, made or changed to this."""
     there = lowered(schedule, place)
     with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job
@@ -53,7 +52,6 @@ def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, nam
 
 
 def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name."""
     with connected(place) as client:
         from azure.ai.ml.constants import ListViewType
 
@@ -63,7 +61,6 @@ def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
 
 
 def pause(place: AzureMLSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as client:
         if find(client.schedules, schedule_id(name)) is None:
             raise no_schedule(name, where(place))

@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG, first_line
+from rekindle.platforms.failures import BUG
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
@@ -73,7 +73,6 @@ class Server:
 
 
 def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
-    """The run, made now or by the same submission before."""
     name = run_name(definition, mark.token)
     with connected(place) as server:
         experiment = experiment_of(server, definition)
@@ -95,17 +94,14 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """What the run of this submission is called."""
     return f"{definition.entry.removesuffix('.yaml')}-{digest_of(definition.files, token)}"
 
 
 def where(place: KubeflowSpec) -> str:
-    """The server and namespace, for people."""
     return f"{place.host}, namespace {place.namespace}"
 
 
 def page(place: KubeflowSpec, id: str) -> str:
-    """Where to look."""
     return f"{place.host.rstrip('/')}/#/runs/details/{id}"
 
 
@@ -230,7 +226,7 @@ def _said(error: Exception) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         found = json.loads(body or "")
         return str(found.get("message") or found["error"]).splitlines()[0]
-    return first_line(getattr(error, "reason", "") or error, error)
+    return first_line(error, getattr(error, "reason", ""))
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
@@ -258,7 +254,6 @@ def trainers(definition: Definition) -> list[dict[str, Any]]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes."""
     graph = read(Definition(files).text.decode())
     return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
 

@@ -96,11 +96,9 @@ class Cluster:
         longer than `LONGEST_LINE` comes in pieces. OSError if the connection ends before, or there
         is none."""
         host, tls = urlsplit(self.server).netloc, self._tls()
-        connection = (
-            http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
-            if tls is None
-            else http.client.HTTPSConnection(host, timeout=_STREAM_SECONDS, context=tls)
-        )
+        connection = http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
+        if tls is not None:
+            connection = http.client.HTTPSConnection(host, timeout=_STREAM_SECONDS, context=tls)
         with contextlib.closing(connection):
             try:
                 connection.request("GET", _target(path, query), headers=self._headers())

@@ -47,7 +47,6 @@ def permissions(place: KubeflowSpec, needs: Needs) -> str:
 
 
 def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     ask = about("kubeflow", place)
     if place.host:
         yield ask("API", "host", api, early=True)

@@ -11,8 +11,6 @@ the API server may be repeated; objects of our names without our label are left 
 against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1;
 pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve (0.16 calls the mode Standard, too)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -22,21 +20,9 @@ from typing import Any
 
 from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
+from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import Cluster, passing
-from rekindle.platforms.kubeflow.serving import (
-    LABEL,
-    READY_SECONDS,
-    VERSION,
-    complete,
-    conditions,
-    counters,
-    named,
-    pods,
-    predictor,
-    restarts,
-    service,
-    trouble,
-)
+from rekindle.platforms.kubeflow.serving import LABEL, VERSION
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
 from rekindle.serve.model import ServedModel
 from rekindle.serve.staging import stage
@@ -56,7 +42,7 @@ _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekind
 
 
 class KubeflowEndpoint:
-    """The deployment of the model `model` in the namespace of the config; the cluster is, without
+    """The `Endpoint` of the model `model` in the namespace of the config; the cluster is, without
     another one, that of kubectl's context, or the one around us."""
 
     poll_seconds, sees_latency = 15.0, True
@@ -65,7 +51,7 @@ class KubeflowEndpoint:
         self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: Cluster | None = None
     ) -> None:
         self.cluster = cluster or Cluster.configured(PATIENCE_SECONDS)
-        self.place, self.deploy, self.model, self.name = place, deploy, model, named(model)
+        self.place, self.deploy, self.model, self.name = place, deploy, model, serving.named(model)
         self.kind = "InferenceService" if place.serving == "kserve" else "Deployment"
         self.prefix = f"/{place.namespace}/{self.name}"
         self.address = f"http://{self.name}.{place.namespace}.svc"
@@ -80,30 +66,29 @@ class KubeflowEndpoint:
         return f"{self.deploy.replicas} pod{'s' * (self.deploy.replicas > 1)}{on}", None
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """See `Endpoint.standing`."""
         found, shares, alive = dict[str, tuple[str, int]](), self._shares(), self._listed("Pod")
         for one in self._listed("Deployment"):
             version = one["metadata"]["labels"][VERSION]
-            state = "failed" if trouble(version, alive)[1] else "starting"
-            state = "ready" if complete(one) else state
+            state = "failed" if serving.trouble(version, alive)[1] else "starting"
+            state = "ready" if serving.complete(one) else state
             state = "stopping" if "deletionTimestamp" in one["metadata"] else state
             found[version] = state, shares.get(version, 0)
         return found
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`."""
         self._check()
         uri, name = stage(model, self.place.artifact_root), self._name(model)
         labels, waits = {LABEL: self.model, VERSION: model.version}, 0
-        self._have("Service", name, service(labels), labels)
-        wanted = pods(self.place, self.deploy, labels, uri)
-        give_up = time.monotonic() + READY_SECONDS
-        while not complete(made := self._running(name, wanted, labels)):
-            refused, message = conditions(made.get("status", {})).get("ReplicaFailure", ("", ""))
+        self._have("Service", name, serving.service(labels), labels)
+        wanted = serving.pods(self.place, self.deploy, labels, uri)
+        give_up = time.monotonic() + serving.READY_SECONDS
+        while not serving.complete(made := self._running(name, wanted, labels)):
+            said = serving.conditions(made.get("status", {}))
+            refused, message = said.get("ReplicaFailure", ("", ""))
             if refused == "True":
                 fix = "raise the quota or correct the policy, then run the command again"
                 raise RequestError(f"the cluster refuses its pods: {message}", where=name, fix=fix)
-            why, ended = trouble(model.version, self._listed("Pod"))
+            why, ended = serving.trouble(model.version, self._listed("Pod"))
             waits = waits + 1 if why else 0
             late = time.monotonic() > give_up
             if ended or late or (waits >= _PATIENT_POLLS and not why.startswith("no node")):
@@ -118,17 +103,15 @@ class KubeflowEndpoint:
         where KServe has not made it yet."""
         if self.kind == "Deployment":
             return self._have("Deployment", name, wanted, labels)
-        short = named(name[:_LONGEST_SERVICE], "-" + hashlib.sha256(name.encode()).hexdigest()[:6])
-        one = self._have("InferenceService", short, predictor(wanted), labels, _MODE)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        short = serving.named(name[:_LONGEST_SERVICE], f"-{digest}")
+        one = self._have("InferenceService", short, serving.predictor(wanted), labels, _MODE)
         seen = one.get("status", {}).get("observedGeneration", 0) >= one["metadata"]["generation"]
         path = f"{self._path('Deployment')}/{short}-predictor"
         made = self._ask("GET", path, known=(404,)) if seen else None
         # KServe's autoscaler sets the number of pods a little later
-        return {
-            "metadata": {"generation": 1},
-            **(made or {}),
-            "spec": {"replicas": wanted["replicas"]},
-        }
+        spec = {"replicas": wanted["replicas"]}
+        return {"metadata": {"generation": 1}, **(made or {}), "spec": spec}
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         """See `Endpoint.ask`: by the version's own Service, through the API server."""
@@ -142,7 +125,6 @@ class KubeflowEndpoint:
             raise StepError(what, where=self._name(model)) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`."""
         running = {one["metadata"]["labels"][VERSION] for one in self._listed("Deployment")}
         names = {v: name for v, name in self._services().items() if v in running}
         if missing := sorted(set(shares) - set(names)):
@@ -158,7 +140,7 @@ class KubeflowEndpoint:
             counts = {pod: known[1:] for pod, known in self._counted(certain=True).items()}
             noted = {"number": number, "shares": dict(shares), "from": counts}
         first = max(shares, key=lambda version: shares[version])
-        spec = service({LABEL: self.model, VERSION: first})
+        spec = serving.service({LABEL: self.model, VERSION: first})
         self._have("Service", self.name, spec, {LABEL: self.model}, {SPLIT: json.dumps(noted)})
 
     def observe(self) -> Mapping[str, Traffic]:
@@ -188,7 +170,6 @@ class KubeflowEndpoint:
                     self._delete(kind, one)
 
     def delete(self) -> None:
-        """See `Endpoint.delete`."""
         for kind in ("HTTPRoute", "Service", self.kind):
             for one in self._listed(kind):
                 self._delete(kind, one)
@@ -246,7 +227,7 @@ class KubeflowEndpoint:
         while True:
             made = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
             parents = made.get("status", {}).get("parents", [])
-            said = [conditions(one, made["metadata"]["generation"]) for one in parents]
+            said = [serving.conditions(one, made["metadata"]["generation"]) for one in parents]
             taken = ("Accepted", "ResolvedRefs")
             if any(all(one.get(kind, ("",))[0] == "True" for kind in taken) for one in said):
                 return
@@ -285,7 +266,7 @@ class KubeflowEndpoint:
         for pod in self._listed("Pod"):
             meta, text = pod["metadata"], ""
             path = f"{self._path('Pod')}/{meta['name']}:8080/proxy/metrics"
-            ready = conditions(pod.get("status", {})).get("Ready", ("",))[0] == "True"
+            ready = serving.conditions(pod.get("status", {})).get("Ready", ("",))[0] == "True"
             for last in (False, False, True) if ready else ():
                 try:
                     text = "\n".join(self.cluster.lines(path))
@@ -294,8 +275,8 @@ class KubeflowEndpoint:
                     if last and certain:
                         what = f"the counters of the pod {meta['name']} cannot be read: {error}"
                         raise UnreachableError(what, where=path, fix=_GRANT) from error
-            counts = counters(text) if text else None
-            found[meta["uid"]] = meta["labels"][VERSION], restarts(pod), counts
+            counts = serving.counters(text) if text else None
+            found[meta["uid"]] = meta["labels"][VERSION], serving.restarts(pod), counts
         return found
 
     def _have(
@@ -358,7 +339,7 @@ class KubeflowEndpoint:
             raise _explained(error, f"{method} {path}") from None
 
     def _name(self, model: ServedModel) -> str:
-        return named(model.name, f"-v{model.version}-{model.digest[:8]}")
+        return serving.named(model.name, f"-v{model.version}-{model.digest[:8]}")
 
 
 def _explained(error: HttpError, where: str) -> RequestError | UnreachableError:

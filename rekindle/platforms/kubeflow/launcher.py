@@ -38,6 +38,7 @@ from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for,
 from rekindle.platforms.kubeflow.settings import INPUT, Clash, Misfit, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
+from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +162,7 @@ class KubeflowLauncher(Launcher):
                 place = as_place(artifact["uri"], artifact["metadata"])
                 left["parameterValues"][PREFIX + name] = place
         file = Path(self.executor_input["outputs"]["outputFile"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(file.name + ".draft")
-        draft.write_text(json.dumps(left, sort_keys=True), encoding="utf-8")
-        draft.replace(file)
+        write_atomically(file, json.dumps(left, sort_keys=True))
         return 0
 
     def give_up(self, end: GiveUp) -> int:

@@ -47,7 +47,6 @@ _EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is
 
 
 def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
-    """The run now."""
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
     status = _RUNS.get(str(run.state), "running")
@@ -72,7 +71,6 @@ def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log
 
 
 def cancel(place: KubeflowSpec, id: str) -> None:
-    """Have the run terminated."""
     with connected(place) as server:
         if str(server.call(server.kfp.get_run, id).state) not in _RUNS:
             server.call(server.kfp.terminate_run, id)
@@ -118,13 +116,11 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
 
 
 def read(place: KubeflowSpec, uri: str) -> bytes:
-    """A file of the store."""
     with _store_of(uri) as (store, path):
         return bytes(store.cat_file(path))
 
 
 def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
-    """The runs of the pipeline's experiment that rekindle submitted, the oldest first."""
     with connected(place) as server:
         experiment = experiment_of(server, definition)
         runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)

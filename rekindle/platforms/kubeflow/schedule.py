@@ -89,13 +89,12 @@ def set_(
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
     """Recurring runs that were set here, by name; older ones of a name are taken away."""
     with client.connected(place) as server:
-        names = {one.display_name for one in server.call(_recurring, server)}
-        found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]
-        return tuple(_shown(one, place) for one in found)
+        found = server.call(_recurring, server)
+        kept = newest(found, functools.partial(_deleted, server))
+        return tuple(_shown(one, place) for one in kept)
 
 
 def pause(place: KubeflowSpec, name: str) -> Schedule:
-    """The recurring run of the config `name`, which starts nothing until it is set again."""
     with client.connected(place) as server:
         kept = _settled(server, name)
         if kept is None:
@@ -105,7 +104,6 @@ def pause(place: KubeflowSpec, name: str) -> Schedule:
 
 
 def delete(place: KubeflowSpec, name: str) -> bool:
-    """Whether there was one to take away."""
     with client.connected(place) as server:
         found = server.call(_recurring, server, name)
         for one in found:
@@ -130,7 +128,8 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
 
 def _settled(server: client.Server, name: str) -> Any:
     """The newest of that name, or None."""
-    return newest(server.call(_recurring, server, name), functools.partial(_deleted, server))
+    found = server.call(_recurring, server, name)
+    return next(iter(newest(found, functools.partial(_deleted, server))), None)
 
 
 def _recurring(server: client.Server, name: str = "") -> list[Any]:

@@ -1,24 +1,25 @@
 """Objects of a deployment in the cluster, as pure functions: the Deployment of a version, what the
 state of its pods means, and the counters that its server shows.
 
-Pods are as those of manifests/runtime.yaml: user 10001, no capabilities, no token of the API
-server. Authority: apps/v1 and v1; the exposition format of Prometheus."""
+Authority: apps/v1 and v1; the exposition format of Prometheus."""
 
-from __future__ import annotations
-
+import copy
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from rekindle.catalog.tables import rows
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
 from rekindle.serve.deployed import BOUNDS_MS
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 
 LABEL, VERSION = "rekindle", "rekindle.dev/version"
-READY_SECONDS = 1_800.0
+READY_SECONDS = 1_800.0  # as the startupProbe in deployment.yaml
+_DEPLOYMENT = Path(__file__).with_name("manifests") / "deployment.yaml"
 _LONGEST_NAME, _MOST_ENDS = 63, 2
 _PREDICTS = re.compile(r"/predict|/invocations|/v1/.*|.*/infer")
 _WAITS = {
@@ -44,44 +45,26 @@ def pods(
     place: KubeflowSpec, deploy: DeploySpec, labels: Mapping[str, str], uri: str
 ) -> dict[str, Any]:
     """The spec of a version's Deployment; its pods wait there for `uri`, or find it mounted."""
-    machine = deploy.machine
-    work = "/tmp"  # noqa: S108 - a volume of the pod alone
-    env: list[Any] = [{"name": "HOME", "value": work}, {"name": "REKINDLE_MODEL", "value": uri}]
+    made: dict[str, Any] = copy.deepcopy(rows(_DEPLOYMENT))
+    made["replicas"], made["selector"]["matchLabels"] = deploy.replicas, dict(labels)
+    made["template"]["metadata"]["labels"] = dict(labels)
+    pod, machine = made["template"]["spec"], deploy.machine
+    (container,) = pod["containers"]
+    container["image"], pod["serviceAccountName"] = place.image, place.node_account
+    container["env"].append({"name": "REKINDLE_MODEL", "value": uri})
     for variable, (name, key) in sorted(secrets_of(place).items()):
-        env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
-    volumes: list[Any] = [{"name": "work", "emptyDir": {}}]
-    mounts: list[Any] = [{"name": "work", "mountPath": work}]
+        source = {"secretKeyRef": {"name": name, "key": key}}
+        container["env"].append({"name": variable, "valueFrom": source})
     if place.claim and "://" not in place.artifact_root:
         claim = {"claimName": place.claim, "readOnly": True}
-        volumes.append({"name": "models", "persistentVolumeClaim": claim})
-        mounts.append({"name": "models", "mountPath": place.artifact_root, "readOnly": True})
-    gpu, nodes = {}, {MACHINE: machine} if machine else {}
+        pod["volumes"].append({"name": "models", "persistentVolumeClaim": claim})
+        mount = {"name": "models", "mountPath": place.artifact_root, "readOnly": True}
+        container["volumeMounts"].append(mount)
+    pod["nodeSelector"] = {MACHINE: machine} if machine else {}
     if machine in place.accelerator_nodes:
-        gpu, nodes = {"limits": {GPU: "1"}}, place.accelerator_nodes[machine]
-    live: dict[str, Any] = {"httpGet": {"path": "/health/live", "port": "http"}, "periodSeconds": 5}
-    container = {
-        "name": "server", "image": place.image, "args": ["serve"], "env": env,
-        "ports": [{"name": "http", "containerPort": 8080}], "volumeMounts": mounts,
-        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, **gpu},
-        "startupProbe": {**live, "failureThreshold": int(READY_SECONDS / 5)},  # it downloads
-        "livenessProbe": {**live, "failureThreshold": 6, "timeoutSeconds": 5},
-        "readinessProbe": {**live, "httpGet": {**live["httpGet"], "path": "/health/ready"}},
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},  # until it gets none
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }  # fmt: skip
-    spec = {
-        "serviceAccountName": place.node_account, "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 60, "nodeSelector": dict(nodes),
-        "securityContext": {
-            "runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001,
-            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container], "volumes": volumes,
-    }  # fmt: skip
-    template = {"metadata": {"labels": dict(labels)}, "spec": spec}
-    selector = {"matchLabels": dict(labels)}
-    return {"replicas": deploy.replicas, "selector": selector, "template": template}
+        container["resources"]["limits"] = {GPU: "1"}
+        pod["nodeSelector"] = dict(place.accelerator_nodes[machine])
+    return made
 
 
 def predictor(deployment: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,16 +18,8 @@ from typing import Any
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.process import is_running
 from rekindle.records import write_atomically
-from rekindle.serve.deployed import (
-    STATUS,
-    STATUS_JSON,
-    VERSION,
-    WANTED,
-    WANTED_JSON,
-    Status,
-    Traffic,
-    Wanted,
-)
+from rekindle.serve import deployed
+from rekindle.serve.deployed import VERSION, Status, Traffic, Wanted
 from rekindle.serve.model import ServedModel
 
 READY_SECONDS, ROUTER_SECONDS, END_SECONDS = 600.0, 60.0, 120.0
@@ -37,7 +29,7 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 
 
 class LocalEndpoint:
-    """The deployment in `folder`. `host` and `port` are those that it has, if there is one, and
+    """The `Endpoint` in `folder`. `host` and `port` are those that it has, if there is one, and
     RequestError is raised where others are asked for. `environment` is added to the router's."""
 
     poll_seconds, sees_latency = 1.0, True
@@ -59,7 +51,6 @@ class LocalEndpoint:
         self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """See `Endpoint.usd_per_day`."""
         return "this machine", 0.0
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
@@ -68,7 +59,6 @@ class LocalEndpoint:
         return {version: (one.state, shares.get(version, 0)) for version, one in versions.items()}
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`."""
         status = self.status()
         known = status.versions.get(model.version) if status else None
         digests = {other.version: other.digest for other in self.wanted.models}
@@ -90,7 +80,6 @@ class LocalEndpoint:
             time.sleep(_LOOK_SECONDS)
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """See `Endpoint.ask`."""
         status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
         if status != 200:
             what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
@@ -98,19 +87,15 @@ class LocalEndpoint:
         return json.loads(text)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`."""
         self._want(number, shares=dict(shares))
 
     def observe(self) -> Mapping[str, Traffic]:
-        """See `Endpoint.observe`."""
         return {version: one.traffic for version, one in self._asked().versions.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
-        """See `Endpoint.retain`."""
         self._want(number, models=tuple(m for m in self.wanted.models if m.version in versions))
 
     def delete(self) -> None:
-        """See `Endpoint.delete`."""
         if status := self.status():
             os.kill(status.pid, signal.SIGTERM)
             give_up = time.monotonic() + END_SECONDS
@@ -118,15 +103,15 @@ class LocalEndpoint:
                 if time.monotonic() > give_up:  # its servers die with it
                     os.kill(status.pid, signal.SIGKILL)
                 time.sleep(_LOOK_SECONDS)
-        (self.folder / WANTED).unlink(missing_ok=True)
+        (self.folder / deployed.WANTED).unlink(missing_ok=True)
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
 
     def status(self) -> Status | None:
         """What the router says, None where it does not run. Raises RequestError where another
         program listens."""
         try:
-            status, text = self._sent("GET", STATUS, {})
-            found = STATUS_JSON.validate_json(text) if status == 200 else None
+            status, text = self._sent("GET", deployed.STATUS, {})
+            found = deployed.STATUS_JSON.validate_json(text) if status == 200 else None
         except ConnectionError:
             return None
         except (ValueError, http.client.HTTPException):
@@ -140,7 +125,8 @@ class LocalEndpoint:
         """Change what is wanted, and wait until the router has read it."""
         self.wanted = dataclasses.replace(self.wanted, number=number, **changes)  # type: ignore[arg-type]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / WANTED, WANTED_JSON.dump_json(self.wanted).decode())
+        text = deployed.WANTED_JSON.dump_json(self.wanted).decode()
+        write_atomically(self.folder / deployed.WANTED, text)
         versions = {model.version for model in self.wanted.models}
         self._until(lambda one: one.number == number and set(one.versions) == versions)
 
@@ -184,6 +170,6 @@ class LocalEndpoint:
 
     def _read(self) -> Wanted | None:
         try:
-            return WANTED_JSON.validate_json((self.folder / WANTED).read_bytes())
+            return Wanted.read(self.folder)
         except FileNotFoundError:
             return None

@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 from rekindle.launch.fork_server import fork_server_for
+from rekindle.launch.process import on_signal
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import OwnCode, each
@@ -316,21 +317,13 @@ class _Run:
             if self.on_change:
                 self.on_change(self.record)
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
+    def signals(self) -> contextlib.AbstractContextManager[None]:
         """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is killed."""
 
-        def stop(number: int, _frame: object) -> None:
+        def stop(number: int) -> None:
             control = self.around.control
             self.reclaimed = self.reclaimed or number == signal.SIGTERM
             control.level = min(2, control.level + 1)
 
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        is_main = threading.current_thread() is threading.main_thread()
+        return on_signal(stop) if is_main else contextlib.nullcontext()

@@ -1,5 +1,5 @@
-"""One child process a step attempt: start the shim on a task (by way of `contained`, where docker
-runs the step), copy its output to the log, and stop it when it has to.
+"""One child process a step attempt: start the shim on a task, copy its output to the log, and stop
+it when it has to.
 
 The shim runs under this interpreter without site-packages, in a session of its own, so that a
 Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
@@ -19,9 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ _LAST_RESORT_SECONDS = 5.0
 # As a module and not as a script, so that its bytecode is cached; our root comes last on the path.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from rekindle.{} import main; sys.exit(main(sys.argv))"
+    "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
 )
 _LONGEST_LINE = 1 << 20
 _END_BYTES = 1 << 18
@@ -147,9 +147,8 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     file.write_text(json.dumps({**task, "parent": os.getpid()}))
     root = str(Path(shim.__file__).parents[2])
-    start = _START.format("platforms.local.contained" if "afterwards" in task else "launch.shim")
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", start, root, str(file)],
+        [sys.executable, "-I", "-S", "-c", _START, root, str(file)],
         env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
@@ -222,25 +221,19 @@ def on_nodes(
 ) -> tuple[int, Ended]:
     """Run all nodes side by side; the rank of the node whose end decides, and how it ended."""
     together = Control(control)
-    ends: dict[int, Ended] = {}
-    errors: list[BaseException] = []
 
-    def work(node: int) -> None:
+    def work(node: int) -> Ended:
+        failed = True
         try:
-            ended = ends[node] = run_node(node, together)
-            if ended.exit_code and not ended.stopped and together.failed is None:
+            ended = run_node(node, together)
+            failed = ended.exit_code != 0 and not ended.stopped
+            return ended
+        finally:
+            if failed and together.failed is None:
                 together.failed = node  # the first failure is what counts
-        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
-            errors.append(error)
-            together.failed = together.failed if together.failed is not None else node
 
-    threads = [threading.Thread(target=work, args=(node,), daemon=True) for node in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        ends = list(pool.map(work, range(count)))
     decides = together.failed or 0
     return decides, ends[decides]
 

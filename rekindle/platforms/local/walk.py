@@ -354,19 +354,13 @@ def rendered(
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
-    nodes = list(graph.nodes())
-    reached = {path, *_ancestors(path)}
-    inside: set[str] = set()
-    grown = True
-    while grown:
-        grown = False
-        for node in nodes:
-            parent = node.path.rpartition("/")[0]
-            siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
-            if node.path not in inside and (siblings & reached or parent in inside):
-                inside.add(node.path)
-                reached |= {node.path, *_ancestors(node.path)}
-                grown = True
+    reached, inside = {path, *_ancestors(path)}, set[str]()
+    for node in graph.nodes():  # which come after all that they need
+        parent = node.path.rpartition("/")[0]
+        siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
+        if siblings & reached or parent in inside:
+            inside.add(node.path)
+            reached |= {node.path, *_ancestors(node.path)}
     return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in inside)
 
 

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -34,7 +34,6 @@ _PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
-    """The execution, started now or by the same submission before."""
     name, id = pipeline_name(definition), run_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
@@ -56,18 +55,15 @@ def pipeline_name(definition: Definition) -> str:
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """What the execution of this submission is called."""
     return f"{pipeline_name(definition)[:60].rstrip('-')}-{digest_of(definition.files, token)}"
 
 
 def where(place: SageMakerSpec) -> str:
-    """The account and region, for people."""
     account = place.role_arn.split(":")[4] if place.role_arn else "?"
     return f"account {account} in {place.region}"
 
 
 def page(place: SageMakerSpec, arn: str) -> str:
-    """Where to look in the console."""
     console = f"https://{place.region}.console.aws.amazon.com/sagemaker/home"
     return f"{console}?region={place.region}#/pipelines/{arn.split(':pipeline/')[-1]}"
 
@@ -190,7 +186,7 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix += "retry the command: submitting is idempotent"
     else:
         fix = f"the service rejected the request; {BUG}"
-    said = first_line(response.get("Error", {}).get("Message") or error, error)
+    said = first_line(error, response.get("Error", {}).get("Message"))
     return kind(said, where=where(place), fix=fix)
 
 
@@ -200,7 +196,6 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 
 def images(definition: Definition) -> frozenset[str]:
-    """Images of the jobs."""
     return frozenset(image for _, image in _planned(definition))
 
 

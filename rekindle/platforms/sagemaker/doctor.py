@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.sagemaker.client import connected, images
@@ -27,39 +28,6 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_INTERFACES = [
-    "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
-    "ec2:DeleteNetworkInterfacePermission",
-]  # fmt: skip
-_NETWORK = [  # IAM knows no resources of these
-    "ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSubnets", "ec2:DescribeVpcs",
-]  # fmt: skip
-
-_TAGS = ("AddTags", "ListTags")
-_DEPLOYS: Mapping[str, tuple[str, ...]] = {  # actions by what they are for; {} is the model
-    "model/{}-*": ("CreateModel", "DescribeModel", "DeleteModel", *_TAGS),
-    "endpoint-config/{}-*": (
-        "CreateEndpointConfig", "DescribeEndpointConfig", "DeleteEndpointConfig", *_TAGS,
-    ),
-    "endpoint/{}": (
-        "CreateEndpoint", "DescribeEndpoint", "DeleteEndpoint", "UpdateEndpoint",
-        "UpdateEndpointWeightsAndCapacities", "InvokeEndpoint", *_TAGS,
-    ),
-}  # fmt: skip
-_LOGS = ["logs:DescribeLogStreams", "logs:GetLogEvents"]
-_DEPLOYS_ANYWHERE = [  # IAM knows no resources of these
-    "sagemaker:ListModels", "sagemaker:ListEndpointConfigs", "cloudwatch:GetMetricStatistics",
-]  # fmt: skip
-_PUBLISHES: Mapping[str, tuple[str, ...]] = {
-    "model-package-group/{}": (
-        "CreateModelPackageGroup",
-        "DescribeModelPackageGroup",
-        "ListModelPackages",
-        *_TAGS,
-    ),
-    "model-package/{}/*": ("CreateModelPackage", "UpdateModelPackage"),
-}
 _FOR_SAGEMAKER = {
     "ContextKeyName": "iam:PassedToService", "ContextKeyType": "string",
     "ContextKeyValues": ["sagemaker.amazonaws.com"],
@@ -67,14 +35,13 @@ _FOR_SAGEMAKER = {
 
 
 def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
     ask = about("sagemaker", Account(place))
     yield ask("credentials", "role_arn", caller, early=True, login=True)
     yield ask("region", "region", region, early=True)
     for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
-        rights = _for_serving(place, needs, use)
+        rights = _allowed(f"{use}_permissions", place, needs.model)
         if is_asked:
             yield ask(f"you may {use}", "role_arn", permitted, rights, "")
         if needs.publishes if use == "publish" else needs.deploys_in_steps:
@@ -89,11 +56,11 @@ def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) ->
 
 def permissions(place: SageMakerSpec, needs: Needs) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
-    found = statements(place)
-    found += _for_serving(place, needs, "deploy") if needs.deploys_in_steps else []
-    found += _for_serving(place, needs, "publish") if needs.publishes else []
+    found, deploying = statements(place), _allowed("deploy_permissions", place, needs.model)
+    found += deploying if needs.deploys_in_steps else []
+    found += _allowed("publish_permissions", place, needs.model) if needs.publishes else []
     policy = {"Version": "2012-10-17", "Statement": found}
-    deploys = [a for one in _for_serving(place, needs, "deploy") for a in one["Action"]]
+    deploys = [action for statement in deploying for action in statement["Action"]]
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
@@ -104,27 +71,12 @@ def permissions(place: SageMakerSpec, needs: Needs) -> str:
 
 def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     """What the policy allows, a statement a resource."""
-    bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
-    objects = f"arn:aws:s3:::{bucket}/{folder}/*" if folder else f"arn:aws:s3:::{bucket}/*"
-    image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
-    host, _, name = image.partition("/")
-    words = host.split(".")
-    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
-    repository = f"arn:aws:ecr:{region}:{owner}:repository/{name}"
-    found = [
-        _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], objects),
-        _allow(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"),
-        _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
-        _allow(["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents",
-                "cloudwatch:PutMetricData"], "*"),
-    ]  # fmt: skip
+    found, about = _allowed("permissions", place), _names(place)
     if place.subnets:
-        made = _arn(place, "ec2", "network-interface/*")
-        inside = [_arn(place, "ec2", f"subnet/{name}") for name in place.subnets]
-        inside += [_arn(place, "ec2", f"security-group/{name}") for name in place.security_groups]
-        found.append(_allow(["ec2:CreateNetworkInterface"], [made, *inside]))
-        found += [_allow(_INTERFACES, made), _allow(_NETWORK, "*")]
+        interface, *others = _allowed("network_permissions", place)
+        inside = [f"{about['ec2']}subnet/{name}" for name in place.subnets]
+        inside += [f"{about['ec2']}security-group/{name}" for name in place.security_groups]
+        found += [{**interface, "Resource": [interface["Resource"], *inside]}, *others]
     if place.kms_key:
         found.append(_key(place))
     if place.secrets:
@@ -132,37 +84,43 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     return found
 
 
-def _for_serving(place: SageMakerSpec, needs: Needs, use: str) -> list[dict[str, Any]]:
-    """What deploying or publishing (`use`) needs, on what is named after the model."""
-    name = plain_name(needs.model or "MODEL", r"[^a-zA-Z0-9]+", 40, distinct=True)
-    found = [
-        _allow([f"sagemaker:{one}" for one in actions], _arn(place, "sagemaker", of.format(name)))
-        for of, actions in (_DEPLOYS if use == "deploy" else _PUBLISHES).items()
+def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[dict[str, Any]]:
+    """The statements that a table of the catalog comes to for this config."""
+    about = _names(place, model)
+    return [
+        _allow(row["actions"], row["resource"].format(**about))
+        for row in limits("sagemaker")[table]
     ]
-    if use == "deploy":
-        printed = _arn(place, "logs", f"log-group:/aws/sagemaker/Endpoints/{name}:*")
-        role = place.role_arn or "platforms.sagemaker.role_arn"
-        found += [_allow(_LOGS, printed), _allow(["iam:PassRole"], role)]
-        found.append(_allow(_DEPLOYS_ANYWHERE, "*"))
-    return found
+
+
+def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
+    """What the catalog's resources are made of; a service's name stands for the begin of its ARNs
+    in the region and account of the jobs."""
+    bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
+    image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
+    host, _, name = image.partition("/")
+    words = host.split(".")
+    registry = f"{words[3] if len(words) > 3 else 'REGION'}:{words[0]}"
+    mine = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
+    where = f"{place.region or 'REGION'}:{mine[4]}:"
+    services = ("ec2", "kms", "logs", "sagemaker")
+    return {
+        "bucket": bucket, "objects": f"{bucket}/{folder}/*" if folder else f"{bucket}/*",
+        "repository": f"{registry}:repository/{name}",
+        "role": place.role_arn or "platforms.sagemaker.role_arn",
+        "model": plain_name(model or "MODEL", r"[^a-zA-Z0-9]+", 40, distinct=True),
+        **{service: f"arn:{mine[1]}:{service}:{where}" for service in services},
+    }  # fmt: skip
 
 
 def _key(place: SageMakerSpec) -> dict[str, Any]:
     """Use of the key, which may be named by its ARN, its id or an alias."""
     uses = ["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"]
-    name = place.kms_key.split(":", 5)[-1]
+    name, keys = place.kms_key.split(":", 5)[-1], f"{_names(place)['kms']}key/"
     if name.startswith("alias/"):  # a policy takes no alias for a resource
-        allowed = _allow(uses, _arn(place, "kms", "key/*"))
-        return allowed | {"Condition": {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}}
-    if place.kms_key.startswith("arn:"):
-        return _allow(uses, place.kms_key)
-    return _allow(uses, _arn(place, "kms", f"key/{name}"))
-
-
-def _arn(place: SageMakerSpec, service: str, name: str) -> str:
-    """Something in the region and account of the jobs."""
-    words = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
-    return f"arn:{words[1]}:{service}:{place.region or 'REGION'}:{words[4]}:{name}"
+        condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}
+        return {**_allow(uses, f"{keys}*"), "Condition": condition}
+    return _allow(uses, place.kms_key if place.kms_key.startswith("arn:") else f"{keys}{name}")
 
 
 def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:

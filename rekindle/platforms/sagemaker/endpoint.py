@@ -51,13 +51,11 @@ class SageMakerEndpoint:
         self.machine = deploy.machine or place.machine
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """See `Endpoint.usd_per_day`."""
         price, replicas = book().find(self.machine, self.place.region), self.deploy.replicas
         usd = price.on_demand_usd_per_hour if price else None
         return f"{replicas} x {self.machine}", None if usd is None else 24 * replicas * usd
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """See `Endpoint.standing`."""
         with self.account.client("sagemaker") as api:
             found = self._ours(api, "endpoint", self.name)
         weights, state = _weights(found), _STATES.get(found and found["EndpointStatus"], "ready")
@@ -89,7 +87,6 @@ class SageMakerEndpoint:
             self._weigh(api, weights)
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """See `Endpoint.ask`."""
         with self.account.client("sagemaker-runtime") as api:
             try:
                 return json.load(api.invoke_endpoint(
@@ -100,7 +97,6 @@ class SageMakerEndpoint:
                 raise StepError(f"smoke: {error}", where=self.address) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`."""
         with self.account.client("sagemaker") as api:
             there = _weights(self._settled(api))
             if missing := shares.keys() - set(map(_version, there)):
@@ -131,14 +127,12 @@ class SageMakerEndpoint:
         return traffic
 
     def retain(self, versions: set[str], number: int) -> None:
-        """See `Endpoint.retain`."""
         with self.account.client("sagemaker") as api:
             weights = _weights(found := self._settled(api))
             kept = {v: weight for v, weight in weights.items() if _version(v) in versions}
             self._clean(api, self._update(api, found, kept) if kept != weights else found)
 
     def delete(self) -> None:
-        """See `Endpoint.delete`."""
         with self.account.client("sagemaker") as api:
             self._reach(api, lambda now: now is None,
                         lambda now: api.delete_endpoint(EndpointName=self.name))  # fmt: skip

@@ -35,7 +35,6 @@ _MOST_STREAMS = 50
 
 
 def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
-    """The execution now."""
     with connected(place) as session:
         sagemaker, now = session("sagemaker"), datetime.datetime.now(datetime.UTC)
         found = sagemaker.describe_pipeline_execution(PipelineExecutionArn=id)
@@ -77,7 +76,6 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
 
 
 def cancel(place: SageMakerSpec, id: str) -> None:
-    """Have the execution stopped."""
     with connected(place) as session:
         sagemaker = session("sagemaker")
         if _status(sagemaker, id) in (*_RUNS, "Stopping"):
@@ -118,7 +116,6 @@ def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, A
 
 
 def read(place: SageMakerSpec, uri: str) -> bytes:
-    """An object of S3."""
     from botocore.exceptions import ClientError
 
     bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -133,7 +130,6 @@ def read(place: SageMakerSpec, uri: str) -> bytes:
 
 
 def found(definition: Definition, place: SageMakerSpec) -> tuple[TaggedRun, ...]:
-    """The pipeline's executions that rekindle submitted, the oldest first."""
     with connected(place) as session:
         sagemaker, marked = session("sagemaker"), list[TaggedRun]()
         pages = sagemaker.get_paginator("list_pipeline_executions").paginate(

@@ -48,7 +48,6 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
 def set_(
     definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The schedule of the config `name`, made or changed to this."""
     there, pipeline = lowered(schedule, place), pipeline_of(name)
     with connected(place) as session:
         sagemaker, scheduler = session("sagemaker"), session("scheduler")
@@ -78,7 +77,6 @@ def set_(
 
 
 def list_(place: SageMakerSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name."""
     with connected(place) as session:
         scheduler, found = session("scheduler"), list[str]()
         try:
@@ -90,7 +88,6 @@ def list_(place: SageMakerSpec) -> tuple[Schedule, ...]:
 
 
 def pause(place: SageMakerSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as session:
         scheduler, id = session("scheduler"), schedule_id(name)
         found = scheduler.get_schedule(Name=id, GroupName=_GROUP)

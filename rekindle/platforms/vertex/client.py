@@ -17,11 +17,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG, first_line, not_installed
+from rekindle.platforms.failures import BUG, not_installed
 from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
 from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
@@ -82,7 +82,6 @@ class Project:
 
 
 def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
-    """The job, made now or by the same submission before."""
     id = run_name(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
@@ -102,7 +101,6 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
 
 
 def run_name(definition: Definition, token: str) -> str:
-    """Id of the job of this submission."""
     plain = re.sub(r"[^a-z0-9-]", "-", str(job_of(definition)["displayName"]).lower()).strip("-")
     return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
 
@@ -116,12 +114,10 @@ def labels_of(mark: RunTag) -> dict[str, str]:
 
 
 def where(place: VertexSpec) -> str:
-    """The project and region, for people."""
     return f"project {place.project} in {place.region}"
 
 
 def page(place: VertexSpec, id: str) -> str:
-    """Where to look in the console."""
     runs = "https://console.cloud.google.com/vertex-ai/pipelines"
     return f"{runs}/locations/{place.region}/runs/{id}?project={place.project}"
 
@@ -180,7 +176,7 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         fix = f"the service rejected the request; {BUG}"
     else:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    said = first_line(getattr(error, "message", "") or error, error)
+    said = first_line(error, getattr(error, "message", ""))
     return kind(said, where=where(place), fix=fix)
 
 
@@ -220,7 +216,6 @@ def images(definition: Definition) -> frozenset[str]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them, from the files that `compile` writes."""
     job = job_of(Definition(files))
     graph = read(json.dumps(job["pipelineSpec"]))
     return of_graph(graph, job["runtimeConfig"]["parameterValues"])

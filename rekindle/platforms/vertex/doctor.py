@@ -14,11 +14,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rekindle.catalog.tables import limits
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, first_line
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
-from rekindle.platforms.failures import first_line
+from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex.client import images
@@ -53,7 +52,6 @@ def permissions(place: VertexSpec, needs: Needs) -> str:
 
 
 def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-    """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
     ask = about("vertex", Project(place))
@@ -93,7 +91,7 @@ class Project:
             found: Any = google.auth.default(scopes=_SCOPES)[0]
             found.refresh(Request())
         except exceptions.GoogleAuthError as error:
-            said = first_line(error.args[0] if error.args else error, error)
+            said = first_line(error, error.args[0] if error.args else "")
             if error.retryable or isinstance(error, exceptions.TransportError):
                 raise NotChecked(said) from None
             raise RequestError(said, fix=_LOGIN) from None
@@ -133,12 +131,9 @@ def permitted(project: Project) -> str:
 
 def permitted_beyond(project: Project, rows: str) -> str:
     """Whether who is logged in has the permissions of these rows of the catalog."""
-    fixes = {
-        f"{begin}{end}": f"ask for {role} in the project {project.place.project}"
-        for name, _, role in limits("vertex")[rows]
-        for begin, _, ends in [name.partition("{")]
-        for end in ends.rstrip("}").split(",")
-    }
+    name = project.place.project
+    asked = rights(limits("vertex")[rows])
+    fixes = {right: f"ask for {role} in the project {name}" for right, role in asked}
     return may(fixes, _missing(project, fixes))
 
 

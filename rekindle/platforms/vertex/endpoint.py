@@ -31,11 +31,8 @@ LABEL, NUMBER, SINCE = "rekindle", "rekindle-split", "rekindle-since"
 PUBLISHED, DIGEST, VERSION = "rekindle-registry", "rekindle-digest", "rekindle-version"
 _MOST_WORDS = 1_000
 LAG_SECONDS = 240  # what is newer may yet change: points come up to 120 s late
-_TRIES, _ASKS, _LONGEST = (
-    5,
-    200,
-    3 * 3600.0,
-)  # seconds: the service ends a deployment after 2 hours at most
+_TRIES, _ASKS = 5, 200
+_LONGEST = 3 * 3600.0  # seconds: the service ends a deployment after 2 hours at most
 _Done = Callable[[], Any]
 _OF = 'resource.type="aiplatform.googleapis.com/Endpoint" AND resource.labels.endpoint_id='
 _LOGS = "https://logging.googleapis.com/v2/entries:list"
@@ -148,11 +145,8 @@ class VertexEndpoint:
 
         if not mine():
             said = "\n".join(f"{key}: {value}" for key, value in lineage.items() if value)
-            made = {
-                **self._about(self.id),
-                **self._served(model),
-                "versionDescription": said[:_MOST_WORDS],
-            }
+            made = self._about(self.id) | self._served(model)
+            made["versionDescription"] = said[:_MOST_WORDS]
             # not the label of what is deployed, which `retain` removes
             made["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
             parent = {"parentModel": f"{self.project.parent}/{path}"}

@@ -95,18 +95,15 @@ class VertexLauncher(Launcher):
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
         self.google = Google(places(payload["region"], environment), self.stop)
         self.project, self.region = payload["project"], payload["region"]
-        self.label = self.identity()
+        # what the step is to the run: launchers that compute the same want the same job
+        parts = [self.facts[RUN], self.facts[TASK], self.executor_input["inputs"], payload]
+        self.label = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
         self.jobs_path = f"/v1/projects/{self.project}/locations/{self.region}/customJobs"
         self.made = set[str]()  # names of jobs that may not be listed yet
         self.told, self.patience = "", PATIENCE_SECONDS
         self.creations = 0
         # of node rank 0's log: whether this account may read it, and which lines were told
         self.readable, self.since, self.told_lines = True, "", set[str]()
-
-    def identity(self) -> str:
-        """What the step is to the run: launchers that compute the same one want the same job."""
-        parts = [self.facts[RUN], self.facts[TASK], self.executor_input["inputs"], self.payload]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
         """Why the run, or this task of it, is at its end; "" while it goes on."""

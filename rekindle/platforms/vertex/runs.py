@@ -48,11 +48,9 @@ Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
 _TOLD = "node 0: "  # and repeats with this what that job's own log has
-_SECONDS = 60.0
 
 
 def describe(place: VertexSpec, id: str) -> RunSnapshot:
-    """The run now."""
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
@@ -91,7 +89,6 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
 
 
 def cancel(place: VertexSpec, id: str) -> None:
-    """Have the job cancelled. A job that is over stays as it is."""
     with connected(place) as project:
         if _state(_job(project, id)) in (*_RUNS, "CANCELLING"):
             return
@@ -125,7 +122,6 @@ def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, Arti
 
 
 def read(place: VertexSpec, uri: str) -> bytes:
-    """An object of Cloud Storage."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     if not uri.startswith("gs://") or not name:
         raise FileNotFoundError(uri)
@@ -140,7 +136,6 @@ def read(place: VertexSpec, uri: str) -> bytes:
 
 
 def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
-    """The pipeline's jobs that rekindle submitted, the oldest first."""
     wanted = f'display_name="{job_of(definition)["displayName"]}" AND labels.{RUN_TAG}:*'
     more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:
@@ -270,7 +265,7 @@ def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     from google.api_core import exceptions
 
     def once() -> Response:
-        response = project.session.request(method, url, timeout=_SECONDS, **more)
+        response = project.session.request(method, url, timeout=client.ANSWER_SECONDS, **more)
         if response.status_code >= 400:
             raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
         return response

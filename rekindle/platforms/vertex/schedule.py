@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.submission import Definition, Lowered, Schedule, newest
-from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
+from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -71,7 +69,10 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         )  # fmt: skip
         found = _settled(project, name)
         if found is None or (found.allow_queueing and not queues):
-            _created(project, wanted)
+            # a second one, of a call whose answer was lost, goes at once
+            project.schedules.create_schedule(
+                parent=project.parent, schedule=wanted, **project.patience
+            )
             if (made := _settled(project, name)) is None:
                 what = f"another process deleted the schedule `{name}` at this moment"
                 raise PlatformError(what, where=where(place), fix="retry the command")
@@ -91,13 +92,10 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
 def list_(place: VertexSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, by name; older ones of a name are taken away."""
     with connected(place) as project:
-        names = {one.display_name for one in _ours(project)}
-        found = [kept for name in sorted(names) if (kept := _settled(project, name)) is not None]
-        return tuple(map(_shown, found))
+        return tuple(map(_shown, newest(_ours(project), functools.partial(_deleted, project))))
 
 
 def pause(place: VertexSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as project:
         found = _settled(project, name)
         if found is None:
@@ -107,7 +105,6 @@ def pause(place: VertexSpec, name: str) -> Schedule:
 
 
 def delete(place: VertexSpec, name: str) -> bool:
-    """Whether there was one to take away."""
     with connected(place) as project:
         found = _named(project, name)
         for one in found:
@@ -116,42 +113,21 @@ def delete(place: VertexSpec, name: str) -> bool:
 
 
 def _ours(project: Project) -> list[api.Schedule]:
-    """Schedules whose jobs carry our label."""
+    """Schedules whose jobs carry our label, the oldest first."""
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
     labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
-    return [one for one, own in labels if own.get("rekindle") == "true"]
-
-
-def _created(project: Project, wanted: api.Schedule) -> None:
-    """Make the schedule, once: whether a call that failed took effect is looked for."""
-    from google.api_core.exceptions import GoogleAPIError
-    from requests import RequestException
-
-    before = {one.name for one in _named(project, wanted.display_name)}
-    for last in (False, False, True):
-        try:
-            project.schedules.create_schedule(
-                parent=project.parent, schedule=wanted, timeout=project.patience["timeout"]
-            )
-        except (GoogleAPIError, RequestException) as error:
-            if last or not may_succeed(error):
-                raise
-            if {one.name for one in _named(project, wanted.display_name)} - before:
-                return
-            time.sleep(client.FIRST_PAUSE_SECONDS)
-        else:
-            return
+    ours = [one for one, own in labels if own.get("rekindle") == "true"]
+    return sorted(ours, key=lambda one: (one.create_time, one.name))
 
 
 def _named(project: Project, name: str) -> list[api.Schedule]:
-    """Those of that name, the oldest first."""
-    found = [one for one in _ours(project) if one.display_name == name]
-    return sorted(found, key=lambda one: (one.create_time, one.name))
+    return [one for one in _ours(project) if one.display_name == name]
 
 
 def _settled(project: Project, name: str) -> api.Schedule | None:
     """The newest of that name, or None."""
-    return newest(_named(project, name), functools.partial(_deleted, project))
+    found = newest(_named(project, name), functools.partial(_deleted, project))
+    return found[0] if found else None
 
 
 def _deleted(project: Project, one: api.Schedule) -> None:

@@ -213,7 +213,7 @@ def test_a_version_that_never_starts_goes_back_with_the_reason(world, fake, mode
 
 
 def test_a_version_that_no_node_takes_is_waited_for_and_then_goes_back(world, fake, monkeypatch):
-    monkeypatch.setattr(module, "READY_SECONDS", 0.5)
+    monkeypatch.setattr(module.serving, "READY_SECONDS", 0.5)
     fake.served.fates = {"1": "nowhere"}
     event = world.to("1")
     assert "did not start: no node takes its pod: 0/3 nodes are available" in event.reason

@@ -185,7 +185,7 @@ def _shims(home: Path) -> list[int]:
             words = entry.read_bytes()
         except OSError:
             continue
-        if b"rekindle.platforms.local.contained" in words and needle in words:
+        if b"rekindle.launch.shim" in words and needle in words:
             found.append(int(entry.parent.name))
     return found
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.catalog.tables import limits
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.sagemaker.doctor import checks, statements
 from rekindle.spec.platforms import SageMakerSpec
@@ -50,6 +51,21 @@ def test_the_role_makes_network_interfaces_in_the_subnets_of_the_config_only() -
         interface, f"arn:aws:ec2:{HERE}:subnet/subnet-1", f"arn:aws:ec2:{HERE}:security-group/sg-1",
     ]  # fmt: skip
     assert found["ec2:DeleteNetworkInterface"] == interface
+
+
+def test_every_right_is_an_operation_that_the_service_has() -> None:
+    session = pytest.importorskip("botocore.session", reason="a developer's dependency")
+    models = {"sagemaker": ("sagemaker", "sagemaker-runtime"), "logs": ("logs",)}
+    known = {
+        f"{prefix}:{operation}"
+        for prefix, services in models.items()
+        for service in services
+        for operation in session.get_session().get_service_model(service).operation_names
+    }
+    tables = [f"{name}permissions" for name in ("", "network_", "deploy_", "publish_")]
+    rows = [row for table in tables for row in limits("sagemaker")[table]]
+    named = {action for row in rows for action in row["actions"]}
+    assert {action for action in named if action.partition(":")[0] in models} <= known
 
 
 @pytest.mark.slow
