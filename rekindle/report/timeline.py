@@ -21,27 +21,9 @@ _TAIL_BYTES = 32_768
 _TAIL_LINES = 40
 _LONGEST_VALUE = 600
 
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One row of the timeline. `outputs` are (name, what it is, value)."""
-
-    record: StepRecord
-    name: str
-    parent: str
-    word: str
-    track: Markup
-    outputs: tuple[tuple[str, str, str], ...]
-    log_link: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """All steps on one ruler, and how many came from the cache."""
-
-    ruler: Markup
-    steps: tuple[Step, ...]
-    cached: int
+Output = tuple[str, str, str]  # its name, what it is, its value
+# a step, its state in a word, its place on the ruler, its outputs, and the link to its log
+Row = tuple[StepRecord, str, Markup, list[Output], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +38,8 @@ class Failure:
     left_out: bool
 
 
-def timeline(run: RunRecord, folder: Path) -> Timeline | None:
-    """The steps of the run whose folder is `folder`."""
-    if not run.steps:
-        return None
+def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
+    """The steps of the run whose folder is `folder`, below one ruler."""
     begin, starts = formats.instant(run.started_at), list[float | None]()  # seconds from there
     for step in run.steps:
         start = formats.instant(step.started_at)
@@ -67,8 +47,7 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     pairs = list(zip(starts, run.steps, strict=True))
     ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
-    steps = tuple(_step(step, start, scale, folder) for start, step in pairs)
-    return Timeline(plots.ruler(scale), steps, sum(step.cached for step in run.steps))
+    return plots.ruler(scale), [_row(step, start, scale, folder) for start, step in pairs]
 
 
 def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
@@ -107,8 +86,7 @@ def last_lines(path: Path) -> tuple[str, bool]:
     return texts.without_assignments("\n".join(kept)), left_out
 
 
-def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Step:
-    parent, _, name = step.name.rpartition("/")
+def _row(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Row:
     word = "cached" if step.cached and step.status == "succeeded" else step.status
     track = Markup("")
     if start is not None and step.status not in ("pending", "skipped"):
@@ -119,16 +97,16 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
     log = folder / step.log if step.log else None
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
-    return Step(step, name, parent, word, track, outputs=_outputs(step), log_link=link)
+    return step, word, track, _outputs(step), link
 
 
-def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:
+def _outputs(step: StepRecord) -> list[Output]:
     found = [(name, "parameter", _value(value)) for name, value in step.parameters.items()]
     for name, artifact in step.artifacts.items():
         metadata = {k: v for k, v in artifact.metadata.items() if k != "record"}
         said = f"{artifact.uri}  {_value(metadata)}" if metadata else artifact.uri
         found.append((name, artifact.schema_title.rpartition(".")[2], said))
-    return tuple(found)
+    return found
 
 
 def _value(value: Any) -> str:
