@@ -93,16 +93,13 @@ def _import(fields: Fields) -> dict[str, Any]:
         uri = Template((Reference(("inputs", "parameters", name)),))
     else:
         uri = parse(source.take("constant", str, ""), source.at("constant"))
-    source.close()
     fields.any("typeSchema")  # the component's output says it, too
-    found = {
+    return {
         "uri": uri,
         "metadata": parse_value(fields.take("metadata", dict, {}), fields.at("metadata")),
         "again": fields.take("reimport", bool, False),
         "to_workspace": fields.take("downloadToWorkspace", bool, False),
     }
-    fields.close()
-    return found
 
 
 def _container(fields: Fields) -> Container:
@@ -113,8 +110,8 @@ def _container(fields: Fields) -> Container:
     for variable in fields.list_of("env"):
         name, value = variable.take("name", str, ""), variable.take("value", str, "")
         env[name] = parse(value, variable.at("value"))
-        variable.close()
-    container = Container(
+    fields.any("lifecycle")  # a setting of the step
+    return Container(
         image=fields.take("image", str, ""),
         command=_arguments(list(found.command), fields.at("command")),
         as_written=_arguments(words, fields.at("command")),
@@ -122,9 +119,6 @@ def _container(fields: Fields) -> Container:
         requirements=found.requirements, runtime_requirements=found.runtime_requirements,
         pip_options=found.pip_options, resources=_resources(fields.fields("resources")),
     )  # fmt: skip
-    fields.any("lifecycle")  # a setting of the step
-    fields.close()
-    return container
 
 
 def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
@@ -141,8 +135,6 @@ def _resources(fields: Fields) -> Resources:
     kind, count = accelerator.any("type"), accelerator.any("count")
     found["accelerator_type"] = str(accelerator.any("resourceType") or kind or "")
     found["accelerator_count"] = str(accelerator.any("resourceCount") or count or "")
-    accelerator.close()
-    fields.close()
     return Resources(**found)
 
 
