@@ -24,7 +24,6 @@ def rewritten(
     and `image` for images of `rekindle/`. RequestError for a part that is not valid, although
     nothing refers to it: the platform would reject it."""
     spec, *settings = documents(ir_text)
-    spec = spec.get("pipelineSpec", spec)
     _check_all(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
