@@ -86,14 +86,8 @@ def _embedded(uri: str, root: Path) -> MlflowClient:
     """The database is made if it is not there, by one process at a time."""
     with owned(root / "locks" / "registry", lambda: None):
         embedded.make(root)
-        try:
-            embedded.settle(root)
-            return _asked(uri)
-        except Exception:
-            if not embedded.put_aside(root):
-                raise
-            embedded.make(root)
-            return _asked(uri)
+        embedded.settle(root)
+        return _asked(uri)
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:
