@@ -16,9 +16,9 @@ import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
 SCHEMA_VERSION = 1
@@ -163,14 +163,6 @@ class Ignored(Record):
         return f"{self.what}: {', '.join(self.asked_by)}" if self.asked_by else self.what
 
 
-def _as_row(value: Any) -> Any:
-    """Records used to hold sentences."""
-    return {"what": value} if isinstance(value, str) else value
-
-
-IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
-
-
 class Submission(Record):
     """What was sent to a platform: the hash of the `definition`, and the `token` of the submission.
 
@@ -211,7 +203,7 @@ class RunRecord(Record):
     spec: Mapping[str, Any] = Field(default_factory=dict)
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
-    ignored: tuple[IgnoredRow, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     submission: Submission | None = None
     plan: Mapping[str, Any] = Field(default_factory=dict)
     error: str = ""
@@ -701,7 +693,7 @@ class RunSummary(Record):
     window: str = ""
     validation: Mapping[str, float] = Field(default_factory=dict)
     settings: tuple[str, ...] = ()
-    ignored: tuple[IgnoredRow, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     earlier: tuple[str, ...] = ()
 
 
