@@ -113,7 +113,7 @@ def _container(fields: Fields) -> Container:
         image=fields.take("image", str, ""), as_written=_arguments(words, fields.at("command")),
         args=_arguments(args, fields.at("args")), env=env,
         resources=_resources(fields.fields("resources")),
-        **_recognised(words, fields.at("command")),
+        **recognised(words, fields.at("command")),
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _resources(fields: Fields) -> Resources:
     return Resources(**found)
 
 
-def _recognised(command: list[str], where: str) -> dict[str, Any]:
+def recognised(command: list[str], where: str) -> dict[str, Any]:
     """`command` taken apart, as fields of a Container: first what it installs with pip, then the
     source of the component."""
     rest, found = command, {}
