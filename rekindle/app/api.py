@@ -91,16 +91,6 @@ class Run:
 
         cancelled(self.record, self.home)
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """One flat row: `pandas.DataFrame([run.row for run in rekindle.runs()])`."""
-        evidence = self.findings.evidence
-        return {
-            "run": self.id, "status": self.status, "seconds": self.seconds,
-            **(evidence.metrics if evidence else {}),
-            "promoted": self.gate.get("promoted"), "version": self.model.get("version"),
-        }  # fmt: skip
-
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"
 
@@ -251,24 +241,11 @@ class Comparison:
     runs: tuple[Run, ...]
     found: Compared
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat row a run, with what the configs differ in: for a `pandas.DataFrame`."""
-        facts = self.found.settings
-        return [run.row | {f.name: f.values[i] for f in facts} for i, run in enumerate(self.runs)]
-
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""
         for run in self.runs:
             axes = run.plot(axes)
         return axes
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as one HTML file, with the curves."""
-        from rekindle.report.comparison_page import render_comparison
-
-        render_comparison(Path(path), [(r.record, r.findings) for r in self.runs], self.found)
-        return Path(path)
 
     def __repr__(self) -> str:
         return "\n".join(lines(self.found))

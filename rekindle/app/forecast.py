@@ -58,11 +58,6 @@ class Forecast:
         return self.record.on_demand_usd
 
     @property
-    def spot_usd(self) -> tuple[float, float] | None:
-        """What training costs on spot machines that are reclaimed all at once, and one by one."""
-        return self.record.spot.usd if self.record.spot else None
-
-    @property
     def memory(self) -> dict[str, float]:
         """Bytes of tensors on the fullest GPU, by term."""
         return {term.name: term.amount for term in self.record.memory}

@@ -92,7 +92,7 @@ def test_a_plan_is_a_value_with_figures_and_rows(seven):
     least, expected, most = seven.hours
     assert least < expected < most
     assert seven.on_demand_usd[1] == pytest.approx(expected * 27.44705)
-    assert seven.spot_usd[0] < seven.on_demand_usd[0]
+    assert seven.record.spot.usd[0] < seven.on_demand_usd[0]
     assert sum(seven.memory.values()) == seven.record.chosen.memory_bytes
     assert sum(seven.time.values()) == pytest.approx(seven.step_seconds[1])
     assert seven.refused == []

@@ -71,6 +71,7 @@ class _Reader:
         info = self.top.fields("pipelineInfo")
         # files and folders are called so, too: a plain name
         name, shown = info.take("name", str, ""), info.take("displayName", str, "")
+        info.take("description", str, "")
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
@@ -81,7 +82,6 @@ class _Reader:
             name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
             inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
-            description=info.take("description", str, ""),
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
         )  # fmt: skip
         self.top.close()
@@ -201,7 +201,7 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
     optional = fields.take("isOptional", bool, False)
-    description = fields.take("description", str, "")
+    fields.take("description", str, "")
     fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
     if kind not in _TYPES:
         fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
@@ -213,7 +213,7 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
         what = f"the default of `{name}`: {error}"
         raise RequestError(what, where=fields.at("defaultValue")) from error
     default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
-    return ir.Parameter(name, type_, optional, default, tuple(values[1:]), description)
+    return ir.Parameter(name, type_, optional, default, tuple(values[1:]))
 
 
 def _artifact(name: str, fields: Fields) -> ir.Artifact:
