@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from rekindle import records
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
-from rekindle.records import Check, Comparison, Evidence, Slice
+from rekindle.records import Check, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.metrics import LOWER_IS_BETTER
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
@@ -50,15 +50,12 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         verdict = refused(*record.incomparable)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
-    champion_f1 = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
-    classes = ((part, {"champion_f1": champion_f1.get(part.label)}) for part in ours.classes())
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
             "examples", "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
-        labels=record.candidate.labels, confusion=ours.confusion(),
-        classes=tuple(part.model_copy(update=champions) for part, champions in classes),
+        labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
         calibration=ours.calibration(), slices=tuple(slices), **vars(verdict),
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
@@ -72,6 +69,12 @@ def candidate_scores(scores: Path) -> tuple[Scores, Any]:
     if record.objective == "tokens":
         return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
     return ours, (record.candidate.labels, rows.column("label").to_pylist())
+
+
+def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
+    known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
+    found = ((part, {"champion_f1": known.get(part.label)}) for part in ours.classes())
+    return tuple(part.model_copy(update=update) for part, update in found)
 
 
 def _slices(
