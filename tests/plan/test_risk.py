@@ -44,13 +44,11 @@ def test_a_hazard_is_a_preset_by_name_or_a_number_of_the_users() -> None:
     assert hazard(0.05) == dataclasses.replace(hazard("rough"), per_node_hour=0.05, chosen="given")
 
 
-@pytest.mark.parametrize("choice", ["ruogh", "", -0.1, math.nan, math.inf])
-def test_another_word_or_number_is_refused_with_what_there_is(choice: str | float) -> None:
+@pytest.mark.parametrize("choice", [-0.1, math.nan, math.inf])
+def test_a_number_that_is_no_rate_is_refused(choice: float) -> None:
     with pytest.raises(RequestError) as caught:
         hazard(choice)
     assert caught.value.problems[0].fix
-    if choice == "ruogh":
-        assert "did you mean `rough`?" in caught.value.problems[0].fix
 
 
 def test_a_cluster_is_struck_n_times_as_often_as_a_node_or_as_often_as_one() -> None:
