@@ -1,7 +1,6 @@
 """What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
 its last words."""
 
-import dataclasses
 import json
 import math
 import os
@@ -24,18 +23,9 @@ _LONGEST_VALUE = 600
 Output = tuple[str, str, str]  # its name, what it is, its value
 # a step, its state in a word, its place on the ruler, its outputs, and the link to its log
 Row = tuple[StepRecord, str, Markup, list[Output], str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A step that failed or was stopped: its error and the end of its log."""
-
-    name: str
-    status: str
-    error: str
-    tail: str
-    log: str
-    left_out: bool
+# a step that failed or was stopped, its error, the end of its log, where that is, and whether lines
+# before it are left out
+Failure = tuple[StepRecord, str, str, str, bool]
 
 
 def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
@@ -50,24 +40,22 @@ def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
     return plots.ruler(scale), [_row(step, start, scale, folder) for start, step in pairs]
 
 
-def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
+def failures(run: RunRecord, folder: Path) -> list[Failure]:
     """What went wrong, step by step; empty for a run that succeeded."""
-    if run.status == "succeeded":
-        return ()
     found = []
-    for step in verdicts.failed_steps(run):
+    for step in verdicts.failed_steps(run) if run.status != "succeeded" else ():
         name = step.failed_log or step.log
         log = folder / name if name else None
         tail, left_out = last_lines(log) if log else ("", False)
         error = texts.without_assignments(texts.plain(step.error))
-        found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
-    return tuple(found)
+        found.append((step, error, tail, str(log or ""), left_out))
+    return found
 
 
-def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
+def run_error(run: RunRecord, failures: list[Failure]) -> str:
     """The error of the run, unless it only repeats that of a step."""
     text = texts.without_assignments(texts.plain(run.error))
-    return "" if any(failure.error and failure.error in text for failure in failures) else text
+    return "" if any(error and error in text for _, error, *_ in failures) else text
 
 
 def last_lines(path: Path) -> tuple[str, bool]:
