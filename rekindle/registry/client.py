@@ -23,8 +23,6 @@ from rekindle.registry.embedded import ARTIFACTS, DATABASE
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-log = logging.getLogger(__name__)
-
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 
