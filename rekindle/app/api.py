@@ -18,6 +18,7 @@ from rekindle.errors import RequestError
 from rekindle.records import Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
 from rekindle.report.comparison import compared, lines
+from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -160,8 +161,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A step table, the gate and the model, for a notebook's output cell."""
-        from rekindle.report.page import render
-
         evidence = self.findings.evidence
         error = "" if self.record.status == "succeeded" else self.record.error
         facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
