@@ -43,11 +43,6 @@ class Forecast:
         return f"{self.record.chosen.nodes} x {self.record.chosen.machine}"
 
     @property
-    def step_seconds(self) -> tuple[float, float, float]:
-        """Of an optimizer step: least, expected, most (nine of ten lie within)."""
-        return self.record.chosen.step_seconds
-
-    @property
     def hours(self) -> tuple[float, float, float] | None:
         """Of training without interruptions: least, expected, most; None for uncounted data."""
         return self.record.hours
@@ -56,16 +51,6 @@ class Forecast:
     def on_demand_usd(self) -> tuple[float, float, float] | None:
         """What those hours cost; None where they or the price are not known."""
         return self.record.on_demand_usd
-
-    @property
-    def memory(self) -> dict[str, float]:
-        """Bytes of tensors on the fullest GPU, by term."""
-        return {term.name: term.amount for term in self.record.memory}
-
-    @property
-    def time(self) -> dict[str, float]:
-        """Seconds of a step, by term."""
-        return {term.name: term.amount for term in self.record.time}
 
     @property
     def refused(self) -> list[str]:
