@@ -8,13 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError
-from rekindle.records import SCHEMA_VERSION, Comparison, Decision, Record, RunStatus, RunSummary
-
-
-class Answer(Record):
-    """Base of what a verb says."""
-
-    schema_version: int = SCHEMA_VERSION
+from rekindle.records import Comparison, Decision, Record, RunStatus, RunSummary, VersionedRecord
 
 
 class ErrorRow(Record):
@@ -31,13 +25,13 @@ def rows_of(error: RekindleError) -> tuple[ErrorRow, ...]:
     return tuple(ErrorRow(**dataclasses.asdict(problem)) for problem in error.problems)
 
 
-class Errors(Answer):
+class Errors(VersionedRecord):
     """Any verb that was refused or failed (exit codes 1 and 2)."""
 
     errors: tuple[ErrorRow, ...]
 
 
-class Compiled(Answer):
+class Compiled(VersionedRecord):
     """`compile`: the files that were written; `platform` has commas between several."""
 
     platform: str
@@ -52,7 +46,7 @@ class StepDifference(Record):
     why: str
 
 
-class Difference(Answer):
+class Difference(VersionedRecord):
     """`diff`: every step of the config as it is now, then those that are gone."""
 
     platform: str
@@ -68,7 +62,7 @@ class PlannedStep(Record):
     spot: bool
 
 
-class Submitted(Answer):
+class Submitted(VersionedRecord):
     """`submit` and `resume` without `--wait`. `id` and `url` are the platform's; `anew` is false
     where the same submission (`token`) was there already; `where` and `steps` are what it was asked
     to make, left out where it was asked before."""
@@ -93,21 +87,21 @@ class ScheduleRow(Record):
     enabled: bool
 
 
-class Schedules(Answer):
+class Schedules(VersionedRecord):
     """`schedule set`, `list` and `pause`: the schedules that were asked about."""
 
     platform: str
     schedules: tuple[ScheduleRow, ...]
 
 
-class ScheduleDeleted(Answer):
+class ScheduleDeleted(VersionedRecord):
     """`schedule delete`: whether there was one."""
 
     platform: str
     deleted: bool
 
 
-class LogText(Answer):
+class LogText(VersionedRecord):
     """`logs`: what a step has printed so far; with `-f`, until it ended."""
 
     run_id: str
@@ -115,7 +109,7 @@ class LogText(Answer):
     text: str
 
 
-class Card(Answer):
+class Card(VersionedRecord):
     """`report`: the card of a run and the index of all."""
 
     run_id: str
@@ -123,14 +117,14 @@ class Card(Answer):
     index: str
 
 
-class LaidOut(Answer):
+class LaidOut(VersionedRecord):
     """`init`: the files, relative to the folder."""
 
     folder: str
     files: tuple[str, ...]
 
 
-class ImageBuilt(Answer):
+class ImageBuilt(VersionedRecord):
     """`images build`: the image here, docker's `id` of it, and the user's own code in it.
 
     `code` is the hash of that code, `files` are its files."""
@@ -141,7 +135,7 @@ class ImageBuilt(Answer):
     files: tuple[str, ...]
 
 
-class ImagesPushed(Answer):
+class ImagesPushed(VersionedRecord):
     """`images push`: the images by digest, and the `lock` file that now names them."""
 
     images: tuple[str, ...]
@@ -158,7 +152,7 @@ class RunRow(RunSummary):
     status: RunStatus | Literal["killed"]  # type: ignore[assignment]
 
 
-class Runs(Answer):
+class Runs(VersionedRecord):
     """`runs`: newest first."""
 
     runs: tuple[RunRow, ...]
@@ -208,14 +202,14 @@ class GridRow(Record):
     validation_accuracy: float | None
 
 
-class Grid(Answer):
+class Grid(VersionedRecord):
     """`run` with several values of a field: every training, and the pipeline of the `best`."""
 
     trainings: tuple[GridRow, ...]
     best: RunSummary
 
 
-class Compared(Answer):
+class Compared(VersionedRecord):
     """`compare`: `settings` and `data` hold what differs; `notes` say what could not be
     compared."""
 
@@ -237,7 +231,7 @@ class HomeItem(Record):
     why: str
 
 
-class Collected(Answer):
+class Collected(VersionedRecord):
     """`gc`: what was looked at, and whether it stays or is gone now."""
 
     items: tuple[HomeItem, ...]
@@ -254,7 +248,7 @@ class ReadinessCheck(Record):
     fix: str = ""
 
 
-class Readiness(Answer):
+class Readiness(VersionedRecord):
     """`doctor`: the permissions that steps need at least, every question, and
     everything that is wrong, with the config too."""
 
@@ -360,7 +354,7 @@ class PlannedRest(Record):
     run_id: str
 
 
-class Planned(Answer):
+class Planned(VersionedRecord):
     """`plan`: what training needs, how long it takes and what it costs. `hours` as `step_seconds`,
     null where the number of steps depends on data; `rest`, which is in none of the others, is null
     where no earlier run is known; `advice` says why this engine and layout, and what the other
@@ -387,7 +381,7 @@ class Planned(Answer):
     errors: tuple[ErrorRow, ...] = ()
 
 
-class Calibration(Answer):
+class Calibration(VersionedRecord):
     """`plan --calibrate`: a measured training, kept as `speeds/RUN.json`. Seconds are those of a
     step, measured as the median of `steps` of them, without the first `left_out`; `predicted` with
     the numbers called `constants`, uncorrected; `ratio` is measured over predicted. `job` names the
@@ -408,13 +402,13 @@ class Calibration(Answer):
     engine: str = "rekindle"
 
 
-class Prices(Answer):
+class Prices(VersionedRecord):
     """`prices`: the book."""
 
     prices: tuple[PriceRow, ...]
 
 
-class Predicted(Answer):
+class Predicted(VersionedRecord):
     """`predict`: what lies in `output`; `parts_before` of its parts were there already."""
 
     output: str
@@ -425,7 +419,7 @@ class Predicted(Answer):
     version: str
 
 
-ANSWERS: Mapping[str, type[Answer]] = {
+ANSWERS: Mapping[str, type[VersionedRecord]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
     "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,

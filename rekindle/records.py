@@ -16,9 +16,9 @@ import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
 SCHEMA_VERSION = 1
@@ -66,6 +66,12 @@ class Record(BaseModel):
         except PydanticSerializationError:
             shown = type(self).model_validate(_escaped(self.model_dump()))
             return shown.model_dump_json(indent=indent)
+
+
+class VersionedRecord(Record):
+    """Base of what is stored, or printed, as an object of its own."""
+
+    schema_version: int = SCHEMA_VERSION
 
 
 def _escaped(value: Any) -> Any:
@@ -163,14 +169,6 @@ class Ignored(Record):
         return f"{self.what}: {', '.join(self.asked_by)}" if self.asked_by else self.what
 
 
-def _as_row(value: Any) -> Any:
-    """Records used to hold sentences."""
-    return {"what": value} if isinstance(value, str) else value
-
-
-IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
-
-
 class Submission(Record):
     """What was sent to a platform: the hash of the `definition`, and the `token` of the submission.
 
@@ -187,7 +185,7 @@ class Submission(Record):
     machines: Mapping[str, tuple[str, int]] = Field(default_factory=dict)
 
 
-class RunRecord(Record):
+class RunRecord(VersionedRecord):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
@@ -196,7 +194,6 @@ class RunRecord(Record):
     `home` is the path of the home when the record was written. `settings` of a training of a grid
     are the values that it has for itself, such as `train.lr=1e-3`."""
 
-    schema_version: int = SCHEMA_VERSION
     run_id: str
     number: int = 0
     home: str = ""
@@ -211,7 +208,7 @@ class RunRecord(Record):
     spec: Mapping[str, Any] = Field(default_factory=dict)
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
-    ignored: tuple[IgnoredRow, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     submission: Submission | None = None
     plan: Mapping[str, Any] = Field(default_factory=dict)
     error: str = ""
@@ -235,7 +232,7 @@ class RunRecord(Record):
         return found[0]
 
 
-class Fingerprint(Record):
+class Fingerprint(VersionedRecord):
     """Kind `fingerprint`: what the source held when the run began, and the keys that follow from
     it.
 
@@ -245,7 +242,6 @@ class Fingerprint(Record):
     registry version to beat ("" = none), `champion_digest` the hash of its files; `init_digest` of
     those behind `init_from`, "" for a model of the hub."""
 
-    schema_version: int = SCHEMA_VERSION
     data: str
     tokenizing: str = ""
     window: str
@@ -323,7 +319,7 @@ class ShardManifest(Record):
     shards: tuple[ShardFile, ...] = ()
 
 
-class TrainingSummary(Record):
+class TrainingSummary(VersionedRecord):
     """Kind `training`: `training.json` inside the model artifact, beside `history.jsonl` (one
     `HistoryRow` a line). `precision` is what was computed in, never `auto`. It, `layout` and
     `device` (`cpu`, or a GPU as torch calls it) are empty where the user's own script trained.
@@ -334,7 +330,6 @@ class TrainingSummary(Record):
     `planned_steps`: how many there would have been, where early stopping ended it. `in_effect`:
     what another engine said of itself before the first step."""
 
-    schema_version: int = SCHEMA_VERSION
     run_key: str
     task: str
     engine: str
@@ -391,11 +386,10 @@ class OperatorShare(Record):
     share: float
 
 
-class Profile(Record):
+class Profile(VersionedRecord):
     """`profile.json` beside `history.jsonl`, where `train.profile` asked for it: what `steps` steps
     of rank 0 were bound by. `shares` of their `seconds`: compute, communication, data, host."""
 
-    schema_version: int = SCHEMA_VERSION
     steps: int
     seconds: float
     bound: str
@@ -512,7 +506,7 @@ class Contender(Record):
     unigram_nats: float | None = None
 
 
-class Scores(Record):
+class Scores(VersionedRecord):
     """Kind `scores`: `scores.json` beside `scores.parquet`, which has one row an example that
     decides: `id`, `hash`, `label`, the columns of slices in the struct `slices`, and what each
     contender scores in the structs `candidate` and `champion`: `logits` (of tags, those of a word
@@ -525,7 +519,6 @@ class Scores(Record):
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
     as in `Evidence`; `samples` and `smoke` are the candidate's."""
 
-    schema_version: int = SCHEMA_VERSION
     objective: Objective
     candidate: Contender
     champion: Contender | None = None
@@ -544,7 +537,7 @@ class Scores(Record):
 _MOST_NAMED = 5  # classes in a warning
 
 
-class Evidence(Record):
+class Evidence(VersionedRecord):
     """Kind `evidence`: `evidence.json`, why a candidate is or is not promoted. `promote` is what
     the pipeline branches on.
 
@@ -557,7 +550,6 @@ class Evidence(Record):
     the data that were dropped before all, by kind of fault. `smoke` is null where no row is
     fit for it, and in evidence of before it was kept."""
 
-    schema_version: int = SCHEMA_VERSION
     run_key: str
     model_digest: str = ""
     promote: bool
@@ -594,10 +586,9 @@ class Evidence(Record):
         return (f"the model never predicts {names}{rest}",)
 
 
-class Registration(Record):
+class Registration(VersionedRecord):
     """Kind `registration`: what the registry holds after the run, for this run's model."""
 
-    schema_version: int = SCHEMA_VERSION
     name: str
     version: str
     aliases: tuple[str, ...]
@@ -617,13 +608,12 @@ class ChampionChange(Record):
     reason: str
 
 
-class ChampionRecord(Record):
+class ChampionRecord(VersionedRecord):
     """What `rekindle champion --json` prints. `change` made it champion (null where that was before
     rekindle kept it), `reason` is its gate's, `beaten` the version it was compared with. `history`
     has the oldest change first; its last one is `unfinished` where the alias did not follow yet.
     `serves_at` are the addresses of its deployments."""
 
-    schema_version: int = SCHEMA_VERSION
     name: str
     version: str
     digest: str
@@ -667,11 +657,10 @@ class VersionTraffic(Record):
     p99_ms: float | None
 
 
-class Deployment(Record):
+class Deployment(VersionedRecord):
     """What `rekindle deploy --json` ends with: where a model serves, its versions there (none if
     the endpoint gives no answer), and what happened, oldest first."""
 
-    schema_version: int = SCHEMA_VERSION
     name: str
     platform: str
     address: str
@@ -710,13 +699,12 @@ class StepSummary(Record):
     reason: str
 
 
-class RunSummary(Record):
+class RunSummary(VersionedRecord):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
     `earlier` names the runs of a backfill; `warnings` are those of the evidence. `validation` has
     the last scores on the validation split, `settings` what a training of a grid has for itself."""
 
-    schema_version: int = SCHEMA_VERSION
     run_id: str
     run_key: str
     status: RunStatus
@@ -730,7 +718,7 @@ class RunSummary(Record):
     window: str = ""
     validation: Mapping[str, float] = Field(default_factory=dict)
     settings: tuple[str, ...] = ()
-    ignored: tuple[IgnoredRow, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     earlier: tuple[str, ...] = ()
 
 
@@ -747,11 +735,10 @@ class Rehearsal(Record):
     weights_equal: bool
 
 
-class RehearsalRecord(Record):
+class RehearsalRecord(VersionedRecord):
     """`rehearsals/<id>.json`, and the object that `rekindle run --rehearse-preemption --json` ends
     with. `attempts` is how often the command had to be given until the training was done."""
 
-    schema_version: int = SCHEMA_VERSION
     rehearsal_id: str
     config: str
     started_at: str

@@ -68,7 +68,6 @@ BORROWED = {
     "_reassign_or_swap_out_partitioned_parameters": Borrowed("deepspeed", "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3", "a resumed ZeRO-3"),
     "_lazy_init_hp_params_optimizer_state": Borrowed("deepspeed", "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer", "saves of ZeRO-1 and 2"),
     "_hp_mapping": Borrowed("deepspeed", "deepspeed.utils.mixed_precision_linkage", "saves of ZeRO-1 and 2"),
-    "_engine_map": Borrowed("mlflow", "mlflow.store.tracking.sqlalchemy_store:SqlAlchemyStore", "a registry in a file, closed before a fork"),
 }  # fmt: skip
 
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rekindle import formats
 from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run
 from rekindle.errors import RequestError
-from rekindle.records import Evidence, RunRecord, StepRecord
+from rekindle.records import Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
 from rekindle.report.comparison import compared, lines
+from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -91,16 +92,6 @@ class Run:
 
         cancelled(self.record, self.home)
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """One flat row: `pandas.DataFrame([run.row for run in rekindle.runs()])`."""
-        evidence = self.findings.evidence
-        return {
-            "run": self.id, "status": self.status, "seconds": self.seconds,
-            **(evidence.metrics if evidence else {}),
-            "promoted": self.gate.get("promoted"), "version": self.model.get("version"),
-        }  # fmt: skip
-
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"
 
@@ -170,34 +161,11 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A step table, the gate and the model, for a notebook's output cell."""
-        rows = "".join(
-            f"<tr><td>{html.escape(step.name)}</td><td>{step.status}</td>"
-            f"<td>{'cached' if step.cached else formats.duration(step.seconds or 0)}</td>"
-            f"<td style='text-align:left'>{_why(step)}</td></tr>"
-            for step in self.record.steps
-        )
-        head = "<tr><th>step</th><th>status</th><th>time</th>"
-        head += "<th style='text-align:left'>why</th></tr>"
         evidence = self.findings.evidence
         error = "" if self.record.status == "succeeded" else self.record.error
         facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
                  "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
-        known = {name: html.escape(text) for name, text in facts.items() if text}
-        lines = "".join(f"<div><b>{name}</b> {text}</div>" for name, text in known.items())
-        title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}{self._where()}</div>"
-        return f"{title}<table>{head}{rows}</table>{lines}"
-
-    def _where(self) -> str:
-        """A link to the page of a run elsewhere."""
-        sent = self.record.submission
-        if sent is None or not sent.url:
-            return ""
-        url, platform = html.escape(sent.url), html.escape(self.record.platform)
-        return f" on <a href='{url}' target='_blank' rel='noopener'>{platform}</a>"
-
-
-def _why(step: StepRecord) -> str:
-    return html.escape(step.reason or step.error.strip().partition("\n")[0])
+        return render("run.html.j2", run=self.record, facts=facts)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -272,24 +240,11 @@ class Comparison:
     runs: tuple[Run, ...]
     found: Compared
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat row a run, with what the configs differ in: for a `pandas.DataFrame`."""
-        facts = self.found.settings
-        return [run.row | {f.name: f.values[i] for f in facts} for i, run in enumerate(self.runs)]
-
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""
         for run in self.runs:
             axes = run.plot(axes)
         return axes
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as one HTML file, with the curves."""
-        from rekindle.report.comparison_page import render_comparison
-
-        render_comparison(Path(path), [(r.record, r.findings) for r in self.runs], self.found)
-        return Path(path)
 
     def __repr__(self) -> str:
         return "\n".join(lines(self.found))

@@ -5,13 +5,11 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rekindle.app.history import SPEEDS
 from rekindle.app.runs import find_run
 from rekindle.catalog.prices import PriceBook
 from rekindle.errors import RequestError
-from rekindle.outputs import Calibration, Planned, PlannedLayout
+from rekindle.outputs import Calibration, PlannedLayout
 from rekindle.plan.calibration import job_of
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of, spread_of, stamp
@@ -36,7 +34,10 @@ def calibrate(home: Path, wanted: str) -> Calibration:
         what = f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed"
         fix = "wait until it has trained; of a run elsewhere, ask `rekindle status` first"
         raise RequestError(what, fix=fix)
-    plan = _plan_of(run)
+    if (plan := found.plan) is None:
+        tasks = "the planner supports causal_lm and text_classification"
+        fix = f"{tasks}, on GPUs of its catalog or on this machine"
+        raise RequestError(f"{run.run_id} has no plan to compare with", fix=fix)
     if differs := otherwise_trained(plan, found.training):
         what = f"{run.run_id} was not trained as it was planned: {differs}"
         raise RequestError(what, fix="measure a run that was, or plan for the machines that it had")
@@ -74,18 +75,6 @@ def lines(found: Calibration) -> list[str]:
         f" {spread_of('same_job'):.0%} for the same work, {spread_of('calibrated'):.0%} for other"
         " work",
     ]  # fmt: skip
-
-
-def _plan_of(run: RunRecord) -> Planned:
-    if not run.plan:
-        tasks = "the planner supports causal_lm and text_classification"
-        fix = f"{tasks}, on GPUs of its catalog or on this machine"
-        raise RequestError(f"{run.run_id} has no plan to compare with", fix=fix)
-    try:
-        return Planned.model_validate(dict(run.plan))
-    except ValidationError as error:
-        what = f"{run.run_id} was planned by another version of rekindle"
-        raise RequestError(what, fix="measure a newer run") from error
 
 
 def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:

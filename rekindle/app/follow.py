@@ -106,8 +106,12 @@ def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False
 def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
     """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
     ran = [one for one in record.steps if one.log]
+
+    def longest(step: StepRecord) -> float:
+        return math.inf if step.status == "running" else step.seconds or 0.0
+
     try:
-        found = record.step(wanted) if wanted else first_failed(ran) or max(ran, key=_seconds)
+        found = record.step(wanted) if wanted else first_failed(ran) or max(ran, key=longest)
     except (KeyError, ValueError):
         found = None
     if found is None or not found.log:
@@ -115,11 +119,6 @@ def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
         what = f"the run {record.run_id} has no log of {which}"
         raise RequestError(what, fix=steps_with_a_log(record, found))
     return found
-
-
-def _seconds(step: StepRecord) -> float:
-    """Of what runs more than of all that has ended."""
-    return math.inf if step.status == "running" else step.seconds or 0.0
 
 
 def steps_with_a_log(record: RunRecord, wanted: StepRecord | None) -> str:
@@ -132,24 +131,17 @@ def steps_with_a_log(record: RunRecord, wanted: StepRecord | None) -> str:
 
 def cancelled(record: RunRecord, home: Path) -> RunRecord:
     """The record of a run that was told to stop."""
-    if record.platform == "local":
-        return _interrupted(record, home)
     if record.status in ENDED_RUN:
         return record
-    there, sent = place_of(record)
-    there.cancel(sent.id)
-    return asked(record, home)
-
-
-def _interrupted(record: RunRecord, home: Path) -> RunRecord:
-    """What Ctrl-C does, sent to the process that works on the run."""
-    if record.status != "running":
-        return record
+    if record.platform != "local":
+        there, sent = place_of(record)
+        there.cancel(sent.id)
+        return asked(record, home)
     pid = owner(home, record.run_id)
     if pid is None:
         what = f"no process works on {record.run_id}: it was killed"
         raise RequestError(what, fix=f"rekindle resume {record.run_id}")
-    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGINT)  # as Ctrl-C does
     return record
 
 

@@ -118,17 +118,6 @@ class _Stage:
                 on_event=progress.event, grace_seconds=self.spec.train.grace_seconds,
             )  # fmt: skip
 
-    def keep(self, found: Rehearsal, attempts: int, seconds: float) -> RehearsalRecord:
-        """Write the record; forget the rest."""
-        record = RehearsalRecord(
-            rehearsal_id=self.name, config=self.spec.origin[0],
-            started_at=self.started.isoformat(timespec="milliseconds"), seconds=seconds,
-            ranks=self.spec.platforms.local.ranks, attempts=attempts, rehearsal=found,
-        )  # fmt: skip
-        record.write(self.folder.with_suffix(".json"))
-        self.clear()
-        return record
-
     def clear(self) -> None:
         disk = self.folder / "faulted" / "checkpoints"
         if disk.is_mount():
@@ -158,8 +147,15 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
     )  # fmt: skip
-    seconds = round(time.monotonic() - began, 1)
-    return stage.keep(found, faulted.attempts, seconds)
+    record = RehearsalRecord(
+        rehearsal_id=stage.name, config=stage.spec.origin[0],
+        started_at=stage.started.isoformat(timespec="milliseconds"),
+        seconds=round(time.monotonic() - began, 1), ranks=stage.spec.platforms.local.ranks,
+        attempts=faulted.attempts, rehearsal=found,
+    )  # fmt: skip
+    record.write(stage.folder.with_suffix(".json"))
+    stage.clear()
+    return record
 
 
 def _trained(record: RunRecord, attempts: int) -> Trained:

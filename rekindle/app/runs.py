@@ -25,13 +25,14 @@ DEFINITION = "definition"  # folder of a run with what was submitted
 MOST_COMPARED = 20
 
 
-def all_runs(home: Path, name: str = "") -> list[RunRecord]:
-    """All runs under `home`, or those of a name, the oldest first, without unreadable ones."""
-    return list(newest_first(home, name))[::-1]
+def all_runs(home: Path) -> list[RunRecord]:
+    """All runs under `home`, the oldest first, without unreadable ones."""
+    return list(newest_first(home))[::-1]
 
 
 def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """The same, the newest first, those on `platform` before all others, read one by one."""
+    """All runs under `home`, or those of a name, the newest first, those on `platform` before all
+    others, read one by one."""
     entries = ledger(home).entries[::-1]
     for entry in sorted(entries, key=lambda entry: entry.platform != platform):
         if name in ("", entry.name):

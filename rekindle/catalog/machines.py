@@ -20,18 +20,10 @@ THIS_CPU = "this-cpu"
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
-    """How fast data goes at most, one way: from a GPU to another one of its machine, or from a
-    machine to others, all its network interfaces together."""
-
-    technology: str
-    bytes_per_second: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine by its cloud's name. `inside` connects its GPUs, None where it has one or none;
-    `between` is None where nothing is known of its network, which `nics` interfaces carry."""
+    """A machine by its cloud's name. Data goes so fast at most, one way: from a GPU to another one
+    inside, None where it has one or none; and between it and others, over all its network
+    interfaces together, None where that is not known."""
 
     name: str
     cloud: Cloud
@@ -39,9 +31,8 @@ class Machine:
     gpus: int
     vcpus: int | None
     memory_bytes: int | None
-    inside: Link | None
-    between: Link | None
-    nics: int | None
+    inside_bytes_per_second: float | None
+    between_bytes_per_second: float | None
     source: str
     as_of: datetime.date
 
@@ -52,13 +43,12 @@ def machines() -> Mapping[str, Machine]:
     families = rows(Path(__file__).with_suffix(".yaml"))
     found = {}
     for family in families:
-        for name, (gpus, vcpus, gib, technology, gbit, nics) in family["sizes"].items():
-            inside = Link(family["inside"][0], family["inside"][1] * 1e9) if gpus > 1 else None
-            speed = None if gbit is None else gbit * 1e9 / 8
+        for name, (gpus, vcpus, gib, _, gbit, _) in family["sizes"].items():
             found[name] = Machine(
                 name, family["cloud"], family.get("gpu"), gpus, vcpus,
                 None if gib is None else gib * 2**30,
-                inside, Link(technology, speed) if technology else None, nics,
+                family["inside"][1] * 1e9 if gpus > 1 else None,
+                None if gbit is None else gbit * 1e9 / 8,
                 " ".join(family["source"].split()), family["as_of"],
             )  # fmt: skip
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,7 +1,6 @@
 """`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
 it; sends nothing."""
 
-import logging
 from pathlib import Path
 
 import click
@@ -16,8 +15,6 @@ from rekindle.platforms.feature_checks import parity_report
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import write_atomically
 from rekindle.spec.load import load_target
-
-log = logging.getLogger(__name__)
 
 PARITY = ".parity.md"
 BUNDLES = "bundles"

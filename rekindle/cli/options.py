@@ -13,8 +13,6 @@ from rekindle.errors import RequestError
 from rekindle.masking import masked
 from rekindle.records import Record
 
-log = logging.getLogger(__name__)
-
 Decorated = Callable[..., Any]
 Overrides = tuple[str, ...]
 

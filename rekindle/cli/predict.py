@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from rekindle.cli.options import config, shared, tell
-from rekindle.cli.serve import found_model, require
+from rekindle.cli.serve import require
 from rekindle.launch.process import compute_threads
 from rekindle.spec.load import load_target
 
@@ -24,7 +24,9 @@ def command(config: Path, source: str, output: str, home: Path, as_json: bool) -
     last part when you rerun it."""
     require("mlflow", "torch", "transformers")
     spec = load_target(config)
-    served = found_model(spec, home)
+    from rekindle.app.deploy import served
+
+    model = served(spec, home)
     os.environ.update(compute_threads())  # before torch is imported
     from rekindle.serve.batch import predict
 
@@ -33,6 +35,6 @@ def command(config: Path, source: str, output: str, home: Path, as_json: bool) -
     def on_part(parts: int, rows: int) -> None:
         click.echo(f"part {parts}: {rows:,} rows", err=True)
 
-    done = predict(served, spec.data, source, output, on_part)
+    done = predict(model, spec.data, source, output, on_part)
     text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
     tell(done, text, as_json)

@@ -31,7 +31,11 @@ def command(
 ) -> None:  # fmt: skip
     """List machine prices per hour and their age; --json adds their sources."""
     known = prices.book(home, own)
-    found = [each for each in _settled(known) if _is_wanted(each, clouds, regions)]
+    found = [
+        each for each in _settled(known)
+        if (not clouds or machine(each.machine).cloud in clouds)
+        and (not regions or each.region in regions)
+    ]  # fmt: skip
     if not found:
         there = ", ".join(sorted({each.region for each in _settled(known)}))
         fix = f"choose of {there}; --prices FILE adds prices of your own"
@@ -50,11 +54,6 @@ def _settled(known: PriceBook) -> Iterator[Price]:
         found = known.find(each.machine, each.region)
         assert found is not None
         yield found
-
-
-def _is_wanted(each: Price, clouds: Sequence[str], regions: Sequence[str]) -> bool:
-    cloud = machine(each.machine).cloud
-    return (not clouds or cloud in clouds) and (not regions or each.region in regions)
 
 
 def order(each: Price) -> tuple[Any, ...]:

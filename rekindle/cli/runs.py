@@ -20,12 +20,19 @@ from rekindle.report.ledger import Entry, ledger
 from rekindle.report.texts import lower_is_better
 
 STATUSES = (*get_args(RunStatus), "killed")
+
+
+def _badness(entry: Entry) -> float:
+    """Of the metric that the gate looked at; runs without one come last."""
+    if (headline := entry.headline) is None or math.isnan(headline.value):
+        return math.inf
+    return headline.value if lower_is_better(headline.name) else -headline.value
+
+
 # Python sorts stably: what is alike stays in its order, the newest first
 KEYS: Mapping[str, Callable[[Entry], float]] = {
-    "started": lambda entry: 0.0,
-    "seconds": lambda entry: -entry.seconds,
-    "metric": lambda entry: _badness(entry),
-}
+    "started": lambda entry: 0.0, "seconds": lambda entry: -entry.seconds, "metric": _badness,
+}  # fmt: skip
 
 
 @click.command("runs")
@@ -57,13 +64,16 @@ def command(
         for run_id in recovered(load_target(recover, overrides), platform, home):
             click.echo(f"found {run_id}", err=True)
     entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]
-    champions = dict[str, Entry]()
-    for entry in entries:
-        if entry.is_champion:
-            champions.setdefault(entry.name, entry)
+    champions = {entry.name: entry for entry in reversed(entries) if entry.is_champion}
     shown = []
     for entry in entries:
-        row = _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry}
+        here = entry.platform == "local" and entry.status == "running"
+        row = entry.summary | {
+            # a record that was never closed, and no process works on it
+            "status": "killed" if here and not is_alive(home, entry.run_id) else entry.status,
+            "card": f"{folder}/{entry.run_id}/card.html", "name": entry.name,
+            "started_at": entry.started_at, "champion": champions.get(entry.name) is entry,
+        }  # fmt: skip
         shown += [(entry, row)] if not status or row["status"] in status else []
     shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
@@ -72,24 +82,6 @@ def command(
         click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
         _table(shown)
-
-
-def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
-    known = {"status": _status(home, entry), "card": f"{runs}/{entry.run_id}/card.html"}
-    return {**entry.summary, **known, "name": entry.name, "started_at": entry.started_at}
-
-
-def _status(home: Path, entry: Entry) -> str:
-    """The record's status, or `killed` where it was never closed and no process works on it."""
-    here = entry.platform == "local" and entry.status == "running"
-    return "killed" if here and not is_alive(home, entry.run_id) else entry.status
-
-
-def _badness(entry: Entry) -> float:
-    """Of the metric that the gate looked at; runs without one come last."""
-    if (headline := entry.headline) is None or math.isnan(headline.value):
-        return math.inf
-    return headline.value if lower_is_better(headline.name) else -headline.value
 
 
 def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:

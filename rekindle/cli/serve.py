@@ -12,8 +12,7 @@ from rekindle.app.runs import wanted
 from rekindle.cli.options import at_home
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
-from rekindle.serve.model import ServedModel, ServeJob
-from rekindle.spec.model import Spec
+from rekindle.serve.model import ServeJob
 
 _PACKAGES = {
     "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
@@ -43,12 +42,14 @@ def command(
     The server is ready once the rows of its test split that the evidence keeps are answered as the
     model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
     require(*_PACKAGES)
+    from rekindle.app.deploy import served
+
     spec, version = wanted(target, home)
     if precision:
         changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
         spec = spec.model_copy(update=changed)
     job = ServeJob(
-        model=found_model(spec, home, version), host=host, port=port,
+        model=served(spec, home, version), host=host, port=port,
         health_route=os.environ.get("AIP_HEALTH_ROUTE", "/health/ready"),
         predict_route=os.environ.get("AIP_PREDICT_ROUTE", "/predict"), smoke=not no_smoke,
     )  # fmt: skip
@@ -64,10 +65,3 @@ def require(*packages: str) -> None:
         extras = ",".join(sorted({_PACKAGES[name] for name in missing}))
         fix = f"pip install 'rekindle[{extras}]'"
         raise RequestError(f"{', '.join(missing)} is not installed", fix=fix)
-
-
-def found_model(spec: Spec, home: Path, version: str = "") -> ServedModel:
-    """The model of a config. Raises RequestError where there is none to serve."""
-    from rekindle.app.deploy import served
-
-    return served(spec, home, version)

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle import records
-from rekindle.evaluate.metrics import Floats
 from rekindle.evaluate.scores import SCORES, Scores
+from rekindle.evaluate.scores.base import Floats
 from rekindle.records import Check, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.metrics import LOWER_IS_BETTER
 from rekindle.spec.model import EvaluateSpec, GateSpec

@@ -33,7 +33,6 @@ class Parameter:
     optional: bool = False
     default: Any = None
     literals: tuple[Any, ...] = ()
-    description: str = ""
 
     @property
     def required(self) -> bool:
@@ -303,7 +302,6 @@ class Graph:
     inputs: Ports
     outputs: Ports
     dag: Dag
-    description: str = ""
     pipeline_root: str = ""
     settings: tuple[Setting, ...] = ()
 

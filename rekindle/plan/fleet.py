@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from rekindle.catalog import machines as catalog
-from rekindle.catalog.machines import THIS_CPU, Cloud, Gpu, Link, Machine, gpu, machine, machines
+from rekindle.catalog.machines import THIS_CPU, Cloud, Gpu, Machine, gpu, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
@@ -60,12 +60,8 @@ class Fleet:
 
     @property
     def cluster(self) -> Cluster:
-        inside, between = self.machine.inside, self.machine.between
-        return Cluster(
-            self.gpu, self.gpus_per_node, self.nodes,
-            inside.bytes_per_second if inside else None,
-            between.bytes_per_second if between else None,
-        )  # fmt: skip
+        links = self.machine.inside_bytes_per_second, self.machine.between_bytes_per_second
+        return Cluster(self.gpu, self.gpus_per_node, self.nodes, *links)
 
     def usd_per_hour(self, spot: bool = False) -> float | None:
         """Of all machines together."""
@@ -93,7 +89,9 @@ def fleets(
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
         found, count, inside = here(ranks)
-        own = dataclasses.replace(machines()[THIS_CPU], gpu=found.name, gpus=count, inside=inside)
+        own = dataclasses.replace(
+            machines()[THIS_CPU], gpu=found.name, gpus=count, inside_bytes_per_second=inside
+        )
         return (Fleet(HERE, own, found, 1, ranks, "", None),)
     names = list(_names(resources, platform))
     if not names:
@@ -148,7 +146,7 @@ def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:
     """How many nodes: as asked, or for `auto` powers of two, of machines with all their GPUs."""
     if resources.machine != AUTO or "nodes" in resources.model_fields_set:
         return [resources.nodes]
-    if has.between is None or has.between.bytes_per_second is None:
+    if has.between_bytes_per_second is None:
         return [1]
     return [2**n for n in range(MOST_NODES.bit_length())]
 
@@ -162,8 +160,9 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
     return min(book.regions(name), key=usd, default="")
 
 
-def here(ranks: int) -> tuple[Gpu, int, Link | None]:
-    """What `ranks` processes train on, how many, and their links. RequestError without enough."""
+def here(ranks: int) -> tuple[Gpu, int, float | None]:
+    """What `ranks` processes train on, how many, and how fast data goes from one to another.
+    RequestError without enough."""
     names = gpu_names()
     if not names:
         return _cpu(ranks), ranks, None
@@ -173,8 +172,8 @@ def here(ranks: int) -> tuple[Gpu, int, Link | None]:
     found = catalog.recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")
-    like = (each.inside for each in machines().values() if each.gpu == found.name and each.inside)
-    return found, len(names), next(like, None)
+    like = [each.inside_bytes_per_second for each in machines().values() if each.gpu == found.name]
+    return found, len(names), next(filter(None, like), None)
 
 
 @functools.cache

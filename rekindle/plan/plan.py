@@ -210,8 +210,7 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     of = f" of {has / 2**30:,.0f} GiB" if has else ""
     more = _AND_OFFLOADED if offloaded_bytes(choice.option.work) else ""
     yield f"host memory: a save copies{more} {size / 2**30:,.1f}{of or ' GiB'} on each machine"
-    between = fleet.machine.between
-    if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
+    if fleet.nodes > 1 and fleet.machine.between_bytes_per_second is None:
         yield f"the network of {fleet.name} is not known: taken as no limit"
 
 

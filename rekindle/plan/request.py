@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, first_line
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
@@ -138,8 +138,7 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
     try:
         return _read(Path(hf_hub_download(source, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"cannot read the config of `{source}`: {first}"
+        what = f"cannot read the config of `{source}`: {first_line(error)}"
         raise RequestError(what, where=where, fix=fix) from error
 
 

@@ -25,7 +25,7 @@ import math
 from typing import Literal
 
 from rekindle.catalog.tables import presets
-from rekindle.errors import RequestError, did_you_mean
+from rekindle.errors import RequestError
 
 Reclaims = Literal["independent", "together"]
 
@@ -49,18 +49,13 @@ class Hazard:
 
 
 def hazard(choice: str | float) -> Hazard:
-    """By the name of a preset, or a number per node-hour. RequestError for others."""
+    """By the name of a preset, or a number per node-hour. RequestError for a number below 0."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
             what = f"a hazard of {choice} interruptions per node-hour"
             raise RequestError(what, fix="give a number from 0 on")
         return Hazard(float(choice), "given")
-    known = presets()
-    if choice not in known:
-        there = f"there are {', '.join(known)}, or a number per node-hour"
-        fix = " ".join(filter(None, (did_you_mean(choice, known), there)))
-        raise RequestError(f"there is no hazard `{choice}`", fix=fix)
-    return Hazard(known[choice].per_node_hour, f"preset {choice}")
+    return Hazard(presets()[choice].per_node_hour, f"preset {choice}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +121,10 @@ def uninterrupted_seconds(work: Work, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Means. `running_hours` are paid, the sum of four that follow; `lost_hours`: done again."""
+    """Means. `running_hours` are paid, of which `lost_hours` are of work that is done again."""
 
     wall_hours: float
     running_hours: float
-    waiting_hours: float
-    useful_hours: float
-    saving_hours: float
-    restarting_hours: float
     lost_hours: float
     interruptions: float
 
@@ -158,9 +149,7 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
     else:
         interruptions = _interruptions(work, every, rate)
     if math.isinf(interruptions):
-        never = math.inf
-        known = useful / 3600, saving / 3600
-        return Expectation(never, never, never, *known, never, never, never)
+        return Expectation(math.inf, math.inf, math.inf, math.inf)
     # mean of a start, or of the time until an interruption, if that is shorter
     alive = _struck(work.restart_seconds, rate) / rate if rate else work.restart_seconds
     restarting = (1 + interruptions) * alive
@@ -171,8 +160,7 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
     lost = max(0.0, running - useful - saving - restarting)
     return Expectation(
         wall_hours=(running + waiting) / 3600, running_hours=running / 3600,
-        waiting_hours=waiting / 3600, useful_hours=useful / 3600, saving_hours=saving / 3600,
-        restarting_hours=restarting / 3600, lost_hours=lost / 3600, interruptions=interruptions,
+        lost_hours=lost / 3600, interruptions=interruptions,
     )  # fmt: skip
 
 

@@ -23,8 +23,6 @@ from rekindle.registry.embedded import ARTIFACTS, DATABASE
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-log = logging.getLogger(__name__)
-
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 
@@ -86,14 +84,8 @@ def _embedded(uri: str, root: Path) -> MlflowClient:
     """The database is made if it is not there, by one process at a time."""
     with owned(root / "locks" / "registry", lambda: None):
         embedded.make(root)
-        try:
-            embedded.settle(root)
-            return _asked(uri)
-        except Exception:
-            if not embedded.put_aside(root):
-                raise
-            embedded.make(root)
-            return _asked(uri)
+        embedded.settle(root)
+        return _asked(uri)
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:

@@ -1,17 +1,13 @@
 """The embedded registry: MLflow's database as one file, which is there whole or not at all.
 
 MLflow makes its tables one migration after the other, for seconds; a database whose making was
-interrupted can neither be opened nor finished. So it is made aside and renamed, and one that was
-left half-made is put aside if it holds nothing. Its rows name files by absolute URIs, which are
-updated where the home was moved or copied."""
+interrupted can neither be opened nor finished. So it is made aside and renamed. Its rows name files
+by absolute URIs, which are updated where the home was moved or copied."""
 
 import contextlib
 import os
 import sqlite3
-import time
 from pathlib import Path
-
-from rekindle.launch.events import emit
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
@@ -22,7 +18,6 @@ _PLACES = {
     "model_versions": "storage_location",
 }
 _PATIENCE_SECONDS = 60.0
-_HOLDS = ("registered_models", "runs")
 
 
 def make(root: Path) -> None:
@@ -55,37 +50,3 @@ def settle(root: Path) -> None:
                 f"where substr({column}, 1, ?) = ?",
                 (now, len(before) + 1, len(before), before),
             )
-
-
-def put_aside(root: Path) -> bool:
-    """Whether a database that MLflow cannot open, and that holds nothing, was renamed."""
-    final = root / DATABASE
-    if not (final.is_file() and _holds_nothing(final)):
-        return False
-    kept = final.with_name(f"{DATABASE}.half-made-{time.time_ns():x}")
-    final.replace(kept)
-    _forget(f"sqlite:///{final}")
-    emit("notice", text=f"the registry was made by half and held nothing: it is {kept} now")
-    return True
-
-
-def _forget(uri: str) -> None:
-    """MLflow keeps connections by the URI, and these lead to the file that was renamed."""
-    from mlflow.store.model_registry import sqlalchemy_store as of_models
-    from mlflow.store.tracking import sqlalchemy_store as of_runs
-
-    for module in (of_models, of_runs):
-        engine = module.SqlAlchemyStore._engine_map.pop(uri, None)
-        if engine is not None:
-            engine.dispose()
-
-
-def _holds_nothing(database: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
-        try:
-            named = opened.execute("select name from sqlite_master where type = 'table'").fetchall()
-            there = (name for name in _HOLDS if (name,) in named)
-            asked = (f"select 1 from {name} limit 1" for name in there)  # noqa: S608 - ours
-            return not any(opened.execute(each).fetchall() for each in asked)
-        except sqlite3.Error:
-            return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -30,8 +29,6 @@ from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
-
-log = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 KEPT = "kept_evidence_sha256"

@@ -7,8 +7,17 @@ go on."""
 from pathlib import Path
 
 from rekindle.errors import RequestError
-from rekindle.records import RunRecord, write_atomically
-from rekindle.report import evaluation, lineage, page, plan_vs_actual, timeline, training, verdicts
+from rekindle.records import Evidence, RunRecord, write_atomically
+from rekindle.report import (
+    evaluation,
+    lineage,
+    page,
+    plan_vs_actual,
+    plots,
+    timeline,
+    training,
+    verdicts,
+)
 from rekindle.report.artifacts import shown as shown_by_steps
 from rekindle.report.collect import Findings, collect
 
@@ -25,18 +34,34 @@ def render_card(home: Path, run: RunRecord) -> Path:
 
 
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
-    failures = timeline.failures(run, folder)
-    shown = shown_by_steps(run)
-    again = run.command or f"rekindle resume {run.run_id}"
+    failures, shown = timeline.failures(run, folder), shown_by_steps(run)
+    ruler, tracks = timeline.timeline(run, folder)
+    values = {
+        "run": run, "found": found, "verdict": verdicts.verdict(run, found),
+        "headline": verdicts.headline(run, found), "failures": failures,
+        "run_error": timeline.run_error(run, failures), "ruler": ruler, "tracks": tracks,
+        "slices": evaluation.slices(run, found), "curves": training.curves(run, found.history),
+        "training_facts": training.facts(found.training, found.history),
+        "trained_before": any(step.cached and step.holding("training") for step in run.steps),
+        "mean_steps": training.window(len(found.history)),
+        "planned": plan_vs_actual.compared(run, found), "shown": shown,
+        "foreign": any(one.html for one in shown),
+        "data_facts": lineage.data_facts(run, found.shards, found.fingerprint),
+        "classes": lineage.classes(found.shards), "lineage": lineage.lineage(run, found),
+        "configuration": lineage.configuration(run),
+    }  # fmt: skip
+    return values | (_judged(run, found.evidence) if found.evidence else {})
+
+
+def _judged(run: RunRecord, evidence: Evidence) -> dict[str, object]:
+    """What only a run that was evaluated has."""
+    drawn, text = evaluation.interval(run, evidence)
+    longest = max((len(name) for name in evidence.labels), default=0)
     return {
-        "run": run, "notes": found.notes, "registration": found.registration,
-        "verdict": verdicts.verdict(run, found), "headline": verdicts.headline(run, found),
-        "failures": failures, "run_error": timeline.run_error(run, failures),
-        "resume": "" if run.status == "succeeded" else again,
-        "gate": evaluation.gate(run, found.evidence),
-        "quality": evaluation.quality(found.evidence), "slices": evaluation.slices(run, found),
-        "training": training.training(run, found), "planned": plan_vs_actual.compared(run, found),
-        "timeline": timeline.timeline(run, folder), "shown": shown,
-        "foreign": any(one.html for one in shown), "data": lineage.data(run, found),
-        "lineage": lineage.lineage(run, found), "configuration": lineage.configuration(run),
+        "interval": drawn, "interval_text": text, "by_class": evaluation.by_class(evidence),
+        "metrics": {**evidence.metrics, **evidence.champion_metrics},
+        "confusion": evaluation.confusion(evidence),
+        "mistakes": plots.mistakes(evidence.labels, evidence.confusion),
+        "stacked": len(evidence.confusion) > 12 or longest > 12,
+        "calibration": evaluation.calibration(evidence),
     }  # fmt: skip

@@ -1,13 +1,12 @@
 """The comparison of runs as one HTML file, like a card: tables of what differs, and the curves of
 their trainings in one plot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rekindle import formats
 from rekindle.outputs import Compared
 from rekindle.records import write_atomically
-from rekindle.report import page, plots, texts, verdicts
+from rekindle.report import page, plots, texts
 from rekindle.report.comparison import Pair, certainly, change_text, facts, value_text
 from rekindle.report.plots import Series
 from rekindle.report.training import Curve, points, running_mean, window
@@ -15,23 +14,13 @@ from rekindle.report.training import Curve, points, running_mean, window
 COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
 
 
-_TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "quiet"}
-
-
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
-    metrics = []  # of each run the value, the change and its tone
-    for metric in found.metrics:
-        cells = []
-        for value, change in zip(metric.values, metric.changes, strict=True):
-            text = f"{change_text(change)} {certainly(change)}".strip()
-            cells.append((formats.metric(value), text, _TONES[certainly(change)]))
-        metrics.append((metric.name, cells))
     text = page.render(
         "compare.html.j2", compared=found, facts=facts(found.runs),
-        metrics=metrics,
+        change_text=change_text, certainly=certainly, value_text=value_text,
         curves=[curves for curves in _curves(runs) if curves.plot],
-        left_out=max(0, len(runs) - len(COLOURS)), value_text=value_text,
+        left_out=max(0, len(runs) - len(COLOURS)),
     )  # fmt: skip
     write_atomically(target, text)
 

@@ -2,7 +2,6 @@
 of the same job."""
 
 import contextlib
-import dataclasses
 import math
 import os
 import zlib
@@ -22,26 +21,8 @@ _PAGE_RUNS = 200
 _HEAD_CHARACTERS = 1_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One run. `card` is the relative link to its card, empty if it has none yet."""
-
-    run: Entry
-    card: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """All runs of one name, newest first, with the metric's course."""
-
-    name: str
-    rows: tuple[Row, ...]
-    spark: Markup
-
-    @property
-    def champion(self) -> Row | None:
-        """The run whose version became champion last."""
-        return next((row for row in self.rows if row.run.is_champion), None)
+# a run, and the relative link to its card, empty if it has none yet
+Row = tuple[Entry, str]
 
 
 def render_index(home: Path) -> Path:
@@ -52,7 +33,7 @@ def render_index(home: Path) -> Path:
     for entry in reversed(known.entries):
         card = f"runs/{quote(entry.run_id)}/card.html"
         has_card = os.path.exists(f"{home}/{card}")  # noqa: PTH110 - many
-        rows.append(Row(entry, card if has_card else ""))
+        rows.append((entry, card if has_card else ""))
     older = max(0, (len(rows) - 1) // _PAGE_RUNS - 1)
     names = [*(f"index-{number + 1}.html" for number in range(older)), "index.html"]
     for number in range(older):  # from the oldest on, so that a new run changes none of them
@@ -62,11 +43,16 @@ def render_index(home: Path) -> Path:
         if mark not in _head(target):
             links = {"older": names[number - 1] if number else "", "newest": names[-1]}
             values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
-            write_atomically(target, page.render("index.html.j2", jobs=(), notes=(), **values))
+            write_atomically(target, page.render("index.html.j2", jobs={}, notes=(), **values))
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
     values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}
-    values |= {"older": names[-2] if older else "", "jobs": _jobs(rows), "notes": notes}
+    jobs: dict[str, list[Entry]] = {}
+    for run, _ in rows:
+        jobs.setdefault(run.name, []).append(run)
+    courses = {name: _course(runs) for name, runs in jobs.items()}
+    values |= {"older": names[-2] if older else "", "jobs": jobs, "notes": notes}
+    values["courses"] = courses
     target = home / names[-1]
     write_atomically(target, page.render("index.html.j2", **values))
     return target
@@ -74,7 +60,7 @@ def render_index(home: Path) -> Path:
 
 def _mark(rows: Sequence[Row]) -> str:
     """Tells whether a page shows these rows as they are."""
-    facts = [(row.run.run_id, row.run.status, row.run.seconds, row.card) for row in rows]
+    facts = [(run.run_id, run.status, run.seconds, card) for run, card in rows]
     return f"rows-{zlib.crc32(repr(facts).encode(errors='replace')):08x}"
 
 
@@ -84,18 +70,12 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
-    by_name: dict[str, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(row.run.name, []).append(row)
-    return tuple(Job(name, tuple(group), _course(group)) for name, group in by_name.items())
-
-
-def _course(rows: Sequence[Row]) -> Markup:
-    metric = next((row.run.metric[0] for row in rows if row.run.metric), "")
-    named = [row.run for row in rows if row.run.metric and row.run.metric[0] == metric]
+def _course(runs: Sequence[Entry]) -> Markup:
+    """How the metric of a job moved, of which the newest run is the first."""
+    metric = next((run.headline.name for run in runs if run.headline), "")
+    named = [run for run in runs if run.headline and run.headline.name == metric]
     measured = named[:_SPARK_RUNS][::-1]
-    values = [run.metric[1] if run.metric else math.nan for run in measured]
+    values = [run.headline.value if run.headline else math.nan for run in measured]
     promoted = [i for i, run in enumerate(measured) if run.promoted]
     last = ", ".join(map(formats.metric, values[-8:]))
     label = f"{texts.metric_name(metric)} over {len(values)} runs: {last}"

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     version: str
     is_champion: bool
     promoted: bool
-    metric: tuple[str, float, float | None] | None
+    headline: verdicts.Headline | None
     body: bytes
 
     @classmethod
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
         """What the record and those of its steps say."""
         found = collect(record, history=False)
         moment, registration = formats.instant(record.started_at), found.registration
-        verdict, headline = verdicts.verdict(record, found), verdicts.headline(record, found)
+        verdict = verdicts.verdict(record, found)
         summary = json.loads(summarised(record, found).to_json())
         return cls(
             number=record.number, moment=moment.isoformat() if moment else record.started_at,
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
             version=registration.version if registration else "",
             is_champion=bool(registration and "champion" in registration.aliases),
             promoted=verdict.word == "promoted",
-            metric=(headline.name, headline.value, headline.champion) if headline else None,
+            headline=verdicts.headline(record, found),
             body=json.dumps([summary, dataclasses.asdict(verdict)]).encode(),
         )  # fmt: skip
 
@@ -72,11 +72,6 @@ class Entry(NamedTuple):
     def verdict(self) -> verdicts.Verdict:
         """What came of it."""
         return verdicts.Verdict(**json.loads(self.body)[1])
-
-    @property
-    def headline(self) -> verdicts.Headline | None:
-        """The metric that the gate looked at."""
-        return verdicts.Headline(*self.metric) if self.metric else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +141,6 @@ def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:
             known, _, body = line[9:].partition(b"\t")
             with contextlib.suppress(ValueError, TypeError):  # written by other code
                 stamp, *fields, metric = json.loads(known)
-                entry = Entry._make((*fields, metric and tuple(metric), body))
+                entry = Entry._make((*fields, metric and verdicts.Headline(*metric), body))
                 found[entry.run_id] = (line, stamp, entry)
     return found

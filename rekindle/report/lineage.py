@@ -2,7 +2,6 @@
 do it again."""
 
 import contextlib
-import dataclasses
 import hashlib
 
 import yaml
@@ -13,67 +12,11 @@ from rekindle.records import Fingerprint, RunRecord, ShardManifest
 from rekindle.report import plots
 from rekindle.report.collect import Findings
 
-_CLASSES_SHOWN = 20
+Facts = list[tuple[str, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Rows of one split, with a bar."""
-
-    name: str
-    rows: int
-    share: float
-    bar: Markup
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassRow:
-    """One class: for each split its rows, their share of the split, and a bar."""
-
-    name: str
-    cells: tuple[tuple[int, float, Markup], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What the run was fed."""
-
-    facts: tuple[tuple[str, str], ...]
-    splits: tuple[Split, ...]
-    classes: tuple[ClassRow, ...]
-    more_classes: tuple[ClassRow, ...]
-    class_splits: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Lineage:
-    """What identifies the work, as (name, value)."""
-
-    entries: tuple[tuple[str, str], ...]
-    tags: tuple[tuple[str, str], ...]
-    versions: tuple[tuple[str, str], ...]
-
-
-def data(run: RunRecord, found: Findings) -> Data | None:
-    """The data section, from the shards' manifest and the fingerprint, whichever exists."""
-    manifest, fingerprint = found.shards, found.fingerprint
-    if not manifest and not fingerprint:
-        return None
-    facts = _data_facts(run, manifest, fingerprint)
-    if not manifest:
-        return Data(facts, (), (), (), ())
-    total = sum(manifest.rows.values())
-    splits = []
-    for name, rows in manifest.rows.items():
-        bar = plots.bar(rows, total, label=f"{name}: {rows} rows")
-        splits.append(Split(name, rows, rows / total if total else 0.0, bar))
-    classes = _classes(manifest)
-    names = tuple(manifest.class_rows)
-    return Data(facts, tuple(splits), classes[:_CLASSES_SHOWN], classes[_CLASSES_SHOWN:], names)
-
-
-def lineage(run: RunRecord, found: Findings) -> Lineage:
-    """Everything that says which work this was."""
+def lineage(run: RunRecord, found: Findings) -> tuple[Facts, Facts]:
+    """Everything that says which work this was, and what else the registry's tags say of it."""
     entries = [("Run", run.run_id)]
     if keys := found.fingerprint:
         entries += [("Run key", keys.run_key), ("Work key", keys.work_key)]
@@ -96,8 +39,7 @@ def lineage(run: RunRecord, found: Findings) -> Lineage:
     shown = [(name, value) for name, value in entries if value]
     known = {value for _, value in shown}
     tags = found.registration.tags if found.registration else {}
-    rest = tuple((name, value) for name, value in sorted(tags.items()) if value not in known)
-    return Lineage(tuple(shown), rest, tuple(sorted(run.versions.items())))
+    return shown, [(name, value) for name, value in sorted(tags.items()) if value not in known]
 
 
 def configuration(run: RunRecord) -> str:
@@ -110,10 +52,13 @@ def configuration(run: RunRecord) -> str:
     return str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100))
 
 
-def _data_facts(
+def data_facts(
     run: RunRecord, manifest: ShardManifest | None, fingerprint: Fingerprint | None
-) -> tuple[tuple[str, str], ...]:
-    facts: list[tuple[str, str]] = []
+) -> Facts:
+    """What the run was fed, from the shards' manifest and the fingerprint, whichever exists."""
+    if not manifest and not fingerprint:
+        return []
+    facts: Facts = []
     if manifest:
         named = (run.spec.get("data") or {}).get("source")  # of files here, shards know a hash
         if not manifest.sources:
@@ -139,22 +84,25 @@ def _data_facts(
             facts.append(("Tokens", formats.count(tokens)))
         if manifest.tokenizer:
             facts.append(("Tokenizer", manifest.tokenizer))
-    return tuple(facts)
+    return facts
 
 
-def _classes(manifest: ShardManifest) -> tuple[ClassRow, ...]:
-    """The classes in index order, those that no label announces last."""
-    found = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
+def classes(manifest: ShardManifest | None) -> list[tuple[str, list[tuple[int, float, Markup]]]]:
+    """For each class, in index order, those that no label announces last, and each split: its rows,
+    their share of the split, and a bar."""
+    if not manifest or not manifest.class_rows:
+        return []
+    names = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
     totals = {split: sum(rows.values()) for split, rows in manifest.class_rows.items()}
     filled = [(totals[split], by) for split, by in manifest.class_rows.items() if totals[split]]
     most = max((rows / total for total, by in filled for rows in by.values()), default=1.0)
     result = []
-    for name in dict.fromkeys([*manifest.labels, *found]):
+    for name in dict.fromkeys([*manifest.labels, *names]):
         cells = []
         for split, by in manifest.class_rows.items():
             rows = by.get(name, 0)
             share = rows / totals[split] if totals[split] else 0.0
             said = f"{name}, {split}: {rows} rows, {formats.percent(share)}"
             cells.append((rows, share, plots.bar(share, most, label=said)))
-        result.append(ClassRow(name, tuple(cells)))
-    return tuple(result) if manifest.class_rows else ()
+        result.append((name, cells))
+    return result

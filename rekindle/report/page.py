@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import texts
+from rekindle.report import plots, texts, verdicts
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -40,7 +40,11 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
     for name in ("metric", "signed", "count", "percent", "duration", "date"):
         environment.filters[name] = getattr(formats, name)
-    environment.filters.update(metric_name=texts.metric_name, shorten=texts.shorten)
+    environment.filters.update(
+        metric_name=texts.metric_name, shorten=texts.shorten, plain=texts.plain
+    )
+    environment.globals.update(bar=plots.bar, ratio_ruler=plots.ratio_ruler)
+    environment.globals.update(improvement=verdicts.improvement)
     return environment
 
 

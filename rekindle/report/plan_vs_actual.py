@@ -27,36 +27,7 @@ _CPU = "cpu"  # TrainingSummary.device
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A figure in words: what was planned and its `interval`, what happened with a `detail`, how
-    far apart they are, whether that is good, and both drawn."""
-
-    name: str
-    planned: str
-    interval: str
-    happened: str
-    detail: str
-    difference: str
-    tone: Tone
-    bar: Markup
-
-
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """A verdict, the command by which later plans use what was measured, machines and layout as
-    (name, value), rows on one scale, `ruler`, and what to know when reading."""
-
-    tone: Tone
-    verdict: str
-    command: str
-    facts: tuple[tuple[str, str], ...]
-    ruler: Markup
-    rows: tuple[Row, ...]
-    remarks: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Figure:
+class Figure:
     """`planned` is least, expected, most; `sure` says that nine of ten lie within. `better` is 1
     where more is better, -1 where less is. `more` is said of the plan, `detail` of the outcome."""
 
@@ -91,6 +62,47 @@ class _Figure:
             return "quiet"
         return "good" if (self.ratio > 1) == (self.better > 0) else "bad"
 
+    @property
+    def interval(self) -> str:
+        """What nine of ten lie between, where there are two ends."""
+        return _between(self) if self.planned[0] < self.planned[2] else ""
+
+    @property
+    def outcome(self) -> str:
+        """What happened, in words."""
+        return "–" if self.happened is None else self.say(self.happened)
+
+    @property
+    def difference(self) -> str:
+        """How far apart they are, and whether that is inside the interval."""
+        where = {None: "", True: ", inside", False: ", outside"}[self.inside]
+        return "" if self.ratio is None else formats.change(self.ratio - 1) + where
+
+    def drawn(self, scale: Axis) -> Markup:
+        """The interval as a bar, what was expected as a tick and what happened as a dot."""
+        low, expected, high = self.planned
+        label = f"{self.name}: planned {self.say(expected)}"
+        label += f", {self.interval}" if self.interval else ""
+        happened = f"; happened {self.outcome}, {self.difference}."
+        label += happened if self.difference else "; not measured."
+        css = "out" if self.inside is False else "in"
+        bounds = low / expected, high / expected
+        return plots.planned(*bounds, self.ratio, scale, label=label, css=css)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A verdict, the command by which later plans use what was measured, machines and layout as
+    (name, value), rows on one scale, and what to know when reading."""
+
+    tone: Tone
+    verdict: str
+    command: str
+    facts: tuple[tuple[str, str], ...]
+    scale: Axis
+    rows: tuple[Figure, ...]
+    remarks: tuple[str, ...]
+
 
 def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
     """The steps that tell how fast a training is, and how many of the first were left out."""
@@ -115,26 +127,25 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     return Compared(
         tone=tone, verdict=verdict,
         command=shlex.join(command) if step.inside is False and enough else "",
-        facts=tuple(_places(plan, found.training)), ruler=plots.ratio_ruler(scale),
-        rows=tuple(_row(one, scale) for one in figures),
+        facts=tuple(_places(plan, found.training)), scale=scale, rows=tuple(figures),
         remarks=tuple(_remarks(plan, run, found)),
     )  # fmt: skip
 
 
-def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure]:
+def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[Figure]:
     chosen, (rows, _) = plan.chosen, measured(found.history)
 
-    def rate(name: str, middle: float, field: str, say: Callable[[float], str]) -> _Figure:
+    def rate(name: str, middle: float, field: str, say: Callable[[float], str]) -> Figure:
         low, expected, high = chosen.step_seconds
         between = (middle * expected / high, middle, middle * expected / low)
-        return _Figure(name, between, _median(rows, field), say, better=1)
+        return Figure(name, between, _median(rows, field), say, better=1)
 
     took = _median(rows, "step_seconds")
-    yield _Figure("Time of a step", chosen.step_seconds, took, formats.seconds)
+    yield Figure("Time of a step", chosen.step_seconds, took, formats.seconds)
     yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
     if chosen.gpu.casefold() != _CPU:
         yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", formats.percent)
-        yield _Figure(
+        yield Figure(
             "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), formats.binary,
             sure=False, more=f"{formats.binary(chosen.needed_bytes)} with the reserve",
         )  # fmt: skip
@@ -153,14 +164,14 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
 def _spending(
     name: str, planned: tuple[float, float, float] | None, on_spot: tuple[float, float] | None,
     happened: float | None, say: Callable[[float], str], detail: str = "",
-) -> Iterator[_Figure]:  # fmt: skip
+) -> Iterator[Figure]:  # fmt: skip
     """On spot machines between what reclaims all at once make of it, and one by one; how sure the
     speed is comes on top, so that nothing is claimed of the ends."""
     if on_spot is not None:
         ends = min(on_spot), statistics.mean(on_spot), max(on_spot)
-        yield _Figure(name, ends, happened, say, sure=False, detail=detail)
+        yield Figure(name, ends, happened, say, sure=False, detail=detail)
     elif planned is not None:
-        yield _Figure(name, planned, happened, say, detail=detail)
+        yield Figure(name, planned, happened, say, detail=detail)
 
 
 def _places(plan: Planned, trained: TrainingSummary | None) -> Iterator[tuple[str, str]]:
@@ -220,7 +231,7 @@ def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
     return "; ".join(f"planned {had}, trained {has}" for had, has in differences)
 
 
-def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
+def _verdict(step: Figure, otherwise: str) -> tuple[Tone, str]:
     if step.ratio is None or step.happened is None:
         return "quiet", "Nothing to compare yet: no step of this run is on record with its time."
     if otherwise:
@@ -272,27 +283,7 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
         yield f"Dollars are these hours at the plan's price, {an_hour}: estimated, not billed."
 
 
-def _row(figure: _Figure, scale: Axis) -> Row:
-    low, expected, high = figure.planned
-    ratio, inside = figure.ratio, figure.inside
-    happened = "–" if figure.happened is None else figure.say(figure.happened)
-    between = _between(figure) if low < high else ""
-    where = {None: "", True: ", inside", False: ", outside"}[inside]
-    difference = "" if ratio is None else formats.change(ratio - 1) + where
-    label = f"{figure.name}: planned {figure.say(expected)}"
-    label += f", {between}" if between else ""
-    label += f"; happened {happened}, {difference}." if difference else "; not measured."
-    bar = plots.planned(
-        low / expected, high / expected, ratio, scale, label=label,
-        css="out" if inside is False else "in",
-    )  # fmt: skip
-    return Row(
-        figure.name, figure.say(expected), between or figure.more, happened, figure.detail,
-        difference, figure.tone, bar,
-    )  # fmt: skip
-
-
-def _between(figure: _Figure) -> str:
+def _between(figure: Figure) -> str:
     return f"{figure.say(figure.planned[0])} to {figure.say(figure.planned[2])}"
 
 

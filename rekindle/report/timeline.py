@@ -1,7 +1,6 @@
 """What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
 its last words."""
 
-import dataclasses
 import json
 import math
 import os
@@ -21,45 +20,16 @@ _TAIL_BYTES = 32_768
 _TAIL_LINES = 40
 _LONGEST_VALUE = 600
 
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One row of the timeline. `outputs` are (name, what it is, value)."""
-
-    record: StepRecord
-    name: str
-    parent: str
-    word: str
-    track: Markup
-    outputs: tuple[tuple[str, str, str], ...]
-    log_link: str
+Output = tuple[str, str, str]  # its name, what it is, its value
+# a step, its state in a word, its place on the ruler, its outputs, and the link to its log
+Row = tuple[StepRecord, str, Markup, list[Output], str]
+# a step that failed or was stopped, its error, the end of its log, where that is, and whether lines
+# before it are left out
+Failure = tuple[StepRecord, str, str, str, bool]
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """All steps on one ruler, and how many came from the cache."""
-
-    ruler: Markup
-    steps: tuple[Step, ...]
-    cached: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A step that failed or was stopped: its error and the end of its log."""
-
-    name: str
-    status: str
-    error: str
-    tail: str
-    log: str
-    left_out: bool
-
-
-def timeline(run: RunRecord, folder: Path) -> Timeline | None:
-    """The steps of the run whose folder is `folder`."""
-    if not run.steps:
-        return None
+def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
+    """The steps of the run whose folder is `folder`, below one ruler."""
     begin, starts = formats.instant(run.started_at), list[float | None]()  # seconds from there
     for step in run.steps:
         start = formats.instant(step.started_at)
@@ -67,28 +37,25 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     pairs = list(zip(starts, run.steps, strict=True))
     ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
-    steps = tuple(_step(step, start, scale, folder) for start, step in pairs)
-    return Timeline(plots.ruler(scale), steps, sum(step.cached for step in run.steps))
+    return plots.ruler(scale), [_row(step, start, scale, folder) for start, step in pairs]
 
 
-def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
+def failures(run: RunRecord, folder: Path) -> list[Failure]:
     """What went wrong, step by step; empty for a run that succeeded."""
-    if run.status == "succeeded":
-        return ()
     found = []
-    for step in verdicts.failed_steps(run):
+    for step in verdicts.failed_steps(run) if run.status != "succeeded" else ():
         name = step.failed_log or step.log
         log = folder / name if name else None
         tail, left_out = last_lines(log) if log else ("", False)
         error = texts.without_assignments(texts.plain(step.error))
-        found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
-    return tuple(found)
+        found.append((step, error, tail, str(log or ""), left_out))
+    return found
 
 
-def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
+def run_error(run: RunRecord, failures: list[Failure]) -> str:
     """The error of the run, unless it only repeats that of a step."""
     text = texts.without_assignments(texts.plain(run.error))
-    return "" if any(failure.error and failure.error in text for failure in failures) else text
+    return "" if any(error and error in text for _, error, *_ in failures) else text
 
 
 def last_lines(path: Path) -> tuple[str, bool]:
@@ -107,8 +74,7 @@ def last_lines(path: Path) -> tuple[str, bool]:
     return texts.without_assignments("\n".join(kept)), left_out
 
 
-def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Step:
-    parent, _, name = step.name.rpartition("/")
+def _row(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Row:
     word = "cached" if step.cached and step.status == "succeeded" else step.status
     track = Markup("")
     if start is not None and step.status not in ("pending", "skipped"):
@@ -119,16 +85,16 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
     log = folder / step.log if step.log else None
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
-    return Step(step, name, parent, word, track, outputs=_outputs(step), log_link=link)
+    return step, word, track, _outputs(step), link
 
 
-def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:
+def _outputs(step: StepRecord) -> list[Output]:
     found = [(name, "parameter", _value(value)) for name, value in step.parameters.items()]
     for name, artifact in step.artifacts.items():
         metadata = {k: v for k, v in artifact.metadata.items() if k != "record"}
         said = f"{artifact.uri}  {_value(metadata)}" if metadata else artifact.uri
         found.append((name, artifact.schema_title.rpartition(".")[2], said))
-    return tuple(found)
+    return found
 
 
 def _value(value: Any) -> str:

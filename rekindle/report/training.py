@@ -10,7 +10,6 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.records import HistoryRow, RunRecord, TrainingSummary
 from rekindle.report import plots, texts
-from rekindle.report.collect import Findings
 from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
 
@@ -27,60 +26,18 @@ class Curve:
     remark: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """What the profiled steps were bound by: a sentence, what to change, the shares of their time,
-    and the operators as (name, calls, share)."""
-
-    verdict: str
-    advice: str
-    shares: tuple[tuple[str, str], ...]
-    operators: tuple[tuple[str, str, str], ...]
+def curves(run: RunRecord, history: tuple[HistoryRow, ...]) -> list[Curve]:
+    """The figures of a training."""
+    limit = texts.number_setting(run.spec, "train", "clip_norm")
+    return [curve for curve in _curves(history, limit) if curve.plot]
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """Facts as (name, value), the figures, their origin, how to read them, and a profile's."""
-
-    facts: tuple[tuple[str, str], ...]
-    curves: tuple[Curve, ...]
-    remark: str
-    key: str
-    bound: Bound | None = None
-
-
-def training(run: RunRecord, found: Findings) -> Training | None:
+def facts(
+    summary: TrainingSummary | None, history: tuple[HistoryRow, ...]
+) -> list[tuple[str, str]]:
     """How it was trained, if a step recorded it."""
-    if not found.training and not found.history:
-        return None
-    facts = _facts(found.training, found.history) if found.training else ()
-    remark = key = ""
-    if any(step.cached and step.holding("training") for step in run.steps):
-        remark = "Nothing was trained in this run: the cache held this model."
-        remark += " This is how it was trained."
-    if width := window(len(found.history)):
-        key = f"Bold lines are means of the last {width} steps; every single step is drawn behind"
-        key += " them."
-    curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
-    drawn = tuple(curve for curve in curves if curve.plot)
-    if (profile := found.profile) is None:
-        return Training(facts, drawn, remark, key)
-    names = {"data": "waiting for data", "host": "Python and launching"}
-    share = formats.percent(profile.shares.get(profile.bound, 0.0))
-    by = names.get(profile.bound, profile.bound)
-    recorded = f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms"
-    verdict = f"{recorded} were bound by {by}: {share} of the time."
-    shares = ((names.get(n, n), formats.percent(value)) for n, value in profile.shares.items())
-    operators = (
-        (o.name, formats.count(o.calls), formats.percent(o.share)) for o in profile.operators
-    )
-    bound = Bound(verdict, profile.advice, tuple(shares), tuple(operators))
-    return Training(facts, drawn, remark, key, bound)
-
-
-def _facts(
-    summary: TrainingSummary, history: tuple[HistoryRow, ...]
-) -> tuple[tuple[str, str], ...]:
+    if summary is None:
+        return []
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
     early = ""
     if summary.planned_steps is not None:
@@ -114,7 +71,7 @@ def _facts(
     facts += _measured(history)
     for name, value in summary.validation.items():
         facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
-    return tuple(facts)
+    return facts
 
 
 def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ Nothing is claimed that no record says: a run that failed after its gate passed 
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rekindle import formats
 from rekindle.records import Registration, RunRecord, StepRecord
@@ -25,8 +25,7 @@ class Verdict:
     reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The metric that the gate looks at."""
 
     name: str

@@ -42,8 +42,10 @@ def cron_problem(text: str) -> tuple[str, str] | None:
         return what, _EXAMPLE
     for field, (name, low, high, names) in zip(fields, _FIELDS, strict=True):
         for item in field.split(","):
-            if what := _item_problem(item, low, high, names):
-                return f"{name}: {what}", _way_out(item, name)
+            try:
+                _span(item, low, high, names)
+            except ValueError as error:
+                return f"{name}: {error}", _way_out(item, name)
     return _days_problem(fields)
 
 
@@ -57,7 +59,7 @@ def values(cron: str) -> Fields:
     return tuple(
         None
         if field == "*"
-        else tuple(sorted({n for item in field.split(",") for n in _named(item, low, high, names)}))
+        else tuple(sorted({n for item in field.split(",") for n in _span(item, low, high, names)}))
         for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True)
     )
 
@@ -149,35 +151,25 @@ def _moment(
     return local if there.replace(tzinfo=None) == local.replace(tzinfo=None) else None
 
 
-def _named(item: str, low: int, high: int, names: tuple[str, ...]) -> range:
-    match = _ITEM.fullmatch(item)
-    assert match is not None, item
-    first, last, step = match.groups()
-    begin = _number(first, low, names) if first else low
-    # as in crontab, `5/20` goes on to the end
-    end = _number(last, low, names) if last else high if step or not first else begin
-    return range(begin, end + 1, int(step or 1))
-
-
-def _number(word: str, low: int, names: tuple[str, ...]) -> int:
-    return int(word) if word.isdigit() else names.index(word) + low
-
-
-def _item_problem(item: str, low: int, high: int, names: tuple[str, ...]) -> str:
+def _span(item: str, low: int, high: int, names: tuple[str, ...]) -> range:
+    """The numbers that an item of a field names; ValueError says what is wrong with it."""
     match = _ITEM.fullmatch(item)
     if match is None:
-        return f"`{item}` is neither `*` nor a number, a range or a step"
+        raise ValueError(f"`{item}` is neither `*` nor a number, a range or a step")
+    first, last, step = match.groups()
     ends = []
-    for word in filter(None, match.groups()[:2]):
+    for word in filter(None, (first, last)):
         number = int(word) if word.isdigit() else names.index(word) + low if word in names else -1
         if not low <= number <= high:
-            return f"{word} is not in {low}-{high}"
+            raise ValueError(f"{word} is not in {low}-{high}")
         ends.append(number)
     if len(ends) == 2 and ends[0] > ends[1]:
-        return f"`{item}` ends before it begins"
-    if match[3] is not None and not 1 <= int(match[3]) <= high:
-        return f"`{item}` has a step that leads nowhere"
-    return ""
+        raise ValueError(f"`{item}` ends before it begins")
+    if step is not None and not 1 <= int(step) <= high:
+        raise ValueError(f"`{item}` has a step that leads nowhere")
+    # as in crontab, `5/20` goes on to the end
+    end = ends[-1] if last or (first and not step) else high
+    return range(ends[0] if ends else low, end + 1, int(step or 1))
 
 
 def _way_out(item: str, field: str) -> str:

@@ -69,7 +69,7 @@ def _is_pipeline(target: str) -> bool:
             head = file.read(_HEAD)
     except OSError:
         return False
-    return re.search(r"^(pipelineInfo|pipelineSpec):", head, re.MULTILINE) is not None
+    return re.search("^pipelineInfo:", head, re.MULTILINE) is not None
 
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:

@@ -62,7 +62,7 @@ def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
     (failed,) = rekindle.runs(here.home)
     assert "ValueError: there is no flag" in failed.logs()
     page = failed._repr_html_()
-    assert f"<a href='{record['submission']['url']}'" in page
+    assert f'<a href="{record["submission"]["url"]}"' in page
     assert "step `count` failed" in page
     assert "a step before it failed, or a condition" in page
     here.flag.touch()

@@ -52,6 +52,10 @@ def shown(plan: Forecast) -> ET.Element:
     return ET.fromstring(plan._repr_html_())
 
 
+def memory(plan: Forecast) -> dict[str, float]:
+    return {term.name: term.amount for term in plan.record.memory}
+
+
 def words(element: ET.Element) -> str:
     return " ".join(element.itertext())
 
@@ -92,9 +96,10 @@ def test_a_plan_is_a_value_with_figures_and_rows(seven):
     least, expected, most = seven.hours
     assert least < expected < most
     assert seven.on_demand_usd[1] == pytest.approx(expected * 27.44705)
-    assert seven.spot_usd[0] < seven.on_demand_usd[0]
-    assert sum(seven.memory.values()) == seven.record.chosen.memory_bytes
-    assert sum(seven.time.values()) == pytest.approx(seven.step_seconds[1])
+    assert seven.record.spot.usd[0] < seven.on_demand_usd[0]
+    record = seven.record
+    assert sum(memory(seven).values()) == record.chosen.memory_bytes
+    assert sum(term.amount for term in record.time) == pytest.approx(record.chosen.step_seconds[1])
     assert seven.refused == []
     table = pd.DataFrame(seven.rows)
     assert list(table["chosen"]) == [True] + [False] * 5
@@ -141,21 +146,21 @@ def test_what_speaks_against_a_plan_comes_first():
 def test_the_bars_show_each_term_at_its_size_and_the_reserve_beyond(plans):
     for plan in plans:
         page, chosen = shown(plan), plan.record.chosen
-        memory = bar(page, "Memory")
+        drawn = bar(page, "Memory")
         reserve = chosen.needed_bytes - chosen.memory_bytes
         free = chosen.device_bytes - chosen.needed_bytes
-        amounts = [*plan.memory.values(), reserve, free]
-        assert shares(memory) == pytest.approx([a / chosen.device_bytes for a in amounts], abs=1e-5)
-        label = memory.get("aria-label")
-        assert all(f"{name} {binary(size)}" in label for name, size in plan.memory.items())
+        amounts = [*memory(plan).values(), reserve, free]
+        assert shares(drawn) == pytest.approx([a / chosen.device_bytes for a in amounts], abs=1e-5)
+        label = drawn.get("aria-label")
+        assert all(f"{name} {binary(size)}" in label for name, size in memory(plan).items())
         assert f"reserve (allocator, CUDA, NCCL) {binary(reserve)}" in label
         assert sum(shares(bar(page, "Time"))) == pytest.approx(1, abs=1e-4)
 
 
 def test_every_term_has_a_colour_of_its_own_that_is_seen_in_light_and_in_dark(plans):
     for plan in plans:
-        for terms in (plan.memory, plan.time):
-            assert len({COLOURS[name] for name in terms}) == len(terms)
+        for terms in (plan.record.memory, plan.record.time):
+            assert len({COLOURS[term.name] for term in terms}) == len(terms)
     for name, colour in COLOURS.items():
         for ground in ("#ffffff", "#111111", "#1e1e1e"):
             assert contrast(colour, ground) >= 3, (name, ground)

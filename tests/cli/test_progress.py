@@ -56,12 +56,6 @@ def test_what_is_ignored_is_a_field_of_the_summary(tmp_path: Path) -> None:
     assert told[1] == {"what": "Accelerators are not provided", "asked_by": ["train", "score"]}
 
 
-def test_a_record_of_sentences_can_still_be_read() -> None:
-    old = RECORD.model_dump(mode="json") | {"ignored": ["Accelerators are not provided: train."]}
-    (row,) = RunRecord.model_validate(old).ignored
-    assert row == Ignored(what="Accelerators are not provided: train.")
-
-
 def test_a_step_that_was_tried_again_says_how_often() -> None:
     lost = "its spot machines were taken away 1 x"
     steps = (

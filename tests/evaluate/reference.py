@@ -11,7 +11,6 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.examples import open_examples
-from rekindle.evaluate import metrics
 from rekindle.evaluate.evaluate import judge
 from rekindle.evaluate.scores import ClassScores, TagScores, TokenScores
 from rekindle.evaluate.scores.tags import Scheme
@@ -120,7 +119,7 @@ def confusion_of(scores):
     if isinstance(scores, TokenScores):
         return []
     if isinstance(scores, ClassScores):
-        return metrics.confusion(scores.probabilities_NC, scores.labels_N).tolist()
+        return [list(row) for row in scores.confusion()]
     tags = len(scores.scheme.type_C)
     pairs = list(zip(scores.true_W.tolist(), scores.predicted_W.tolist(), strict=True))
     return [[pairs.count((i, j)) for j in range(tags)] for i in range(tags)]
@@ -161,7 +160,7 @@ def evidence(spec, slice_columns, candidate, examples, champion=None):
         "slices": slices,
         "comparison": comparison,
         "confusion": confusion_of(ours),
-        "calibration": metrics.calibration_bins(ours.probabilities_NC, ours.labels_N) if objective == "classes" else (),
+        "calibration": ours.calibration() if objective == "classes" else (),
         "rows": len(rows),
         "excluded": len(everything) - len(rows),
         "examples": hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest(),

@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from rekindle.evaluate import metrics
+from rekindle.evaluate.scores import ClassScores
+
+
+def scores(probabilities, labels):
+    return ClassScores(probabilities, labels, tuple(map(str, range(probabilities.shape[1]))))
 
 
 def predictions(seed, rows, classes):
@@ -19,7 +23,7 @@ def predictions(seed, rows, classes):
 @given(st.integers(0, 10_000), st.integers(1, 200), st.integers(2, 6))
 def test_metrics_agree_with_scikit_learn(seed, rows, classes):
     probabilities, labels = predictions(seed, rows, classes)
-    found = metrics.score(probabilities, labels)
+    found = scores(probabilities, labels).metrics
     guesses = probabilities.argmax(1)
     seen = sorted(set(labels) | set(guesses))
     assert found["accuracy"] == pytest.approx(reference.accuracy_score(labels, guesses))
@@ -30,7 +34,7 @@ def test_metrics_agree_with_scikit_learn(seed, rows, classes):
         reference.log_loss(labels, probabilities, labels=range(classes))
     )
     assert (
-        metrics.confusion(probabilities, labels)
+        np.array(scores(probabilities, labels).confusion())
         == reference.confusion_matrix(labels, guesses, labels=range(classes))
     ).all()
 
@@ -38,7 +42,7 @@ def test_metrics_agree_with_scikit_learn(seed, rows, classes):
 def test_calibration_error_of_a_worked_example():
     # two answers at 0.9 of which one is right, two at 0.6 of which both are: (2*|0.9-0.5| + 2*|0.6-1|) / 4
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
-    found = metrics.score(probabilities, np.array([0, 1, 0, 0]))
+    found = scores(probabilities, np.array([0, 1, 0, 0])).metrics
     assert found["calibration_error"] == pytest.approx(0.4)
 
 
@@ -46,5 +50,5 @@ def test_calibration_error_of_a_worked_example():
 def test_a_resample_scores_as_the_rows_it_picked(metric):
     probabilities, labels = predictions(1, 50, 3)
     picks = np.random.default_rng(0).integers(0, 50, (7, 50))
-    one_by_one = [metrics.score(probabilities[row], labels[row])[metric] for row in picks]
-    assert metrics.resampled(metric, probabilities, labels, picks) == pytest.approx(one_by_one)
+    one_by_one = [scores(probabilities[row], labels[row]).metrics[metric] for row in picks]
+    assert scores(probabilities, labels).resampled(metric, picks) == pytest.approx(one_by_one)

@@ -17,6 +17,7 @@ from rekindle.records import (
     ClassResult,
     Comparison,
     Evidence,
+    Ignored,
     RunRecord,
     Slice,
     StepRecord,
@@ -190,7 +191,7 @@ def hostile(home: Home, run_id: str = "20261121-131500-hostile-0666") -> RunReco
         command=f"rekindle run '{HOSTILE}' {long}",
         spec={"name": HOSTILE, "nested": [HOSTILE, {long: HOSTILE}]},
         steps=ran,
-        ignored=(HOSTILE, long),
+        ignored=(Ignored(what=HOSTILE), Ignored(what=long)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rekindle.records import Check, Comparison, Evidence, RunRecord, Slice, StepRecord
+from rekindle.records import Check, Comparison, Evidence, Ignored, RunRecord, Slice, StepRecord
 from tests.report.homes import (
     Home,
     began,
@@ -129,7 +129,11 @@ def promoted_digits(
         command="rekindle run configs/digits.yaml --set train.epochs=12",
         spec=spec("digits", "image_classification", "sklearn:digits"),
         steps=(*ran, skipped),
-        ignored=("resources.gpus_per_node: 8 is not used here; this machine trains on its CPU.",),
+        ignored=(
+            Ignored(
+                what="resources.gpus_per_node: 8 is not used here; this machine trains on its CPU."
+            ),
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.records import ArtifactRecord, Evidence, RunRecord, StepRecord
+from rekindle.records import ArtifactRecord, Evidence, OperatorShare, Profile, RunRecord, StepRecord
 from rekindle.report.card import render_card
 from rekindle.report.collect import collect, summarised
 from rekindle.report.index import render_index
@@ -165,3 +165,19 @@ def test_a_class_that_is_never_predicted_is_warned_of_on_the_card_and_in_the_sum
     assert rows.index(f">{silent.label}<") < rows.index(f">{evidence.classes[1].label}<"), (
         "the worst first"
     )
+
+
+def test_a_profile_says_what_the_training_was_bound_by(tmp_path: Path) -> None:
+    run = promoted_digits(Home(tmp_path))
+    shares = {"compute": 0.25, "data": 0.75}
+    matmul = OperatorShare(name="aten::mm", calls=1234, share=0.2)
+    Profile(
+        steps=3, seconds=0.6, bound="data", shares=shares, advice="Add workers.",
+        operators=(matmul,),
+    ).write(artifact(run, "finetune") / "profile.json")  # fmt: skip
+    page = render_card(tmp_path, run).read_text()
+    section = page.partition("What it was bound by")[2].partition("</section>")[0]
+    assert (
+        "3 recorded steps of 200 ms were bound by waiting for data: 75.0% of the time." in section
+    )
+    assert "<td>aten::mm</td><td>1,234</td><td>20.0%</td>" in section

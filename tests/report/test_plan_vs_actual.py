@@ -37,8 +37,8 @@ def said(root: Path, **over: Any) -> Compared:
 def row(found: Compared, name: str) -> tuple[str, str, str, str, str, str]:
     """All of it in words."""
     (one,) = [row for row in found.rows if row.name == name]
-    words = (one.planned, one.interval, one.happened, one.detail, one.difference)
-    return (*words, one.tone)
+    planned, interval = one.say(one.planned[1]), one.interval or one.more
+    return planned, interval, one.outcome, one.detail, one.difference, one.tone
 
 
 def test_a_run_without_a_plan_says_nothing_of_one(tmp_path):

@@ -202,9 +202,8 @@ def test_a_lower_is_better_metric_shades_the_side_that_promotes(
         update={"champion_metrics": {"log_loss": 0.6}, "comparison": comparison}
     )
     run = RUN.model_copy(update={"spec": {"evaluate": {"gate": {"min_delta": 0.01}}}})
-    drawn = evaluation.gate(run, evidence)
-    assert drawn
-    root = ET.fromstring(drawn.interval)
+    drawn, _ = evaluation.interval(run, evidence)
+    root = ET.fromstring(drawn)
     goal = next(element for element in root.iter("rect") if element.get("class") == "goal")
     assert (goal.get("x") == "0.00%") == shaded_left
-    assert "span good" in str(drawn.interval)
+    assert "span good" in str(drawn)

@@ -6,9 +6,14 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rekindle.evaluate.metrics import Floats, Ints
 from rekindle.records import CalibrationBin, Check, ClassResult, Contender
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EPSILON = 1e-12
 
 
 class Scores(Protocol):

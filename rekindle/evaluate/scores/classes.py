@@ -1,19 +1,25 @@
-"""Scores of a classifier: the probability of each class, of each example."""
+"""Scores of a classifier: the probability of each class, of each example.
+
+Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
+of the top probability), of all examples and of resamples."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rekindle.errors import DataError
-from rekindle.evaluate import metrics
-from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.evaluate.scores.base import Scores
+from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
 from rekindle.records import CalibrationBin, Check, ClassResult, Contender
+from rekindle.spec.metrics import METRICS
+
+BINS = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +47,45 @@ class ClassScores(Scores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
-        return metrics.score(self.probabilities_NC, self.labels_N) if len(self) else {}
+        if len(self) and not self.finite:
+            return dict.fromkeys(METRICS, math.nan)
+        return self.measured(METRICS)
 
     @property
     def finite(self) -> bool:
         return bool(np.isfinite(self.probabilities_NC).all())
 
     def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        return metrics.resampled(metric, self.probabilities_NC, self.labels_N, picks_RN)
+        """Log-loss is the mean negative log-probability of the true class in nats (a coin flip:
+        0.693); macro-F1 the mean over classes of the harmonic mean of precision and recall, without
+        those that neither occur nor are predicted; the calibration error the mean gap between
+        confidence and accuracy over the bins, weighted by size."""
+        probabilities_NC, labels_N = self.probabilities_NC, self.labels_N
+        guessed_N = probabilities_NC.argmax(1)
+        if metric == "accuracy":
+            right_N = (guessed_N == labels_N).astype(np.float64)
+            return np.asarray(right_N[picks_RN].mean(1), np.float64)
+        if metric == "log_loss":
+            picked_N = np.clip(probabilities_NC[np.arange(len(labels_N)), labels_N], EPSILON, 1.0)
+            return np.asarray(-np.log(picked_N)[picks_RN].mean(1), np.float64)
+        if metric == "macro_f1":
+            classes = probabilities_NC.shape[1]
+            flat_N = labels_N * classes + guessed_N
+            counts = np.stack([np.bincount(flat_N[row], minlength=classes**2) for row in picks_RN])
+            confusion_RCC = counts.reshape(-1, classes, classes)
+            hits = np.diagonal(confusion_RCC, axis1=1, axis2=2).astype(np.float64)
+            either = confusion_RCC.sum(1) + confusion_RCC.sum(2)
+            # NaN for a class that neither occurs nor is predicted
+            each_RC = np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan)
+            return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
+        finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
+        known_NC = np.where(finite_N[:, None], probabilities_NC, 0.0)
+        top_N, right_N, index_N = _binned(known_NC, labels_N)
+        gap_N = np.where(finite_N, top_N - right_N, 0.0)
+        place_RN = index_N[picks_RN] + BINS * np.arange(len(picks_RN))[:, None]
+        sums = np.bincount(place_RN.ravel(), gap_N[picks_RN].ravel(), BINS * len(picks_RN))
+        gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
+        return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)
 
     def trivial(self) -> Check:
         share = float(np.bincount(self.labels_N).max() / len(self))
@@ -69,10 +106,30 @@ class ClassScores(Scores):
 
     @functools.cached_property
     def _counts(self) -> Ints:
-        return metrics.confusion(self.probabilities_NC, self.labels_N)
+        classes = self.probabilities_NC.shape[1]
+        flat_N = self.labels_N * classes + self.probabilities_NC.argmax(1)
+        return np.bincount(flat_N, minlength=classes * classes).reshape(classes, classes)
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
-        return metrics.calibration_bins(self.probabilities_NC, self.labels_N)
+        """Empty bins are left out, and rows that are not numbers."""
+        finite_N = np.isfinite(self.probabilities_NC).all(1)
+        top_N, right_N, index_N = _binned(self.probabilities_NC[finite_N], self.labels_N[finite_N])
+        return tuple(
+            CalibrationBin(
+                lower=i / BINS, upper=(i + 1) / BINS, rows=int((index_N == i).sum()),
+                confidence=float(top_N[index_N == i].mean()),
+                accuracy=float(right_N[index_N == i].mean()),
+            )
+            for i in range(BINS)
+            if (index_N == i).any()
+        )  # fmt: skip
+
+
+def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_], Ints]:
+    """Confidence, whether it is right, and the bin, of predictions that are numbers."""
+    top_N = probabilities_NC.max(1)
+    right_N = probabilities_NC.argmax(1) == labels_N
+    return top_N, right_N, np.minimum((top_N * BINS).astype(np.int64), BINS - 1)
 
 
 def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResult:

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.errors import DataError
-from rekindle.evaluate.metrics import EPSILON, Floats, Ints
-from rekindle.evaluate.scores.base import Scores
+from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
 from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of, softmax
 from rekindle.records import Check, ClassResult, Contender
 from rekindle.spec.metrics import TAG_METRICS

@@ -9,8 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.evaluate.scores.base import Scores
+from rekindle.evaluate.scores.base import Floats, Ints, Scores
 from rekindle.records import Check, Contender
 from rekindle.spec.metrics import TOKEN_METRICS
 

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.errors import UnsupportedError
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
-from rekindle.ir.read.raw import Fields, Refusals, documents, malformed
+from rekindle.ir.read.raw import documents
 
 OWN_IMAGES = "rekindle/"
 Binding = Mapping[str, Any]
@@ -21,11 +21,9 @@ def rewritten(
     ir_text: str, arguments: Mapping[str, Any], image: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The pipeline, and the documents of platform settings behind it, with `arguments` for defaults
-    and `image` for images of `rekindle/`. RequestError for a part that is not valid, although
-    nothing refers to it: the platform would reject it."""
+    and `image` for images of `rekindle/`."""
     spec, *settings = documents(ir_text)
-    spec = spec.get("pipelineSpec", spec)
-    _check_all(spec)
+    _leave_out_what_nothing_refers_to(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
         parameters[name] |= {"defaultValue": value, "isOptional": True}
@@ -36,40 +34,20 @@ def rewritten(
     return spec, settings
 
 
-def _check_all(spec: Mapping[str, Any]) -> None:
-    """RequestError unless every component, task and executor has its shape: reading follows
-    references from the root, but what rewrites a pipeline walks all of it, and KFP parses all of
-    it."""
-    top = Fields(spec, "", Refusals())
-    for _, component in _each(top, "components"):
-        component.take("executorLabel", str, "")
-        for side in ("inputDefinitions", "outputDefinitions"):
-            _check_ports(component.fields(side))
-        for _, task in _each(component.fields("dag"), "tasks"):
-            reference = task.fields("componentRef")
-            if not reference.take("name", str, ""):
-                raise malformed(None, "the name of a component", reference.at("name"))
-            task.fields("cachingOptions")
-            task.fields("retryPolicy")
-            _check_ports(task.fields("inputs"))
-    for _, executor in _each(top.fields("deploymentSpec"), "executors"):
-        container = executor.fields("container")
-        container.take("image", str, "")
-        container.take("command", list, [])
-
-
-def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
-    """Everything under `key`, none of it null, which is not a value of a map in protobuf."""
-    for name, one in around.each(key):
-        if around.data[key][name] is None:
-            raise malformed(None, "a mapping", one.where)
-        yield name, one
-
-
-def _check_ports(ports: Fields) -> None:
-    for kind in ("parameters", "artifacts"):
-        for name in ports.fields(kind).data:
-            Fields(ports.data[kind][name], f"{ports.at(kind)}.{name}", ports.refusals)
+def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
+    """Reading follows references from the root: what it did not see may not be valid, which the
+    platform would not take."""
+    components, reached, waiting = _at(spec, "components"), dict[str, Any](), [spec["root"]]
+    while waiting:
+        for task in _at(_at(waiting.pop(), "dag"), "tasks").values():
+            name = task["componentRef"]["name"]
+            if name not in reached:
+                reached[name] = components[name]
+                waiting.append(components[name])
+    labels = {component.get("executorLabel") for component in reached.values()}
+    for group, known in ((components, reached), (executors_of(spec), labels)):
+        for name in [name for name in group if name not in known]:
+            del group[name]
 
 
 def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,6 @@ def read_bindings(
         else:
             made = source.fields("taskOutputArtifact")
             artifacts[name] = _from_task(made, "producerTask", "outputArtifactKey")
-        source.close()
-    fields.close()
     return parameters, artifacts
 
 
@@ -47,10 +45,8 @@ def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding
     elif source.has("taskFinalStatus"):
         status = source.fields("taskFinalStatus")
         binding = ir.FinalStatus(status.take("producerTask", str, ""))
-        status.close()
     elif "runtimeValue" in source.data:
         binding = _constant(source.fields("runtimeValue"), parameter)
-    source.close()
     return binding
 
 
@@ -68,7 +64,6 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
     raw, where = fields.any("constant"), fields.at("constant")
     fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
     fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
-    fields.close()
     value = parse_value(raw, where)
     if has_templates(value):
         return ir.Formatted(value)
@@ -81,9 +76,7 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
 def _from_task(
     fields: Fields, task_key: str, output_key: str, keys: tuple[str, ...] = ()
 ) -> ir.FromTask:
-    source = ir.FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
-    fields.close()
-    return source
+    return ir.FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
 
 
 def read_results(
@@ -98,14 +91,11 @@ def read_results(
             selectors.append(fields.fields("valueFromParameter"))
         keys = ("producerSubtask", "outputParameterKey")
         parameters[name] = tuple(_from_task(selector, *keys) for selector in selectors)
-        one_of.close()
-        fields.close()
     artifacts: dict[str, tuple[ir.FromTask, ...]] = {}
     for name, fields in outputs.each("artifacts"):
         found = fields.list_of("artifactSelectors")
         keys = ("producerSubtask", "outputArtifactKey")
         artifacts[name] = tuple(_from_task(selector, *keys) for selector in found)
-        fields.close()
     return parameters, artifacts
 
 

@@ -7,7 +7,6 @@ executor on it (kfp/dsl/component_factory.py). Then they need no shell: the requ
 checked before anything runs, and the executor gets our signals itself. Scripts that differ are left
 alone, to be run as they are."""
 
-import dataclasses
 import re
 import shlex
 from typing import Any
@@ -93,38 +92,29 @@ def _import(fields: Fields) -> dict[str, Any]:
         uri = Template((Reference(("inputs", "parameters", name)),))
     else:
         uri = parse(source.take("constant", str, ""), source.at("constant"))
-    source.close()
     fields.any("typeSchema")  # the component's output says it, too
-    found = {
+    return {
         "uri": uri,
         "metadata": parse_value(fields.take("metadata", dict, {}), fields.at("metadata")),
         "again": fields.take("reimport", bool, False),
         "to_workspace": fields.take("downloadToWorkspace", bool, False),
     }
-    fields.close()
-    return found
 
 
 def _container(fields: Fields) -> Container:
     words = [str(word) for word in fields.take("command", list, [])]
-    found = recognise(words)
     args = [str(word) for word in fields.take("args", list, [])]
     env: dict[str, Argument] = {}
     for variable in fields.list_of("env"):
         name, value = variable.take("name", str, ""), variable.take("value", str, "")
         env[name] = parse(value, variable.at("value"))
-        variable.close()
-    container = Container(
-        image=fields.take("image", str, ""),
-        command=_arguments(list(found.command), fields.at("command")),
-        as_written=_arguments(words, fields.at("command")),
-        args=_arguments(args, fields.at("args")), env=env, source=found.source,
-        requirements=found.requirements, runtime_requirements=found.runtime_requirements,
-        pip_options=found.pip_options, resources=_resources(fields.fields("resources")),
-    )  # fmt: skip
     fields.any("lifecycle")  # a setting of the step
-    fields.close()
-    return container
+    return Container(
+        image=fields.take("image", str, ""), as_written=_arguments(words, fields.at("command")),
+        args=_arguments(args, fields.at("args")), env=env,
+        resources=_resources(fields.fields("resources")),
+        **recognised(words, fields.at("command")),
+    )  # fmt: skip
 
 
 def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
@@ -141,53 +131,41 @@ def _resources(fields: Fields) -> Resources:
     kind, count = accelerator.any("type"), accelerator.any("count")
     found["accelerator_type"] = str(accelerator.any("resourceType") or kind or "")
     found["accelerator_count"] = str(accelerator.any("resourceCount") or count or "")
-    accelerator.close()
-    fields.close()
     return Resources(**found)
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A container's command without what was recognised. `runtime_requirements` are KFP's own."""
-
-    command: tuple[str, ...]
-    source: str = ""
-    requirements: tuple[str, ...] = ()
-    runtime_requirements: tuple[str, ...] = ()
-    pip_options: tuple[str, ...] = ()
-
-
-def recognise(command: list[str]) -> Command:
-    """`command` taken apart: pip requirements first, then the source of the component."""
-    found = _recognise_install(command)
-    rest = found.command
-    executes = len(rest) == 4 and rest[:2] == ("sh", "-ec") and _EXECUTE.fullmatch(rest[2])
+def recognised(command: list[str], where: str) -> dict[str, Any]:
+    """`command` taken apart, as fields of a Container: first what it installs with pip, then the
+    source of the component."""
+    rest, found = command, {}
+    if len(command) >= 4 and command[:2] == ["sh", "-c"]:
+        match = _INSTALL.fullmatch(command[2])
+        found = _installs(match["pip"]) if match else {}
+        rest = command[3:] if found else command
+    executes = len(rest) == 4 and rest[:2] == ["sh", "-ec"] and _EXECUTE.fullmatch(rest[2])
     if executes and "{{$" not in rest[3]:  # KFP would fill in placeholders even inside the source
-        return dataclasses.replace(found, command=(), source=rest[3])
-    return found
+        return {**found, "source": rest[3]}
+    return {**found, "command": _arguments(rest, where)}
 
 
-def _recognise_install(command: list[str]) -> Command:
-    as_it_is = Command(tuple(command))
-    if len(command) < 4 or command[:2] != ["sh", "-c"]:
-        return as_it_is
-    match = _INSTALL.fullmatch(command[2])
-    if match is None:
-        return as_it_is
+def _installs(script: str) -> dict[str, tuple[str, ...]]:
+    """What a script of `pip install` installs; nothing for a script that does something else."""
     requirements: list[str] = []
     runtime: list[str] = []
     options: dict[tuple[str, ...], None] = {}
-    for install in re.split(r"&&|\n", _VENV.sub("\n", match["pip"])):
+    for install in re.split(r"&&|\n", _VENV.sub("\n", script)):
         if not (words := shlex.split(install)):
             continue
         if words[:4] != ["python3", "-m", "pip", "install"]:
-            return as_it_is
+            return {}
         named, asked = _pip_words(words[4:])
         own = "--no-deps" in words or (len(named) == 1 and _RUNTIME.fullmatch(named[0]))
         (runtime if own else requirements).extend(named)
         options |= dict.fromkeys(asked)
-    flat = tuple(word for option in options for word in option)
-    return Command(tuple(command[3:]), "", tuple(requirements), tuple(runtime), flat)
+    return {
+        "requirements": tuple(requirements), "runtime_requirements": tuple(runtime),
+        "pip_options": tuple(word for option in options for word in option),
+    }  # fmt: skip
 
 
 def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -21,7 +21,7 @@ from rekindle.ir.placeholders import parse_value
 from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.read.containers import read_executor
 from rekindle.ir.read.raw import NAME, Fields, Refusals, documents, malformed
-from rekindle.ir.read.settings import Wishes, read_platforms, unwrap
+from rekindle.ir.read.settings import Wishes, read_platforms
 from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ir.ParameterType)
@@ -42,8 +42,7 @@ def read(text: str) -> ir.Graph:
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
-        job = unwrap(spec, refusals)
-        graph = job.applied(_Reader(job.pipeline, wishes, refusals).graph(settings))
+        graph = _Reader(spec, wishes, refusals).graph(settings)
     except UnsupportedError as error:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
@@ -72,6 +71,7 @@ class _Reader:
         info = self.top.fields("pipelineInfo")
         # files and folders are called so, too: a plain name
         name, shown = info.take("name", str, ""), info.take("displayName", str, "")
+        info.take("description", str, "")
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
@@ -82,11 +82,9 @@ class _Reader:
             name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
             inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
-            description=info.take("description", str, ""),
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
         )  # fmt: skip
-        for fields in (root, info, self.top):
-            fields.close()
+        self.top.close()
         return graph
 
     def ports(self, component: Fields, at_root: bool = False) -> tuple[ir.Ports, ir.Ports]:
@@ -98,7 +96,6 @@ class _Reader:
             read = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
             parameters = {parameter.name: parameter for parameter in read if parameter}
             artifacts = {n: _artifact(n, f) for n, f in definitions.each("artifacts")}
-            definitions.close()
             ports.append(ir.Ports(parameters, artifacts))
         component.any("taskConfigPassthroughs")  # a setting of the step
         component.refuse("singlePlatformSpecs", "platform settings inside a component")
@@ -112,9 +109,7 @@ class _Reader:
             node = self.node(name, task, f"{path}/{name}" if path else name, cache)
             if node is not None:
                 nodes[name] = node
-        results = fields.fields("outputs")
-        dag = ir.Dag(nodes, *read_results(results))
-        results.close()
+        dag = ir.Dag(nodes, *read_results(fields.fields("outputs")))
         fields.close()
         if not self.refusals.problems:
             check_dag(dag, fields.where, inputs, outputs)
@@ -126,12 +121,9 @@ class _Reader:
         if self.tasks > _MAX_TASKS:
             what = f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks"
             raise RequestError(what, where=path, fix="use loops, or several pipelines")
-        info = task.fields("taskInfo")
-        info.take("name", str, "")
-        info.close()
+        task.fields("taskInfo").take("name", str, "")
         reference = task.fields("componentRef")
         component_name = reference.take("name", str, "")
-        reference.close()
         if component_name not in self.components or component_name in self.expanding:
             raise malformed(component_name, "the name of a component", reference.at("name"))
         component = self.components[component_name]
@@ -209,9 +201,8 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
     optional = fields.take("isOptional", bool, False)
-    description = fields.take("description", str, "")
+    fields.take("description", str, "")
     fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
-    fields.close()
     if kind not in _TYPES:
         fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
         return None
@@ -222,7 +213,7 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
         what = f"the default of `{name}`: {error}"
         raise RequestError(what, where=fields.at("defaultValue")) from error
     default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
-    return ir.Parameter(name, type_, optional, default, tuple(values[1:]), description)
+    return ir.Parameter(name, type_, optional, default, tuple(values[1:]))
 
 
 def _artifact(name: str, fields: Fields) -> ir.Artifact:
@@ -230,18 +221,15 @@ def _artifact(name: str, fields: Fields) -> ir.Artifact:
     title, version = schema.take("schemaTitle", str, ""), schema.take("schemaVersion", str, "")
     if not title:
         title = schema.take("instanceSchema", str, "")
-    schema.close()
     fields.take("description", str, "")
     optional = fields.take("isOptional", bool, False)
     is_list = fields.take("isArtifactList", bool, False)
-    fields.close()
     return ir.Artifact(name, title, version, optional, is_list)
 
 
 def _loop(task: Fields) -> ir.Loop | None:
     policy = task.fields("iteratorPolicy")
     at_once = int(policy.take("parallelismLimit", float, 0.0))
-    policy.close()
     inputs = {"parameterIterator": "inputParameter", "artifactIterator": "inputArtifact"}
     for key, input_key in inputs.items():
         if not task.has(key):
@@ -249,8 +237,6 @@ def _loop(task: Fields) -> ir.Loop | None:
         iterator = task.fields(key)
         item, items = iterator.take("itemInput", str, ""), iterator.fields("items")
         name, raw = items.take(input_key, str, ""), items.take("raw", str, "")
-        for fields in (iterator, items):
-            fields.close()
         over: Any = name
         if not name:
             with contextlib.suppress(ValueError):
@@ -267,7 +253,6 @@ def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]
     policy = task.fields("triggerPolicy")
     strategy, text = policy.take("strategy", str, ""), policy.take("condition", str, "")
     where = policy.at("condition")
-    policy.close()
     if strategy not in ("", _ALWAYS, "ALL_UPSTREAM_TASKS_SUCCEEDED"):
         policy.refusals.add(f"the trigger strategy {strategy}", policy.at("strategy"))
     if not text:
@@ -279,20 +264,16 @@ def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]
 
 def _caching(task: Fields) -> tuple[bool, str]:
     options = task.fields("cachingOptions")
-    enabled, key = options.take("enableCache", bool, False), options.take("cacheKey", str, "")
-    options.close()
-    return enabled, key
+    return options.take("enableCache", bool, False), options.take("cacheKey", str, "")
 
 
 def _retry(fields: Fields) -> ir.Retry:
-    retry = ir.Retry(
+    return ir.Retry(
         count=int(fields.take("maxRetryCount", float, 0.0)),
         pause_seconds=_duration(fields, "backoffDuration", 0.0),
         factor=fields.take("backoffFactor", float, 2.0),
         cap_seconds=_duration(fields, "backoffMaxDuration", 3600.0),
     )
-    fields.close()
-    return retry
 
 
 def _duration(fields: Fields, key: str, default: float) -> float:

@@ -47,13 +47,15 @@ class Refusals:
 
 
 class Fields:
-    """One mapping of the IR; every key has to be taken before `close`."""
+    """One mapping of the IR; every key of it, and of what was read inside, has to be taken before
+    `close`."""
 
     def __init__(self, data: Any, where: str, refusals: Refusals) -> None:
         if not isinstance(data, Mapping):
             raise malformed(data, "a mapping", where)
         self.data, self.where, self.refusals = data, where, refusals
         self.taken: set[str] = set()
+        self.inside: dict[str, Fields] = {}
 
     def at(self, key: str) -> str:
         return f"{self.where}.{key}" if self.where else key
@@ -80,9 +82,13 @@ class Fields:
 
     def fields(self, key: str) -> "Fields":
         """The mapping under `key`, empty where it is absent."""
-        self.taken.add(key)
-        value = self.data.get(key)
-        return Fields({} if value is None else value, self.at(key), self.refusals)
+        value = self.any(key)
+        return self._within(key, {} if value is None else value)
+
+    def _within(self, place: str, data: Any) -> "Fields":
+        if place not in self.inside:
+            self.inside[place] = Fields(data, self.at(place), self.refusals)
+        return self.inside[place]
 
     def each(self, key: str) -> Iterator[tuple[str, "Fields"]]:
         """Name and mapping of everything under `key`, in the order of the IR. Names become folders:
@@ -96,7 +102,7 @@ class Fields:
     def list_of(self, key: str) -> Iterator["Fields"]:
         """The mappings in the list under `key`, none where it is absent."""
         for i, item in enumerate(self.take(key, list, [])):
-            yield Fields(item, f"{self.at(key)}[{i}]", self.refusals)
+            yield self._within(f"{key}[{i}]", item)
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -108,7 +114,11 @@ class Fields:
             self.refusals.add(what, self.at(key), fix)
 
     def close(self) -> None:
-        """Refuse every key that was not taken."""
+        """Refuse every key that was not taken, also in what was read inside."""
+        for fields in self.inside.values():
+            if fields.taken:
+                fields.close()
+        self.inside.clear()
         for key in sorted(set(map(str, self.data)) - self.taken):
             self.refusals.add(f"`{key}` is nothing that rekindle knows of", self.at(key))
 
