@@ -52,6 +52,18 @@ def configuration(run: RunRecord) -> str:
     return str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100))
 
 
+def _mixed(manifest: ShardManifest) -> Facts:
+    """What was drawn from each source of a mixture."""
+    return [
+        (
+            f"Source {one.source}",
+            f"{formats.count(one.rows)} examples, {formats.share(one.share)} of what is drawn, "
+            f"{one.epochs:.3g} times an epoch",
+        )
+        for one in manifest.sources
+    ]
+
+
 def data_facts(
     run: RunRecord, manifest: ShardManifest | None, fingerprint: Fingerprint | None
 ) -> Facts:
@@ -61,11 +73,7 @@ def data_facts(
     facts: Facts = []
     if manifest:
         named = (run.spec.get("data") or {}).get("source")  # of files here, shards know a hash
-        if not manifest.sources:
-            facts.append(("Source", str(named or manifest.source)))
-        for one in manifest.sources:
-            seen = f"{formats.share(one.share)} of what is drawn, {one.epochs:.3g} times an epoch"
-            facts.append((f"Source {one.source}", f"{formats.count(one.rows)} examples, {seen}"))
+        facts += _mixed(manifest) or [("Source", str(named or manifest.source))]
     window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
     facts.append(("Window", formats.window(window) if window else "everything the source holds"))
     if fingerprint:
