@@ -23,7 +23,7 @@ from rekindle.cli.main import invoke
 from rekindle.launch.process import owned
 from rekindle.platforms.local.removal import remove
 from rekindle.platforms.local.store import Store, locked
-from rekindle.records import Registration, RunRecord, write_atomically
+from rekindle.records import Registration, RunRecord, ShardManifest, write_atomically
 from rekindle.report.ledger import ledger
 from rekindle.report.retention import Retention
 from tests.platforms.local.runs import run, stored
@@ -413,6 +413,24 @@ def test_scores_environments_locks_and_what_killed_processes_left(
     ]
     assert not list((digits / "artifacts" / "step").iterdir())
     assert young.exists()
+
+
+def test_pieces_that_shards_name_and_do_not_hold_stay(
+    digits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"held": "b" * 32, "unheld": "c" * 32}
+    for key in keys.values():
+        write_atomically(digits / "pieces" / key / "shard.arrow", "rows")
+        os.utime(digits / "pieces" / key, (0, 0))
+    for path in digits.rglob("manifest.json"):
+        manifest = ShardManifest.read(path)
+        named = manifest.shards[0].model_copy(update={"key": keys["held"]})
+        manifest.model_copy(update={"shards": (named,), "disk_bytes": 1}).write(path)
+    capsys.readouterr()
+    assert invoke(["gc", "--yes", "--json", f"--home={digits}"]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    pieces = {item["path"]: item["stays"] for item in items if item["kind"] == "piece"}
+    assert pieces == {f"pieces/{keys['held']}": True, f"pieces/{keys['unheld']}": False}
 
 
 NEWEST = "it is one of the 1 newest of its name"
