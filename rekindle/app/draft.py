@@ -2,19 +2,24 @@
 the values of the first rows, and each line says why."""
 
 import collections
+import contextlib
 import csv
 import datetime as dt
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import RequestError
+import yaml
 
-_ROWS, _HEAD_BYTES = 5_000, 16 << 20
+from rekindle.errors import RequestError
+from rekindle.spec.checks import RESERVED
+
+_ROWS, _HEAD_BYTES = 50_000, 16 << 20
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _TEXT_NAMES = r"text|body|content|message|review|comment|description|title|question|sentence"
 _LABEL_NAMES = r"label|class|category|target|sentiment|verdict|intent|topic|team|rating|y"
@@ -42,7 +47,7 @@ def drafted(path: Path, named: str) -> tuple[str, str]:
     model = _MODELS.get(task, f"{{model_type: distilbert, {_SMALL}}}")
     lines = [
         f"# Made by `rekindle init --data`, from the first {_ROWS:,} rows at most: read each line.",
-        f"name: {json.dumps(name)}", f"task: {task}", "data:", f"  source: {json.dumps(named)}",
+        f"name: {json.dumps(name)}", f"task: {task}", "data:", f"  source: {_quoted(named)}",
         *(f"  {line}" for line in data),
         *(["  max_length: 128  # tokens; longer texts are cut"] if "image" not in task else []),
         "model:  # small, from scratch; or the name of a model on the Hugging Face hub",
@@ -70,24 +75,35 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         head = file.read(_HEAD_BYTES)
     if len(head) == _HEAD_BYTES:
         head = head[: head.rfind(b"\n")]
+    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
-        text = head.decode("utf-8-sig")
+        text = head.decode(encoding)
     except UnicodeDecodeError:
-        text = head.decode("cp1252", errors="replace")
-        reading.append("encoding: cp1252  # its bytes are not UTF-8; cp1252 is a guess")
+        encoding, text = "cp1252", head.decode("cp1252", errors="replace")
+    if encoding != "utf-8-sig":
+        reading.append(f"encoding: {encoding}  # its bytes are not UTF-8; this is a guess")
     if name.endswith((".jsonl", ".ndjson")):
-        lines = itertools.islice(filter(str.strip, text.splitlines()), _ROWS)
-        try:
-            return [dict(json.loads(line)) for line in lines], reading
-        except (ValueError, TypeError) as error:
-            what = f"a line of {path.name} is not a JSON object: {error}"
-            raise RequestError(what, where="--data", fix="write an object a line") from None
-    first = text.partition("\n")[0]
-    delimiter = max("\t" if name.endswith(".tsv") else ",", ";", "\t", "|", key=first.count)
-    if delimiter == "|":
-        reading.append('delimiter: "|"')
+        lines = itertools.islice(filter(str.strip, text.split("\n")), _ROWS)
+        with contextlib.suppress(ValueError):
+            found = [json.loads(line) for line in lines]
+            if all(isinstance(row, dict) for row in found):
+                return found, reading
+        what = f"a line of {path.name} is not a JSON object"
+        raise RequestError(what, where="--data", fix="write an object a line")
+    first, *others = text[: 1 << 16].splitlines()[:50] or [""]
+    delimiter = max(
+        "\t" if name.endswith(".tsv") else ",", ";", "\t", "|",
+        key=lambda mark: (
+            mark in first and sum(line.count(mark) == first.count(mark) for line in others),
+            first.count(mark),
+        ),
+    )  # fmt: skip
+    if delimiter != ",":
+        reading.append(f"delimiter: {json.dumps(delimiter)}")
+    csv.field_size_limit(_HEAD_BYTES)
     read = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    return list(itertools.islice(read, _ROWS)), reading
+    rows = itertools.islice(read, _ROWS)
+    return [{k: v for k, v in row.items() if k is not None} for row in rows], reading
 
 
 def _images(folder: Path) -> tuple[str, list[str], list[str]]:
@@ -139,27 +155,39 @@ def _tabular(path: Path, columns: dict[str, Column]) -> tuple[str, list[str], li
 def _data(roles: dict[str, tuple[str, str]], columns: dict[str, Column]) -> list[str]:
     lines = ["columns:"]
     for role, (name, why) in roles.items():
-        lines.append(f"  {role}: {json.dumps(name, ensure_ascii=False)}  # {why}")
+        lines.append(f"  {role}: {_quoted(name)}  # {why}")
     rest = [name for name in columns if name not in {name for name, _ in roles.values()}]
     if rest:
-        lines.append(f"  # in no role: {', '.join(rest)}")
-    slices = [name for name in rest if _is_label(columns[name]) and len(set(columns[name])) <= 20]
+        lines.append(f"  # in no role: {', '.join(map(_quoted, rest))}")
+    slices = [
+        _quoted(name) for name in rest
+        if name not in RESERVED and _is_label(columns[name])
+        and len(set(map(str, columns[name]))) <= 20
+    ]  # fmt: skip
     if slices and "label" in roles:
-        names = json.dumps(slices, ensure_ascii=False)
-        lines.append(f"slices: {names}  # accuracy is reported for each value")
+        lines.append(f"slices: [{', '.join(slices)}]  # accuracy is reported for each value")
     lines.append("duplicates: exact  # a text that comes again is left out")
-    if any(value in (None, "") for name, _ in roles.values() for value in columns[name]):
-        lines.append("on_bad_rows: drop  # some rows are empty")
-    if "time" in roles:
+    needed = [columns[name] for role, (name, _) in roles.items() if role != "input"]
+    empty = [any(value in (None, "") for value in row) for row in zip(*needed, strict=True)]
+    if any(empty):
+        most = max(0.01, math.ceil(150 * sum(empty) / len(empty)) / 100)
+        lines.append(f"on_bad_rows: drop  # {sum(empty)} of {len(empty)} rows are empty")
+        lines.append(f"max_bad_rows: {most:.2f}")
+    if "time" in roles and len(set(map(str, columns[roles["time"][0]]))) >= 10:
         lines.append("split: {by: time}  # trains on the oldest rows, judges by the newest")
     return lines
 
 
+def _quoted(name: str) -> str:
+    """A name as YAML, on one line."""
+    return str(yaml.safe_dump(name, default_style='"', allow_unicode=True, width=1 << 20)).strip()
+
+
 def _floor(labels: Sequence[str]) -> list[str]:
     (label, count), *_ = collections.Counter(labels).most_common(1)
-    share = count / len(labels)
-    why = f"always answering {label} reaches {share:.2f}"
-    return ["evaluate:", f"  floor: {{accuracy: {share:.2f}}}  # {' '.join(why.split())}"]
+    share = math.floor(min(100 * count / len(labels), 99)) / 100
+    why = f"always answering {_quoted(label)} reaches {count / len(labels):.3f}"
+    return ["evaluate:", f"  floor: {{accuracy: {share:.2f}}}  # {why}"]
 
 
 def _all(values: Column, holds: Callable[[Any], bool]) -> bool:
@@ -176,7 +204,8 @@ def _words(values: Column) -> float:
 
 def _is_label(values: Column) -> bool:
     known = [str(value) for value in values if isinstance(value, str | int) and str(value).strip()]
-    return 2 <= len(set(known)) <= min(100, len(known) // 4)
+    short = all(len(value.split()) <= 5 for value in set(known))
+    return short and 2 <= len(set(known)) <= min(500, len(known) // 4)
 
 
 def _is_number(value: Any) -> bool:
@@ -190,8 +219,10 @@ def _is_number(value: Any) -> bool:
 def _is_time(value: Any) -> bool:
     if isinstance(value, dt.date):
         return True
-    text = str(value)
-    return bool(re.match(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d.*)?)?$", text))
+    found = re.fullmatch(r"((?:19|20)\d\d-\d\d)(-\d\d)?([T ]\d\d:\d\d.*)?", str(value))
+    with contextlib.suppress(ValueError):
+        return bool(found and dt.date.fromisoformat(found[1] + (found[2] or "-01")))
+    return False
 
 
 def _is_chat(value: Any) -> bool:

@@ -34,9 +34,8 @@ from rekindle.data.split import READABLE, Entries, by_hash, content_hashes, entr
 from rekindle.spec.identity import file_sha256
 
 _WORDS, _BANDS, _ROWS = 5, 14, 8
-_RANDOM = np.random.Generator(np.random.Philox(key=27))
-_WEIGHTS = _RANDOM.integers(0, 1 << 63, _WORDS, np.uint64) | np.uint64(1)
-_FACTORS = _RANDOM.integers(0, 1 << 63, _BANDS * _ROWS, np.uint64)
+_RANDOM = np.frombuffer(hashlib.shake_128(b"near").digest(8 * (_WORDS + _BANDS * _ROWS)), "<u8")
+_WEIGHTS, _FACTORS = _RANDOM[:_WORDS] | np.uint64(1), _RANDOM[_WORDS:]
 
 
 def drop_copies(

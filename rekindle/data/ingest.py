@@ -240,7 +240,7 @@ class _Ingestion:
                 what = "the source holds no records"
                 findings.note(what, where=data.named, fix="check data.source")
         else:
-            by_key = (data.columns.group or data.columns.key) is not None
+            by_key = any(part.columns.group or part.columns.key for part in data.parts)
             if by_key or data.split.by != "hash":  # else copies are together
                 find_leaks(out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split

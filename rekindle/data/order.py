@@ -51,11 +51,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """Windows of an epoch: the shards of each, and how many sequences are drawn before each one,
-    and in all."""
+    """Windows of an epoch: the shards of each, and how many sequences are drawn from each source
+    before each one, and in all, [windows + 1, sources]."""
 
     windows: list[Indices]
-    before: Indices
+    drawn: Indices
+
+    @property
+    def before(self) -> Indices:
+        return np.asarray(self.drawn.sum(1))
 
 
 @dataclass(frozen=True)
@@ -160,19 +164,35 @@ class SampleOrder:
                 turn = 0 if len(self._shares) else number
                 places = self._permutation(len(mine), turn, _SHARDS, source)
                 window_of[mine] = places * self._windows // len(mine)
-        ends = np.cumsum(np.bincount(window_of + 1, self._filled, self._windows + 1)[1:])
-        ends = np.rint(ends * (self._total / ends[-1])).astype(np.int64)
-        windows, before, first = list[Indices](), [0], 0
-        for window, end in enumerate(ends.tolist()):
+        drawn = self._drawn_before(window_of)
+        windows, kept, first = list[Indices](), [0], 0
+        for window, end in enumerate(drawn.sum(1).tolist()[1:]):
             last = window + 1 == self._windows
             # a window fills a batch, whose rest goes to the next
-            if last or min(end - before[-1], self._total - end) >= self.global_batch_size:
+            start = int(drawn[kept[-1]].sum())
+            if last or min(end - start, self._total - end) >= self.global_batch_size:
                 inside = (window_of < 0) | ((window_of >= first) & (window_of <= window))
                 windows.append(np.flatnonzero(inside))
-                before.append(end)
+                kept.append(window + 1)
                 first = window + 1
-        self._epoch = number, _Epoch(windows, np.array(before))
+        self._epoch = number, _Epoch(windows, drawn[kept])
         return self._epoch[1]
+
+    def _drawn_before(self, window_of: Indices) -> Indices:
+        """[windows + 1, sources]: sequences that are drawn from each source before a window, in
+        proportion to what it has in those before; a source that is in all follows the others."""
+        wanted = [self._total]
+        if len(self._shares):
+            bounds = np.append(np.cumsum(self._shares)[:-1], 1.0)
+            wanted = np.diff(np.floor(self._total * bounds).astype(np.int64), prepend=0).tolist()
+        every = np.bincount(window_of + 1, self._filled, self._windows + 1)
+        drawn = []
+        for source, count in enumerate(wanted):
+            mine = self._sources == source
+            own = np.bincount(window_of[mine] + 1, self._filled[mine], self._windows + 1)
+            held = np.cumsum((every if own[0] else own)[1:]).astype(np.int64).tolist()
+            drawn.append([0, *(count * before // held[-1] for before in held)])
+        return np.array(drawn, np.int64).T
 
     def _load(self, number: int, window: int) -> _Sequences:
         """The batches that begin with what this window adds, whole but for the epoch's last."""
@@ -229,25 +249,23 @@ class SampleOrder:
 
     def _shared(self, shards: Indices, number: int, window: int) -> Indices:
         """Which sequences of a window are drawn: of each class, or each source, its share."""
+        epoch = self._cut(number)
+        counts, begins = epoch.drawn[window + 1] - epoch.drawn[window], epoch.drawn[window]
         if self._classes is not None:
             classes, group_of = np.unique(np.asarray(self._classes(shards)), return_inverse=True)
-            shares = np.full(len(classes), 1 / len(classes))
+            share, more = divmod(int(counts[0]), len(classes))
+            counts = share + (np.arange(len(classes)) < more)
         else:
-            shares = self._shares
             group_of = np.repeat(self._sources[shards], self._filled[shards])
-        bounds = np.append(np.cumsum(shares)[:-1], 1.0)
-        start, end, total = (
-            np.diff(np.floor(at * bounds).astype(np.int64), prepend=0)
-            for at in (*self._cut(number).before[window : window + 2], self._total)
-        )
         drawn = []
-        for group, count in enumerate(np.maximum(end - start, 0).tolist()):
+        for group, count in enumerate(counts.tolist()):
             mine = np.flatnonzero(group_of == group)
             mine = mine[self._permutation(len(mine), 0, _GROUPS, group)]
             begin = number * count
             if len(self._shares) and (self._sources == group).sum() < self._windows:
-                begin = number * total[group] + start[group]  # all of its shards are in each window
-            drawn.append(mine[(begin + np.arange(count)) % len(mine)])
+                # all of its shards are in each window
+                begin = number * int(epoch.drawn[-1][group]) + int(begins[group])
+            drawn.append(mine[(begin + np.arange(count)) % max(len(mine), 1)])
         return np.concatenate(drawn)
 
     def _packed(self, shards: Indices, number: int) -> _Sequences:

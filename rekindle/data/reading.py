@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from rekindle.data.manifest import SHARD, Shards, check_shard, open_shard, whole_manifest
 from rekindle.data.store import Store
-from rekindle.errors import RequestError
+from rekindle.errors import DataError, RequestError
 from rekindle.formats import size
 from rekindle.records import ShardFile
+from rekindle.spec.identity import file_sha256
 
 _AT_ONCE = 16  # requests, each of which waits for the store
 log = logging.getLogger(__name__)
@@ -84,19 +85,31 @@ class _Reading:
             with self._whole(file):
                 pass
 
+    def _fetch(self, store: Store, shard: ShardFile, path: Path) -> None:
+        draft = path.with_name(f".{path.name}")
+        draft.unlink(missing_ok=True)
+        try:
+            store.take(shard.key, SHARD, shard.sha256, draft)
+        except DataError as error:
+            fix = "rerun the step `shard`, which makes it again: `rekindle run CONFIG --from shard`"
+            (problem,) = error.problems
+            raise DataError(problem.what, where=problem.where, fix=fix) from None
+        draft.replace(path)
+
     @contextlib.contextmanager
     def _whole(self, shard: ShardFile) -> Iterator[Path]:
         """The path of a file that is fetched and checked."""
         path = self.files / shard.path
         with (self.marks / f"{shard.sha256}.checked").open("a+") as mark:
             fcntl.flock(mark, fcntl.LOCK_EX)
-            if self.away is not None and not path.is_file():
-                draft = path.with_name(f".{path.name}")
-                draft.unlink(missing_ok=True)
-                self.away.take(shard.key, SHARD, shard.sha256, draft)
-                draft.rename(path)
+            known = os.fstat(mark.fileno()).st_size > 0
+            if self.away is not None and not (
+                path.is_file() and (known or file_sha256(path) == shard.sha256)
+            ):
+                self._fetch(self.away, shard, path)
                 mark.truncate(0)
-            if not os.fstat(mark.fileno()).st_size:
+                known = False
+            if not known:
                 check_shard(path, shard)
                 mark.write("whole")
                 mark.flush()

@@ -244,7 +244,7 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
 
 
 def _holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several drops are none of chance, all together at this level."""
+    """Which of several drops chance does not explain, all together at this level."""
     sure = [False] * len(p_values)
     for done, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[at] > level / (len(p_values) - done):

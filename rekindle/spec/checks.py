@@ -68,7 +68,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
     if data.split.by != "source" and abs(total - 1) > 1e-6:
         what = f"train + validation + test is {total:g}, not 1"
         yield ("data", "split"), what, "make the shares add up to 1"
-    if data.split.by == "time" and data.columns.time is None:
+    if data.split.by == "time" and any(part.columns.time is None for part in data.parts):
         what = "a split by time needs to know the time"
         yield ("data", "split", "by"), what, "set data.columns.time"
     yield from _sources(spec, data)

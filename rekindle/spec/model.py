@@ -137,7 +137,7 @@ class MixedSource(Section):
 
     source: Location
     """As `data.source`."""
-    weight: float | None = Field(None, gt=0)
+    weight: float | None = Field(None, gt=0, le=1_000_000)
     """Its share of what is trained on is its weight, divided by the sum of all; give each source
     one, or none."""
     format: Format | None = None

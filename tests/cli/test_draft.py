@@ -13,6 +13,7 @@ from PIL import Image
 
 from rekindle.app.draft import drafted
 from rekindle.cli.main import invoke
+from rekindle.data.glance import first_rows
 from rekindle.errors import RequestError
 from rekindle.spec.load import load_target
 
@@ -82,6 +83,52 @@ def test_a_csv_of_another_program_is_read(tmp_path):
     assert task == "text_classification"
     assert (data.encoding, data.on_bad_rows) == ("cp1252", "drop")
     assert (data.columns.text, data.columns.label) == ("Text", "Art")
+
+
+ODD = {
+    "a name with a line end": [{"a\nb": i, "text": text(i), "label": "ab"[i % 2]} for i in range(60)],
+    "a control character": [{"te\x7fxt": text(i), "label": "ab"[i % 2]} for i in range(60)],
+    "words of YAML": [{"yes": text(i), "null": ["no", "1.0"][i % 2]} for i in range(60)],
+    "names of ours": [{"text": text(i), "label": "ab"[i % 2], "split": "xy"[i % 2]} for i in range(60)],
+    "ids like months": [{"text": text(i), "label": "ab"[i % 2], "id": f"1013-{i:02}"} for i in range(60)],
+    "another line separator": [{"text": text(i) + "\u2028on", "label": "ab"[i % 2]} for i in range(60)],
+    "lists and strings": [{"text": text(i), "label": "ab"[i % 2], "x": ["y"] if i % 2 else "y"} for i in range(60)],
+    "one class of nearly all": [{"text": text(i), "label": "ab"[i % 60 == 0]} for i in range(900)],
+    "many empty labels": [{"text": text(i), "label": ["a", "b", "b", "a", ""][i % 5]} for i in range(60)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", ODD.values(), ids=ODD)
+def test_odd_files_become_configs_that_hold(tmp_path, made):
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
+    )
+    words, _ = drafted(tmp_path / "x.jsonl", str(tmp_path / "x.jsonl"))
+    (tmp_path / "made.yaml").write_text(words, encoding="utf-8")
+    spec = load_target(tmp_path / "made.yaml")
+    assert spec.task == "text_classification"
+    assert spec.data.columns.time is None
+    assert not set(spec.data.slices) & {"split", "id"}
+    assert first_rows(spec.data, "text") == []
+    assert spec.evaluate.floor["accuracy"] <= 0.99
+    empty = sum(row.get("label") == "" for row in made)
+    assert spec.data.max_bad_rows >= empty / len(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("more fields than names", "text;label\n" + "".join(f"{text(i)};{'ab'[i % 2]};x\n" for i in range(60))),
+        ("a long field", "text,label\n" + "".join(f"{'word ' * 40_000},{'ab'[i % 2]}\n{text(i)},a\n" for i in range(30))),
+        ("both marks", "te,xt;label\n" + "".join(f"{text(i)};{'ab'[i % 2]}\n" for i in range(60))),
+    ],
+)  # fmt: skip
+def test_odd_csv_files_are_read(tmp_path, name, content):
+    (tmp_path / "x.csv").write_text(content)
+    words, task = drafted(tmp_path / "x.csv", str(tmp_path / "x.csv"))
+    (tmp_path / "made.yaml").write_text(words)
+    assert load_target(tmp_path / "made.yaml").data.columns.label == "label"
+    assert task == "text_classification"
 
 
 def test_a_folder_of_images_is_one_class_a_folder(tmp_path):

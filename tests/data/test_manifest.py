@@ -162,6 +162,14 @@ def test_a_shard_that_left_the_store_is_named(tmp_path):
     assert [len(part) for part in shards.hashes("test")] == [
         file.rows for file in manifest.shards if file.split == "test"
     ]
+    first = next(file for file in manifest.shards if file.split == "train")
+    (tmp_path / "cache" / first.path).write_bytes(b"of an attempt before")
+    assert len(shards.take("train", [0])) == 1  # fetched again
+    (tmp_path / "cache" / first.path).unlink()
     shutil.rmtree(tmp_path / "pieces" / key)
-    with pytest.raises(DataError, match=r"the piece shard.arrow is missing"):
-        shards.take("train", [0])
+    again = shared_shards(
+        tmp_path / "shards", tmp_path / "marks-2", tmp_path / "cache", str(tmp_path / "pieces")
+    )
+    with pytest.raises(DataError, match=r"the piece shard.arrow is missing") as caught:
+        again.take("train", [0])
+    assert "--from shard" in str(caught.value)

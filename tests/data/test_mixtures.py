@@ -147,6 +147,19 @@ def test_a_split_by_time_has_one_cut_for_all_sources(tmp_path):
             assert {text.split()[0] for text in batch.column("text").to_pylist()} == {first}
 
 
+@pytest.mark.parametrize("by", ["key", "group"])
+def test_copies_that_keys_of_sources_divide_are_refused(tmp_path, by):
+    same = [{"text": f"the same {i}", "label": "ab"[i % 2]} for i in range(60)]
+    sources = [
+        {"source": str(write_jsonl(tmp_path / f"{name}.jsonl", [{**row, "of": f"{name}{i}"} for i, row in enumerate(same)])),
+         "columns": {by: "of"}}
+        for name in "ab"
+    ]  # fmt: skip
+    data = DataSpec.model_validate({"sources": sources})
+    with pytest.raises(DataError, match=r"more than one split"):
+        ingest(data, "text", "", tmp_path / "examples")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -161,6 +174,7 @@ def test_a_split_by_time_has_one_cut_for_all_sources(tmp_path):
         ("train.engine=trainer", "draws rows itself"),
         ("data.window={size: 1 month}", "put {window} into one of data.sources"),
         ("data.sources=[{source: a.csv, weight: 0}]", "greater than 0"),
+        ("data.sources=[{source: a.csv, weight: .inf}]", "less than or equal to 1000000"),
     ],
 )
 def test_contradictions_are_refused(tmp_path, change, says):

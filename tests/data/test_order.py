@@ -271,6 +271,21 @@ def test_the_order_of_many_rows_costs_what_a_window_costs():
     assert peak < 40 * 8 * WINDOW_ROWS
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_short_shard_is_drawn_no_more_often_than_others_of_its_source(seed):
+    sizes, sources = [100, 100, 100, 3] + [100] * 32, [0] * 4 + [1] * 32
+    order = SampleOrder(
+        rows=sizes, global_batch_size=2, seed=seed, windows=3, sources=sources, shares=(0.1, 0.9)
+    )
+    times = np.zeros(sum(sizes))
+    for step in range(3 * order.steps_in_epoch):
+        rows = order.batch(step).rows
+        np.add.at(times, rows[rows != PADDING], 1)
+    assert times.sum() == 3 * sum(sizes)
+    assert np.ptp(times[:303]) <= 3
+    assert np.ptp(times[303:]) <= 3
+
+
 @pytest.mark.parametrize("windows", [1, 5])
 @pytest.mark.parametrize("packed", [False, True])
 def test_sources_are_drawn_by_their_shares_and_each_row_in_its_turn(windows, packed):
