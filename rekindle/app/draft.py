@@ -90,20 +90,29 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 return found, reading
         what = f"a line of {path.name} is not a JSON object"
         raise RequestError(what, where="--data", fix="write an object a line")
+    rows, delimiter = _csv_rows(text, "\t" if name.endswith(".tsv") else ",")
+    if delimiter != ",":
+        reading.append(f"delimiter: {json.dumps(delimiter)}")
+    return rows, reading
+
+
+def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
+    """The first rows of a CSV, and the mark that divides most lines as it divides the first."""
     first, *others = text[: 1 << 16].splitlines()[:50] or [""]
     delimiter = max(
-        "\t" if name.endswith(".tsv") else ",", ";", "\t", "|",
+        usual, ";", "\t", "|",
         key=lambda mark: (
             mark in first and sum(line.count(mark) == first.count(mark) for line in others),
             first.count(mark),
         ),
     )  # fmt: skip
-    if delimiter != ",":
-        reading.append(f"delimiter: {json.dumps(delimiter)}")
-    csv.field_size_limit(_HEAD_BYTES)
-    read = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    rows = itertools.islice(read, _ROWS)
-    return [{k: v for k, v in row.items() if k is not None} for row in rows], reading
+    before = csv.field_size_limit(_HEAD_BYTES)  # of the process
+    try:
+        read = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+        rows = itertools.islice(read, _ROWS)
+        return [{k: v for k, v in row.items() if k is not None} for row in rows], delimiter
+    finally:
+        csv.field_size_limit(before)
 
 
 def _images(folder: Path) -> tuple[str, list[str], list[str]]:

@@ -143,6 +143,7 @@ def test_what_speaks_against_a_plan_comes_first():
     assert len(plan.refused) == 2
 
 
+@pytest.mark.slow
 def test_the_bars_show_each_term_at_its_size_and_the_reserve_beyond(plans):
     for plan in plans:
         page, chosen = shown(plan), plan.record.chosen

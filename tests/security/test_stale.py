@@ -97,7 +97,7 @@ def ran(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "readers"),
-    first(2, [
+    first(1, [
         ("project/script.py", {"say"}),
         ("words/words.txt", {"use"}),
         ("project/beside.py", EVERY),

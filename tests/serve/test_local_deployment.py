@@ -219,6 +219,7 @@ def test_sigterm_answers_what_was_accepted_and_leaves_nothing(deployed):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_version_with_other_answers_is_never_asked(deployed):
     """It is ready only once it has proven itself; here the evidence is of other weights."""
     first = deployed.own("1", OWN_TASK.replace("[numbers, -numbers]", "[-numbers, numbers]"))

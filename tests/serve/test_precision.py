@@ -48,6 +48,7 @@ def split_of(model, folder):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", first(1, ["int8", "bf16"]))
 def test_a_text_model_is_served_in_it_and_proven_by_its_answers(tmp_path, precision):
     model = models.made(tmp_path / "m", "text")

@@ -9,6 +9,7 @@ import pytest
 from tests.torture.__main__ import table, torture
 
 
+@pytest.mark.slow
 def test_some_seconds_of_accidents_change_no_result(tmp_path: Path) -> None:
     counts = torture(tmp_path, seed=13, seconds=60, rounds=3, only="light")
     assert not counts["failures"], "see above"

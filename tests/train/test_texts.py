@@ -138,6 +138,7 @@ def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     assert list(rows.values()) == [tokens, tokens, len(ROWS), len(ROWS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first(1, NETWORKS))
 def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
     """Blocks share their code, and only the last one has hooks: once compiled it ran without them."""

@@ -533,6 +533,7 @@ def test_the_champion_alone_is_an_approved_package_of_its_group(world, versions)
     assert states() == ["Approved", "Rejected", "PendingManualApproval"]
 
 
+@pytest.mark.slow
 def test_what_is_published_is_noted_in_our_registry(world: World, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -567,6 +568,7 @@ def test_a_run_publishes_what_its_gate_let_pass(world: World, tmp_path: Path) ->
     assert [*world.account.packages] == [arn]
 
 
+@pytest.mark.slow
 def test_a_deployment_that_goes_back_is_followed_in_the_registry_of_the_platform(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
