@@ -7,6 +7,7 @@ through the shards of a split in the manifest's order."""
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -116,11 +117,12 @@ class Shards:
         """The rows with these numbers, in this order; raises IndexError for one that is not."""
         pieces, places = [], [np.empty(0, np.int64)]
         for shard, at, rows in self._by_shard(split, indices):
-            owner = np.searchsorted(shard.starts, rows, side="right") - 1
-            for i in np.unique(owner):
-                mine = owner == i
-                pieces.append(shard.batches[i].take(pa.array(rows[mine] - shard.starts[i])))
-                places.append(at[mine])
+            places.append(at)
+            cuts = [0, *np.searchsorted(rows, shard.starts[1:-1]).tolist(), len(rows)]
+            for batch, (start, end) in enumerate(itertools.pairwise(cuts)):
+                if start < end:
+                    mine = pa.array(rows[start:end] - shard.starts[batch])
+                    pieces.append(shard.batches[batch].take(mine))
         if not pieces:
             return self._opened(split, 0).table.slice(0, 0)
         back = pa.array(np.argsort(np.concatenate(places)))
@@ -175,14 +177,20 @@ class Shards:
     def _by_shard(
         self, split: str, indices: npt.ArrayLike
     ) -> Iterator[tuple[_Open, Indices, Indices]]:
-        """Each shard that has some of these rows, which of them, and their numbers in the shard."""
+        """Each shard that has some of these rows: which, and their numbers in it, ascending."""
         wanted = np.asarray(indices, np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows(split)):
             raise IndexError(f"{split} has rows 0 to {self.rows(split) - 1}")
-        shard_of = np.searchsorted(self._starts[split], wanted, side="right") - 1
-        for i in np.unique(shard_of):
-            at = np.flatnonzero(shard_of == i)
-            yield self._opened(split, int(i)), at, wanted[at] - self._starts[split][i]
+        if not wanted.size:
+            return
+        order = np.argsort(wanted, kind="stable")
+        rows = wanted[order]
+        shard_of = np.searchsorted(self._starts[split], rows, side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(shard_of)) + 1).tolist(), len(rows)]
+        for start, end in itertools.pairwise(cuts):
+            shard = int(shard_of[start])
+            local = rows[start:end] - self._starts[split][shard]
+            yield self._opened(split, shard), order[start:end], local
 
     def _looked_up(self, split: str, indices: npt.ArrayLike | None, name: str) -> Indices:
         indices = np.arange(self.rows(split)) if indices is None else indices

@@ -9,6 +9,7 @@ asked for is found here, on the host. Nothing here draws a random number.
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
 import dataclasses
+import functools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import Batch, SampleOrder
+from rekindle.data.order import SampleOrder
 from rekindle.tasks.base import Task
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Chosen, Micro
@@ -77,7 +78,7 @@ class Batches:
 
     def arranged(self, rows: np.ndarray, slots: np.ndarray) -> Micro:
         """A micro-batch of chosen `rows` (negative: none) in `slots`."""
-        length = self._longest(rows, slots)
+        length = self._longest(self._lengths(rows), slots)
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
 
     def make(self, step: int) -> Work:
@@ -89,12 +90,19 @@ class Batches:
             full = int(batch.slots[batch.rows >= 0].max(initial=0)) + 1
         rounds = -(-full // (size * layout.data))
         mine = [turn * layout.data + self.mesh.data_rank for turn in range(rounds)]
-        picks = [self._pick(batch, j, size) for j in mine]
-        longest = [self._longest(rows, slots) for rows, slots in picks]
+        known = self._lengths(batch.rows)
+        picks, longest = list[tuple[np.ndarray, np.ndarray]](), list[int]()
+        for j in mine:
+            inside = (batch.slots >= j * size) & (batch.slots < (j + 1) * size)
+            rows, slots = batch.rows[inside], batch.slots[inside] - j * size
+            longest.append(self._longest(known[inside], slots))
+            if not len(rows):  # beyond the batch
+                rows, slots = np.full(size, -1), np.arange(size)
+            picks.append((rows, slots))
         if layout.pp > 1:  # a pipeline moves one shape
             longest = [max(longest)] * len(longest)
         real = batch.rows[batch.rows >= 0]
-        lengths = self.shards.lengths(self.split, real)
+        lengths = known[batch.rows >= 0]
         targets = max(1, int(self.shards.targets(self.split, real).sum()))
         count = torch.tensor([targets], dtype=torch.float64)
         micro = [
@@ -110,13 +118,6 @@ class Batches:
             squares=int((lengths**2).sum()),
         )  # fmt: skip
 
-    def _pick(self, batch: Batch, j: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and slots (from 0) of micro-batch j; beyond the batch, `size` empty slots."""
-        inside = (batch.slots >= j * size) & (batch.slots < (j + 1) * size)
-        if not inside.any():
-            return np.full(size, -1), np.arange(size)
-        return batch.rows[inside], batch.slots[inside] - j * size
-
     def _key(self, step: int, micro: int) -> int:
         cp = self.mesh.place("cp")
         words = np.random.SeedSequence([self.seed, step, micro, *([cp] if cp else [])])
@@ -128,10 +129,14 @@ class Batches:
             return micro
         return micro.with_each(lambda tensor: tensor.pin_memory())
 
-    def _longest(self, rows: np.ndarray, slots: np.ndarray) -> int:
+    def _lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of each row; none of one that is negative."""
+        held: np.ndarray = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
+        return held
+
+    def _longest(self, lengths: np.ndarray, slots: np.ndarray) -> int:
         """Tokens of the longest sequence, rounded up to what the layout can divide."""
         layout = self.mesh.layout
-        lengths = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
         longest = self.order.pack_length or int(np.bincount(slots, weights=lengths).max(initial=1))
         unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         if layout.pp > 1 and self.order.pack_length is None:
@@ -140,9 +145,12 @@ class Batches:
 
     def rounded(self, length: int) -> int:
         """Up to one of `SHAPES` lengths: a pipeline keeps a schedule, with buffers, for each."""
-        most = self.shards.longest(self.split)
-        grain = -(-most // SHAPES)
-        return min(-(-length // grain) * grain, max(most, length))
+        grain = -(-self._most // SHAPES)
+        return min(-(-length // grain) * grain, max(self._most, length))
+
+    @functools.cached_property
+    def _most(self) -> int:
+        return self.shards.longest(self.split)
 
     def _micro(
         self, rows: np.ndarray, slots: np.ndarray, length: int, key: int, count: torch.Tensor
