@@ -1,5 +1,5 @@
 """A first config for a file of the user's: what its columns are is guessed from their names and
-the values of the first rows, and each line says why."""
+the values of the first rows, and comments say why."""
 
 import collections
 import contextlib

@@ -209,10 +209,12 @@ def open_shards(folder: str | Path) -> Shards:
         check_shard(folder / shard.path, shard)
         return open_shard(folder / shard.path, shard, manifest)
 
-    shards = Shards(folder, manifest, read)
+    shards, schema = Shards(folder, manifest, read), None
     for split in manifest.rows:
-        for _ in shards.tables(split):
-            pass
+        for table in shards.tables(split):
+            if schema is not None and not table.schema.equals(schema):
+                raise _refused(folder / MANIFEST, f"names shards of {split} with other columns")
+            schema = table.schema
     return shards
 
 

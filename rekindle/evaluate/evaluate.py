@@ -155,12 +155,9 @@ def judge(
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             comparison = compare(spec.gate, metric, candidate, champion)
-            worse, lower, upper = (
-                spec.gate.mode != "superiority",
-                comparison.lower,
-                comparison.upper,
-            )
+            worse = spec.gate.mode == "noninferiority"
             least = -spec.gate.margin if worse else spec.gate.min_delta
+            lower, upper = comparison.lower, comparison.upper
             passed = lower > least and comparison.estimate > least
             gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
             interval = f"[{lower:+.4f}, {upper:+.4f}] at {spec.gate.confidence:.0%}"
@@ -261,7 +258,7 @@ def _praise(
         reached = f"{metric} {value:.4f} reaches every floor"
         return f"first model: {reached if spec.floor else candidate.trivial().detail}"
     how = "is better than the champion by"
-    if spec.gate.mode != "superiority":
+    if spec.gate.mode == "noninferiority":
         how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"
     interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
     return f"{metric} {value:.4f} {how} {comparison.estimate:+.4f} {interval}"
