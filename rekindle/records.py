@@ -192,7 +192,8 @@ class RunRecord(VersionedRecord):
     platform does not honour; `plan` what was planned before (answers.Planned).
     `started_at` is UTC, ISO 8601; `number` counts the runs of the home, whatever the clock says;
     `home` is the path of the home when the record was written. `settings` of a training of a grid
-    are the values that it has for itself, such as `train.lr=1e-3`."""
+    are the values that it has for itself, such as `train.lr=1e-3`. `because` of what `rekindle
+    watch` began it."""
 
     run_id: str
     number: int = 0
@@ -212,6 +213,7 @@ class RunRecord(VersionedRecord):
     submission: Submission | None = None
     plan: Mapping[str, Any] = Field(default_factory=dict)
     error: str = ""
+    because: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
 
     @classmethod
@@ -720,6 +722,22 @@ class RunSummary(VersionedRecord):
     settings: tuple[str, ...] = ()
     ignored: tuple[Ignored, ...] = ()
     earlier: tuple[str, ...] = ()
+
+
+class Turn(VersionedRecord):
+    """A line of `watch/NAME.jsonl`: what `rekindle watch` decided `at` a time (UTC, ISO 8601), and
+    because of what. With `ran`, `outcome` is empty until the run is over; `window` and `new_rows`
+    are those of the data at the time."""
+
+    turn: str
+    at: str
+    name: str
+    decision: Literal["ran", "skipped", "suggested"] = "skipped"
+    because: str = ""
+    window: str = ""
+    new_rows: int = 0
+    run_id: str = ""
+    outcome: str = ""
 
 
 class Rehearsal(Record):

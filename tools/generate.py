@@ -23,7 +23,7 @@ from rekindle.app.pipeline import DEPLOYING, PIPELINE, shipped, sources_line
 from rekindle.catalog.features import Carried, table
 from rekindle.ir.compile import compile_pipeline
 from rekindle.outputs import ANSWERS
-from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary
+from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary, Turn
 from rekindle.spec import layout_support
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import Spec
@@ -144,6 +144,7 @@ def generated(configs: Path) -> dict[str, str]:
         "run": RunRecord,
         "run-summary": RunSummary,
         "history-row": HistoryRow,
+        "turn": Turn,
         "profile": Profile,
     }
     records |= RECORD_KINDS | dict(ANSWERS)

@@ -31,13 +31,15 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run; `until` leaves out later steps; `settings` are those of a training of a grid."""
+    """How to run; `until` leaves out later steps; `settings` are those of a training of a grid;
+    `because` says why it runs, where that was decided by triggers."""
 
     home: Path
     fresh: bool = False
     from_step: str | None = None
     until: str | None = None
     settings: tuple[str, ...] = ()
+    because: str = ""
 
 
 def execute(
@@ -58,7 +60,8 @@ def execute(
     arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
-    record = record.model_copy(update={"settings": options.settings})
+    update = {"settings": options.settings, "because": options.because}
+    record = record.model_copy(update=update)
     try:
         return local.execute(
             graph, arguments, home=home, record=record, env=env, containers=containers,

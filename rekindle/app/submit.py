@@ -24,7 +24,7 @@ Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
 def submitted(
-    spec: Spec, platform: str, home: Path, token: str | None, consent: Consent
+    spec: Spec, platform: str, home: Path, token: str | None, consent: Consent, because: str = ""
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
     """The record of the run, which is on the platform now, where it is, and what was made.
     `consent` is called with that, and with the plan if there is one, before anything is written or
@@ -39,7 +39,8 @@ def submitted(
     if record is None:
         sent = Submission(definition=digest, token=token or secrets.token_hex(8))
         record = numbered(new_record(spec, (), platform, figures), home)
-        record = record.model_copy(update={"status": "submitting", "submission": sent})
+        update = {"status": "submitting", "submission": sent, "because": because}
+        record = record.model_copy(update=update)
     assert record.submission is not None
     outline = there.outline(definition, record.submission.token)
     consent(outline, figures)

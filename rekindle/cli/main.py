@@ -21,6 +21,7 @@ VERBS = {
     "doctor": "check that a platform has everything that a run needs",
     "plan": "what a run needs, how long it takes and what it costs",
     "run": "run the whole pipeline on this machine",
+    "watch": "retrain when new data or the clock make it due",
     "images": "build an image with your code, and push it to a registry",
     "compile": "write the pipeline for a platform",
     "diff": "which steps of a compiled pipeline will run again, and why",

@@ -106,7 +106,7 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
     if result.metrics:
         lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
     if result.gate:
-        words = _WORDS[result.gate.decision].format(run=result.run_id)
+        words = WORDS[result.gate.decision].format(run=result.run_id)
         before = "decided before: " if result.model and not result.model.created else ""
         lines.append(("gate", f"{before}{words}: {result.gate.reason}"))
     lines += [("warning", warning) for warning in result.warnings]
@@ -119,7 +119,7 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
         console.print(f"{name:8}{text}", highlight=False, markup=False, soft_wrap=True)
 
 
-_WORDS = {
+WORDS = {
     "promoted": "promoted",
     "pending": "passed, but the promotion did not happen",
     "approval_needed": "passed, waits for `rekindle promote {run}`",

@@ -54,13 +54,15 @@ def set_(
     resumes.
 
     On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
-    a line of your crontab, which starts `rekindle run CONFIG` in this folder."""
+    a line of your crontab, which starts `rekindle run CONFIG` in this folder, or `rekindle watch
+    --once CONFIG` where CONFIG has `triggers`."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
         fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
         raise RequestError("the config has no schedule", where="schedule", fix=fix)
     if platform == "local":
-        words = ["run", str(config.absolute()), *(f"--set={each}" for each in overrides)]
+        verb = ["watch", "--once"] if spec.triggers else ["run"]
+        words = [*verb, str(config.absolute()), *(f"--set={each}" for each in overrides)]
         _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
         return
     if printed:

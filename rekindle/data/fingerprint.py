@@ -56,7 +56,7 @@ def fingerprint(
     task: str, data: DataSpec, model: ModelSpec, train: TrainSpec, *, champion: ChampionState | None
 ) -> Fingerprint:
     """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
-    window, content, (files, size) = _content(data, load_task(task).modality)
+    window, content, (files, size) = content_in_window(data, load_task(task).modality)
     own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
     included = os.environ.get(INCLUDED, "") if own else ""
     path, _, class_name = task.rpartition(":")
@@ -140,7 +140,7 @@ def _hashes(
         raise RequestError(f"cannot read {error.filename}: {error}", fix="check the path") from None
 
 
-def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
+def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
     """The resolved window, the hash of what lies in it, and the number of files and bytes."""
     if data.window is None or any("{window" in part.source for part in data.parts):
         window = None

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
-from rekindle.spec.schedule import ScheduleSpec
+from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 
 BUILTIN_TASKS = (
     "causal_lm", "image_classification", "text_classification", "token_classification",
@@ -27,9 +27,6 @@ Metric = Literal[
 ]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Duration = Annotated[
-    str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
-]
 Delimiter = Annotated[str, StringConstraints(pattern=r"^(auto|[!#-/:-@\[-`{-~\t])$")]
 Encoding = Literal[
     "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "cp1251", "cp1252", "latin-1",
@@ -601,6 +598,8 @@ class Spec(Section):
     """How a new champion takes over where it serves, by `rekindle deploy`."""
     schedule: ScheduleSpec | None = None
     """When the platform starts scheduled runs, after `rekindle schedule set`."""
+    triggers: TriggersSpec | None = Field(None, exclude_if=lambda triggers: triggers is None)
+    """What makes retraining due, for `rekindle watch`."""
     image: ImageSpec = ImageSpec()
     """What `rekindle images build` makes."""
     retention: RetentionSpec = RetentionSpec()

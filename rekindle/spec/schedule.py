@@ -1,19 +1,23 @@
-"""When a platform starts the pipeline by itself: a line of cron in a time zone, and what becomes of
-starts that are late.
+"""When a run begins by itself: at times, or because of what changed.
 
-What each platform makes of it stands in docs/schedules.md. Zones are IANA's, as zoneinfo finds
-them."""
+A platform, or this machine, starts runs by a line of cron in a time zone; what each makes of it
+stands in docs/schedules.md. Zones are IANA's, as zoneinfo finds them. `rekindle watch` starts them
+by triggers (docs/watch.md)."""
 
 import zoneinfo
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from rekindle.errors import did_you_mean
 from rekindle.spec.cron import cron_problem, five_fields
 from rekindle.spec.platforms import Section
 
+Duration = Annotated[
+    str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
+]
+NewRows = Annotated[int, Field(ge=1, le=10**12)] | Annotated[float, Field(gt=0, lt=1)]
 _NO_ZONES = {"localtime", "Factory", "posixrules"}  # names of files, on this machine only
 # clocks without summer time, which users who write them rarely mean
 _FIXED = {"EST": "America/New_York", "MST": "America/Denver", "HST": "Pacific/Honolulu"}
@@ -35,6 +39,24 @@ class ScheduleSpec(Section):
     catch_up: bool = False
     """Whether missed starts, such as those while the schedule was paused, run later; on Kubeflow,
     Vertex AI, and with systemd on this machine."""
+
+
+class TriggersSpec(Section):
+    """What makes retraining due, for `rekindle watch`; unchanged data never does. Without this
+    section changed data does."""
+
+    new_rows: NewRows | None = None
+    """How many new rows make it due: a number, or a share below 1 of the rows that the last run
+    had."""
+    every: Duration | None = None
+    """How long after the last run began it is due, such as `1 month`, if the data have changed."""
+    cooldown: Duration | None = None
+    """How long after a run began no other does. It doubles with each run in a row that failed or
+    whose candidate was refused, up to 32 times."""
+    max_per_week: int | None = Field(None, ge=1, le=10_000)
+    """How many runs may begin in seven days."""
+    act: Literal["run", "suggest"] = "run"
+    """`run`, or only `suggest` it: exit code 3."""
 
 
 def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:

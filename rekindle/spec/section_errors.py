@@ -8,7 +8,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from rekindle.errors import Problem, SpecError, did_you_mean
-from rekindle.spec.model import Delimiter, Duration, Name, PartialDate
+from rekindle.spec.model import Delimiter, Name, PartialDate
+from rekindle.spec.schedule import Duration
 from rekindle.spec.yaml_document import KeyPath
 
 Error = Mapping[str, Any]

@@ -21,6 +21,7 @@ SAID = [
     ("compiled", 0, ["compile", *THERE, "-o", "out"]),
     ("difference", 0, ["diff", *THERE, "--against", "out"]),
     ("readiness", 2, ["doctor", *THERE, "--set", "platforms.azureml.workspace=none"]),
+    ("turn", 3, ["watch", DIGITS, "--once", "--set", "triggers={act: suggest}"]),
     ("submitted", 0, ["submit", *THERE, "--yes"]),
     ("runs", 0, ["runs"]),
     ("run", 0, ["status"]),

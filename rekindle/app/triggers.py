@@ -1,0 +1,90 @@
+"""Whether retraining is due: what runs of before came to, what the data hold now, and the clock
+against the section `triggers`. Pure; watch.py acts on it."""
+
+import dataclasses
+import datetime as dt
+import math
+from typing import Self
+
+from rekindle.data.arrivals import Arrivals
+from rekindle.data.window import Duration, parse_duration, shift
+from rekindle.records import Fingerprint
+from rekindle.spec.schedule import TriggersSpec
+
+MOST_DOUBLED = 5  # times, of a cooldown
+_WEEK = dt.timedelta(days=7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """The runs of a name: when they `began`, the newest first, in UTC; the id of the last one that
+    was judged ("" for none), whether it was `refused`, and what it `read`; how many in a row were
+    `lost`, refused or failed; why the last turn `failed`, "" where it did not."""
+
+    began: tuple[dt.datetime, ...] = ()
+    judged: str = ""
+    refused: bool = False
+    read: Fingerprint | None = None
+    lost: int = 0
+    failed: str = ""
+
+    def before(self, now: dt.datetime) -> Self:
+        """Without runs that began after `now`, which a clock that was wrong has dated."""
+        return dataclasses.replace(self, began=tuple(time for time in self.began if time <= now))
+
+
+def due(triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past) -> tuple[bool, str]:
+    """Whether a run is due at `now` (UTC), and because of what it is or is not."""
+    past = past.before(now)
+    if past.read is None:
+        fired, why = True, "no run was judged before"
+    elif (held.data, held.window) == (past.read.data, past.read.window):
+        refused = ", whose candidate was refused" if past.refused else ""
+        fired, why = False, f"the data have not changed since {past.judged}{refused}"
+        if past.failed:  # such as a deployment after the promotion
+            fired, why = True, f"the last turn {past.failed}"
+    else:
+        fired, why = _fired(triggers, now, held, past)
+    if fired and (against := _held_back(triggers, now, past)):
+        return False, f"{why}, but {against}"
+    return fired, why
+
+
+def _fired(
+    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past
+) -> tuple[bool, str]:
+    """Whether one of the triggers fires, and those that do, or what they wait for."""
+    if triggers.new_rows is None and triggers.every is None:
+        return True, f"the data have changed since {past.judged}"
+    found = list[tuple[bool, str]]()
+    if (asked := triggers.new_rows) is not None:
+        needed = asked if isinstance(asked, int) else max(1, math.ceil(asked * held.had))
+        found.append((held.new >= needed, f"{held.new:,} new rows (due from {needed:,})"))
+    if triggers.every is not None:
+        at = _after(past.began[0], triggers.every) if past.began else now
+        words = f"{triggers.every} after the last run" if at <= now else f"due at {_said(at)}"
+        found.append((at <= now, words))
+    fired = any(fires for fires, _ in found)
+    return fired, "; ".join(words for fires, words in found if fires == fired)
+
+
+def _held_back(triggers: TriggersSpec, now: dt.datetime, past: Past) -> str:
+    """What stands against a run that is due, if anything does."""
+    if triggers.cooldown is not None and past.began:
+        factor = 2 ** min(past.lost, MOST_DOUBLED)
+        if (at := _after(past.began[0], triggers.cooldown, factor)) > now:
+            lost = f" (x {factor}: {past.lost} in a row refused or failed)" if past.lost else ""
+            return f"the cooldown of {triggers.cooldown}{lost} ends at {_said(at)}"
+    lately = [time for time in past.began if time > now - _WEEK]
+    if triggers.max_per_week is not None and len(lately) >= triggers.max_per_week:
+        return f"{len(lately)} runs began within seven days, and {triggers.max_per_week} may"
+    return ""
+
+
+def _after(time: dt.datetime, length: str, times: int = 1) -> dt.datetime:
+    span: Duration = parse_duration(length) * times
+    return shift(time.replace(tzinfo=None), span).replace(tzinfo=dt.UTC)
+
+
+def _said(time: dt.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,160 @@
+"""One look at whether a model has to be retrained, and the run where it has: a turn.
+
+The state is that of the runs under the home, also of those begun by hand. A turn leaves a line in
+`watch/NAME.jsonl`. One that acts is written before it does, and once more with what came of it; so
+the turn after one that was killed goes on with it: the same run resumes from the cache and its
+checkpoints, the same submission is sent once. Turns of one name exclude each other."""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import itertools
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle import formats
+from rekindle.app.follow import asked
+from rekindle.app.runs import read_run
+from rekindle.app.triggers import Past, due
+from rekindle.data.arrivals import arrivals
+from rekindle.errors import (
+    InterruptedRunError,
+    PlatformError,
+    PreemptedError,
+    RekindleError,
+    RequestError,
+)  # fmt: skip
+from rekindle.platforms.local.store import is_alive, locked, make_home, slug
+from rekindle.platforms.snapshot import ENDED_RUN
+from rekindle.records import Turn, write_atomically
+from rekindle.report.collect import Findings, collect
+from rekindle.report.ledger import Entry, ledger
+from rekindle.spec.model import DataSpec, Spec
+from rekindle.spec.schedule import TriggersSpec
+
+FAILED = "failed"
+MOST_BYTES = 4 << 20  # of the turns of a name; the older half goes
+
+# runs what is due: the id of the run, and what came of it in words
+Act = Callable[[Turn], tuple[str, str]]
+
+
+def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Turn:
+    """Decide and, where a run is due, `act`; what happened is on record. `now` (UTC) in place of
+    the clock. RequestError where the config names no data; errors of the run are raised."""
+    if spec.data is None:
+        fix = "set data.source; a pipeline of your own is started by `rekindle schedule`"
+        raise RequestError("without data nothing can be watched", where="data", fix=fix)
+    now = now or dt.datetime.now(dt.UTC)
+    begun = Turn(turn=secrets.token_hex(8), at=now.isoformat(timespec="seconds"), name=spec.name)
+    path = _path(home, spec.name)
+    make_home(home)
+    path.parent.mkdir(exist_ok=True)
+    with locked(path.with_suffix(".lock")) as ours:
+        if not ours:
+            return begun.model_copy(update={"because": "another watch of this name decides now"})
+        try:
+            decided = _decided(spec, spec.data, home, begun, now)
+        except RekindleError as error:
+            _noted(path, begun, because=f"it could not be decided: {error.problems[0].what}")
+            raise
+        if decided.turn == begun.turn:
+            _noted(path, decided)
+        return _acted(path, decided, act) if decided.decision == "ran" else decided
+
+
+def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime) -> Turn:
+    """The turn with its decision, or an earlier one that has to be completed."""
+    before = turns(home, spec.name)
+    known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
+    if going := _going_on(known, home):
+        return begun.model_copy(update={"because": f"{going} goes on"})
+    last = next((one for one in before[::-1] if one.decision == "ran"), None)
+    if last is not None and not last.outcome:
+        return last
+    past, found = _past(known, before, home)
+    failed = last.outcome if last is not None and last.outcome.startswith(FAILED) else ""
+    held = arrivals(spec.task, data, found.fingerprint, found.shards)
+    triggers = spec.triggers or TriggersSpec()
+    is_due, because = due(triggers, now, held, dataclasses.replace(past, failed=failed))
+    acts = "suggested" if triggers.act == "suggest" else "ran"
+    decision = acts if is_due else "skipped"
+    update = {"because": because, "window": held.window, "new_rows": held.new}
+    return begun.model_copy(update={**update, "decision": decision})
+
+
+def turns(home: Path, name: str) -> list[Turn]:
+    """The turns on record, the oldest first, each as it ended."""
+    found = dict[str, Turn]()
+    with contextlib.suppress(FileNotFoundError), _path(home, name).open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # cut short, or of another version
+                one = Turn.model_validate_json(line)
+                found[one.turn] = one
+    return list(found.values())
+
+
+def _path(home: Path, name: str) -> Path:
+    return home / "watch" / f"{slug(name)}.jsonl"
+
+
+def _acted(path: Path, begun: Turn, act: Act) -> Turn:
+    try:
+        run_id, outcome = act(begun)
+    except (PreemptedError, InterruptedRunError, PlatformError):
+        raise  # the next turn goes on with this one
+    except RekindleError as error:
+        _noted(path, begun, outcome=f"{FAILED}: {error.problems[0].what}")
+        raise
+    return _noted(path, begun, run_id=run_id, outcome=outcome)
+
+
+def _noted(path: Path, one: Turn, **facts: object) -> Turn:
+    """The turn with these facts, on disk."""
+    one = one.model_copy(update=facts)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line for line in text.splitlines() if line]
+    if len(text) > MOST_BYTES:
+        lines = lines[len(lines) // 2 :]
+    write_atomically(path, "".join(f"{line}\n" for line in (*lines, one.to_json())))
+    return one
+
+
+def _going_on(known: list[Entry], home: Path) -> str:
+    """The id of a run that has not ended, as its platform says where it has one."""
+    for entry in known:
+        if entry.status in (*ENDED_RUN, "submitting"):
+            continue
+        if entry.platform == "local":
+            goes_on = is_alive(home, entry.run_id)
+        else:
+            goes_on = asked(read_run(home, entry.run_id), home).status not in ENDED_RUN
+        if goes_on:
+            return entry.run_id
+    return ""
+
+
+def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Findings]:
+    """What runs came to, and what the last one that was judged left."""
+    dated = {one.run_id: one.at for one in before}
+    times = (formats.instant(dated.get(run.run_id, run.started_at)) for run in known)
+    past = Past(tuple(time for time in times if time), lost=_lost(known))
+    judged = next((run for run in known if run.status == "succeeded" and run.summary["gate"]), None)
+    if judged is None:
+        return past, Findings()
+    found = collect(read_run(home, judged.run_id), history=False)
+    read, refused = found.fingerprint, _is_refused(judged)
+    return dataclasses.replace(past, judged=judged.run_id, read=read, refused=refused), found
+
+
+def _lost(known: list[Entry]) -> int:
+    """How many of the newest runs in a row failed, or had a candidate that was refused."""
+    ended = (run for run in known if run.status in ("succeeded", "failed"))
+    lost = (run.status == "failed" or _is_refused(run) for run in ended)
+    return sum(1 for _ in itertools.takewhile(bool, lost))
+
+
+def _is_refused(run: Entry) -> bool:
+    gate = run.summary["gate"]
+    return bool(gate and gate["decision"] == "refused")

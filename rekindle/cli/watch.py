@@ -1,0 +1,116 @@
+"""`rekindle watch CONFIG`: retrains when the data say so, and says why or why not."""
+
+import datetime as dt
+import logging
+import time
+from pathlib import Path
+
+import click
+
+from rekindle.app.plan_text import outlook
+from rekindle.app.run import Options, windows
+from rekindle.app.submit import submitted
+from rekindle.app.watch import Act, turn
+from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.run import WORDS, carry_out
+from rekindle.cli.submit import show
+from rekindle.data.window import parse_duration, parse_time
+from rekindle.errors import InterruptedRunError, PreemptedError, RekindleError, RequestError
+from rekindle.outputs import Planned
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.platforms.submission import SubmissionPreview
+from rekindle.records import Turn
+from rekindle.spec.load import load_target
+from rekindle.spec.model import Spec
+
+log = logging.getLogger(__name__)
+
+SUGGESTED = 3
+
+
+@click.command("watch")
+@config
+@overrides
+@click.option("--once", is_flag=True, help="Look once, then exit: for cron and other schedulers.")
+@click.option("--interval", default="1 hour", show_default=True, metavar="DURATION",
+              help="Pause between looks, such as `6 hours`.")  # fmt: skip
+@click.option("--platform", type=click.Choice(list(PLATFORMS)),
+              help="Submit what is due there; default: run it here.")  # fmt: skip
+@click.option("--now", metavar="TIME", help="Decide as if it were TIME (UTC): for replays.")
+@yes
+@shared
+def command(
+    config: Path, overrides: Overrides, once: bool, interval: str, platform: str | None,
+    now: str | None, yes: bool, home: Path, as_json: bool,
+) -> int:  # fmt: skip
+    """Look whether CONFIG's section `triggers` makes retraining due, and retrain if so.
+
+    Each look ends with one line, `ran because ...` or `skipped because ...`, which is kept under
+    the home. Without `triggers`, changed data make it due. A look that was killed is completed by
+    the next one. CONFIG is read again each time.
+
+    Exit codes with --once: 0 ran or skipped, 3 a run is due and `act: suggest` keeps it from
+    starting, else those of `rekindle run` or `submit`."""
+    pause, at = _seconds(interval), _moment(now)
+    first = True
+    while True:
+        try:
+            spec = windows(load_target(config, overrides))[-1]
+            done = turn(spec, home, _act(spec, platform, home, yes, as_json), at)
+        except RekindleError as error:
+            ends = isinstance(error, PreemptedError | InterruptedRunError)
+            if once or first or ends:
+                raise
+            log.warning("%s; the next look is in %s", error, interval)
+        else:
+            tell(done, _line(done), as_json)
+            if once:
+                return SUGGESTED if done.decision == "suggested" else 0
+        first = False
+        time.sleep(pause)
+
+
+def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool) -> Act:
+    def here(begun: Turn) -> tuple[str, str]:
+        result = carry_out(spec, Options(home, because=begun.because), as_json)
+        if result.gate is None:
+            return result.run_id, result.status
+        words = WORDS[result.gate.decision].format(run=result.run_id)
+        return result.run_id, f"{words}: {result.gate.reason}"
+
+    def there(begun: Turn) -> tuple[str, str]:
+        assert platform is not None
+
+        def consent(outline: SubmissionPreview, plan: Planned | None) -> None:
+            show(outline, outline.id)
+            for line in outlook(plan):
+                click.echo(line, err=True)
+            agree(yes, "Submit it?")
+
+        record, _, _ = submitted(spec, platform, home, begun.turn, consent, begun.because)
+        return record.run_id, f"submitted to {platform}"
+
+    return there if platform else here
+
+
+def _line(done: Turn) -> str:
+    words = {"suggested": "a run is suggested"}.get(done.decision, done.decision)
+    outcome = f"; {done.run_id} {done.outcome}" if done.outcome else ""
+    return f"{done.at[:16].replace('T', ' ')} {done.name}: {words} because {done.because}{outcome}"
+
+
+def _seconds(interval: str) -> float:
+    try:
+        length = parse_duration(interval)
+    except ValueError as error:
+        fix = "use a number and a unit, such as `6 hours`"
+        raise RequestError(str(error), where="--interval", fix=fix) from None
+    return length.seconds + length.months * 30.4375 * 86_400.0
+
+
+def _moment(now: str | None) -> dt.datetime | None:
+    try:
+        return parse_time(now).replace(tzinfo=dt.UTC) if now else None
+    except ValueError:
+        fix = "write it as 2026-07-01 or 2026-07-01T12:00"
+        raise RequestError(f"`{now}` is not a time", where="--now", fix=fix) from None

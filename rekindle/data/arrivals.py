@@ -1,0 +1,82 @@
+"""What a source holds now beyond what a run had: whether the data changed, and how many rows are
+new.
+
+New rows are counted, not recognised: those in the window now, less those that the run had of what
+both windows span. So rows that fill a month that has begun count, rows that left the window do
+not, and a row that was replaced by another is none."""
+
+import dataclasses
+
+from rekindle.data.fingerprint import content_in_window
+from rekindle.data.records import inside, read_times
+from rekindle.data.roles import wanted_columns
+from rekindle.data.source import FileSource, open_source
+from rekindle.data.validate import Findings
+from rekindle.data.window import Window, parse_window
+from rekindle.errors import DataError
+from rekindle.records import Fingerprint, ShardManifest
+from rekindle.spec.model import DataSpec
+from rekindle.tasks import load_task
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrivals:
+    """`data` and `window` as a Fingerprint has them; `rows` in the window now, `had` by the run,
+    `new` of them."""
+
+    data: str
+    window: str
+    rows: int
+    had: int = 0
+    new: int = 0
+
+
+def arrivals(
+    task: str, data: DataSpec, before: Fingerprint | None, shards: ShardManifest | None
+) -> Arrivals:
+    """What `data` holds now, and what is new since a run with this fingerprint and these shards;
+    raises DataError if it holds nothing."""
+    modality = load_task(task).modality
+    window, content, _ = content_in_window(data, modality)
+    if before is not None and (content, str(window or "")) == (before.data, before.window):
+        return Arrivals(content, before.window, had := _had(shards), had)
+    rows = _rows(data, modality, window)
+    if before is None:
+        return Arrivals(content, str(window or ""), rows, new=rows)
+    old, had = parse_window(before.window), _had(shards)
+    kept = rows
+    if window is not None and old is not None and old != window:
+        start, end = max(window.start, old.start), min(window.end, old.end)
+        kept = _rows(data, modality, Window(start, end)) if start < end else 0
+    return Arrivals(content, str(window or ""), rows, had, rows - min(had, kept))
+
+
+def _had(shards: ShardManifest | None) -> int:
+    """Rows that a run read; one with two faults counts twice."""
+    if shards is None:
+        return 0
+    counts = (shards.rows, shards.dropped, shards.bad_rows, shards.left_out)
+    return sum(number for count in counts for number in count.values())
+
+
+def _rows(data: DataSpec, modality: str, window: Window | None) -> int:
+    """How many rows a run with this window would read."""
+    return sum(_rows_of(part, modality, window if part.window else None) for part in data.parts)
+
+
+def _rows_of(data: DataSpec, modality: str, window: Window | None) -> int:
+    try:
+        source = open_source(data, modality, window)
+    except DataError:  # no partition of the source is in the window
+        return 0
+    if isinstance(source, FileSource) and source.files.format == "images":
+        return source.extent()[0]
+    column = data.columns.time if window and "{window" not in data.source else None
+    findings, count, wanted = Findings(), 0, wanted_columns(data, modality)
+    name = column or next(reversed(wanted))  # the last one is short: a label, a key
+    for raw in source.read({name: wanted[name]}, findings):
+        if column and window:
+            times, known = read_times(raw, column, findings)
+            raw = raw.filter(known & inside(times, window))
+        count += len(raw)
+    return count

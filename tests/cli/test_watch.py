@@ -1,0 +1,256 @@
+"""`rekindle watch`: when a run is due, what a turn leaves on record, and who comes second. Runs of before are records as
+real runs leave them, over a source whose fingerprint is real."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rekindle.app.triggers import Past, due
+from rekindle.app.watch import turn, turns
+from rekindle.cli.main import invoke
+from rekindle.data.arrivals import Arrivals
+from rekindle.data.fingerprint import fingerprint
+from rekindle.errors import PlatformError, PreemptedError, StepError
+from rekindle.platforms.local.store import locked
+from rekindle.records import Fingerprint
+from rekindle.spec.load import load_target
+from rekindle.spec.schedule import TriggersSpec
+from tests.cli.world import World
+from tests.cli.world import compiled as compiled
+from tests.cli.world import served as served
+from tests.cli.world import world as world
+from tests.data.corpora import rows, write_jsonl
+from tests.report import homes, runs
+from tests.support.cli import rekindle
+
+NOW = dt.datetime(2026, 7, 15, 12, tzinfo=dt.UTC)
+READ = Fingerprint(
+    data="a", window="", files=1, bytes=1, run_key="k", work_key="w", init_from="base", champion=""
+)
+
+
+def ago(**length: float) -> dt.datetime:
+    return NOW - dt.timedelta(**length)
+
+
+def past(*began: dt.datetime, **fields: object) -> Past:
+    return Past(began or (ago(days=10),), "r1", read=READ, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("triggers", "held", "before", "is_due", "because"),
+    [
+        ({}, ("a", 0), Past(), True, "no run was judged before"),
+        ({}, ("a", 0), past(), False, "the data have not changed since r1"),
+        ({}, ("a", 0), past(refused=True), False,
+         "the data have not changed since r1, whose candidate was refused"),
+        ({}, ("b", 1), past(), True, "the data have changed since r1"),
+        ({"new_rows": 50}, ("b", 49), past(), False, "49 new rows (due from 50)"),
+        ({"new_rows": 50}, ("b", 50), past(), True, "50 new rows (due from 50)"),
+        ({"new_rows": 0.1}, ("b", 99), past(), False, "99 new rows (due from 100)"),
+        ({"new_rows": 0.1}, ("b", 1200), past(), True, "1,200 new rows (due from 100)"),
+        ({"every": "2 weeks"}, ("b", 1), past(), False, "due at 2026-07-19 12:00 UTC"),
+        ({"every": "1 week"}, ("b", 1), past(), True, "1 week after the last run"),
+        ({"every": "1 week"}, ("a", 0), past(), False, "the data have not changed since r1"),
+        ({"every": "1 month", "new_rows": 5}, ("b", 3), past(), False,
+         "3 new rows (due from 5); due at 2026-08-05 12:00 UTC"),
+        ({"every": "1 month", "new_rows": 5}, ("b", 7), past(), True, "7 new rows (due from 5)"),
+        ({"cooldown": "2 weeks"}, ("b", 1), past(), False,
+         "the data have changed since r1, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC"),
+        ({"cooldown": "6 days"}, ("b", 1), past(lost=1), False,
+         "the data have changed since r1, but the cooldown of 6 days (x 2: 1 in a row refused or failed) ends at "
+         "2026-07-17 12:00 UTC"),
+        ({"cooldown": "6 days"}, ("b", 1), past(), True, "the data have changed since r1"),
+        ({"cooldown": "1 day"}, ("b", 1), past(ago(days=31), lost=99), False,
+         "the data have changed since r1, but the cooldown of 1 day (x 32: 99 in a row refused or failed) ends at "
+         "2026-07-16 12:00 UTC"),
+        ({"max_per_week": 2}, ("b", 1), past(ago(days=1), ago(days=6), ago(days=8)), False,
+         "the data have changed since r1, but 2 runs began within seven days, and 2 may"),
+        ({"max_per_week": 2}, ("b", 1), past(ago(days=1), ago(days=8)), True,
+         "the data have changed since r1"),
+        # a failed turn is tried again, though the data are as they were; the cooldown holds for it too
+        ({}, ("a", 0), past(failed="failed: no deployment"), True,
+         "the last turn failed: no deployment"),
+        ({"cooldown": "2 weeks"}, ("a", 0), past(failed="failed: x"), False,
+         "the last turn failed: x, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC"),
+        # a clock that was wrong dated a run into the future: it holds nothing up
+        ({"cooldown": "1 day"}, ("b", 1), past(ago(days=-900), ago(days=10)), True,
+         "the data have changed since r1"),
+        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "1 week after the last run"),
+    ],
+)  # fmt: skip
+def test_when_a_run_is_due(triggers, held, before, is_due, because):
+    data, new = held
+    found = due(
+        TriggersSpec.model_validate(triggers), NOW, Arrivals(data, "", 1000, 1000, new), before
+    )
+    assert found == (is_due, because)
+
+
+@pytest.mark.parametrize(
+    ("triggers", "what"),
+    [
+        ("{new_rows: 0}", "new_rows"),
+        ("{new_rows: 1.5}", "new_rows"),
+        ("{every: monthly}", "use a number and a unit, such as `6 months`"),
+        ("{drift: true}", "drift"),
+        ("{act: perhaps}", "act"),
+    ],
+)
+def test_triggers_that_mean_nothing_are_refused(job, triggers, what):
+    done = look("--set", f"triggers={triggers}", check=False)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert not Path(".rekindle").exists()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A folder with a config over 300 rows and what a run over them left, whose candidate was refused."""
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "r.jsonl", rows(300))
+    config = {
+        "name": "reviews", "task": "text_classification", "data": {"source": "r.jsonl"},
+        "model": {"source": {"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2}},
+        "triggers": {"new_rows": 20, "act": "suggest"},
+    }  # fmt: skip
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+@pytest.fixture
+def judged(job):
+    home, spec = homes.Home(job / ".rekindle"), load_target("c.yaml")
+    run = runs.refused_reviews(home)
+    known = fingerprint(spec.task, spec.data, spec.model, spec.train, champion=None)
+    home.artifact(run.run_id, "fingerprint", "fingerprint", known)
+    shards = homes.manifest("text_classification", "r.jsonl", ("bad",), {"train": 250, "test": 50})
+    home.artifact(run.run_id, "shard", "shards", shards)
+    return run
+
+
+def look(*words, check=True):
+    return rekindle("watch", "c.yaml", "--once", *words, check=check)
+
+
+def test_a_turn_says_why_and_suggests_what_is_due(job):
+    done = look(check=False)
+    assert done.returncode == 3
+    assert done.stdout.endswith(
+        "reviews: a run is suggested because no run was judged before\n"
+    )
+    assert not Path(".rekindle/runs").exists()
+
+
+def test_new_rows_are_counted_from_the_last_judged_run(judged):
+    assert (
+        "skipped because the data have not changed since "
+        f"{judged.run_id}, whose candidate was refused" in look().stdout
+    )
+    write_jsonl(Path("r.jsonl"), rows(315))
+    assert "skipped because 15 new rows (due from 20)" in look().stdout
+    write_jsonl(Path("r.jsonl"), rows(320))
+    done = look("--json", check=False)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["decision"], said["new_rows"]) == (3, "suggested", 20)
+    on_record = turns(Path(".rekindle"), "reviews")
+    assert [one.decision for one in on_record] == ["skipped", "skipped", "suggested"]
+    assert on_record[-1].turn == said["turn"]
+    cooled = look("--set", "triggers.cooldown=1 week", "--now", "2026-11-22").stdout
+    assert cooled.startswith("2026-11-22 00:00 reviews: skipped because 20 new rows (due from 20), but")
+    assert "(x 2: 1 in a row refused or failed) ends at 2026-12-05 10:15 UTC" in cooled
+
+
+def test_what_cannot_be_read_is_an_error_and_on_record(judged):
+    Path("r.jsonl").unlink()
+    done = look(check=False)
+    assert done.returncode in (1, 2)
+    (one,) = turns(Path(".rekindle"), "reviews")
+    assert (one.decision, one.because[:23]) == ("skipped", "it could not be decided")
+    for words, what in ((["--now", "soon"], "--now"), (["--interval", "often"], "--interval")):
+        done = look(*words, check=False)
+        assert (done.returncode, what in done.stderr) == (2, True)
+
+
+def test_two_who_look_at_once_exclude_each_other(judged):
+    folder = Path(".rekindle/watch")
+    folder.mkdir()
+    with locked(folder / "reviews.lock"):
+        assert "skipped because another watch of this name decides now" in look().stdout
+    assert "the data have not changed" in look().stdout
+
+
+def test_lines_that_are_cut_short_or_strange_cost_nothing(judged):
+    look()
+    path = Path(".rekindle/watch/reviews.jsonl")
+    path.write_text(path.read_text() + '{"turn": "x"}\n\n{"schema_version": 1, "tu')
+    look()
+    assert [one.decision for one in turns(Path(".rekindle"), "reviews")] == ["skipped"] * 2
+
+
+def test_a_turn_that_ended_within_its_run_is_completed_by_the_next(judged):
+    """A preempted or unreachable run leaves its turn open, a failed one is tried again once it may be."""
+    home, spec, asked = Path(".rekindle"), load_target("c.yaml"), []
+    spec = spec.model_copy(update={"triggers": TriggersSpec(cooldown="1 week")})
+    write_jsonl(Path("r.jsonl"), rows(301))
+
+    def ending(error):
+        def act(begun):
+            asked.append((begun.turn, begun.because))
+            if error is not None:
+                raise error
+            return "a run", "promoted: it is better"
+
+        return act
+
+    for error in (PreemptedError("taken"), PlatformError("no answer"), StepError("it broke")):
+        with pytest.raises(type(error)):
+            turn(spec, home, ending(error), NOW.replace(year=2027))
+    assert len(set(asked)) == 1
+    assert asked[0][1].startswith("the data have changed since")
+    (one,) = turns(home, "reviews")
+    assert one.outcome == "failed: it broke"
+    done = turn(spec, home, ending(None), NOW.replace(year=2027, day=16))
+    assert (done.decision, done.run_id) == ("ran", "a run")
+    assert asked[-1][0] == done.turn != one.turn
+
+
+def test_a_platform_gets_one_run_however_often_who_watches_is_killed(world: World, capsys) -> None:
+    """Killed at each call, before and after it takes effect."""
+    write_jsonl(Path("r.jsonl"), rows(30))
+    config = yaml.safe_load(Path("c.yaml").read_text())
+    config |= {"task": "text_classification", "data": {"source": str(Path("r.jsonl").absolute())}}
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    words = ["watch", "c.yaml", "--once", "--platform", "kubeflow", "--yes", "--json"]
+    kills = 0
+    for after in (False, True):
+        for call in range(60):
+            before = {*world.kfp.runs}
+            world.kfp.kill_at = (call, after)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(invoke(words))
+            world.kfp.whom = pid
+            _, status = os.waitpid(pid, 0)
+            world.kfp.kill_at = None
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            kills += killed
+            if killed:
+                assert invoke(words) == 0
+                capsys.readouterr()
+            (new,) = {*world.kfp.runs} - before
+            world.kfp.runs[new]["state"] = "FAILED"  # so that another is due
+            if not killed:
+                break
+        else:
+            raise AssertionError("it never got through")
+    assert kills > 5
+    last = turns(Path(".rekindle"), "c")[-1]
+    assert (last.decision, last.outcome) == ("ran", "submitted to kubeflow")
