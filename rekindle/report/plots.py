@@ -99,11 +99,10 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
 
 
 def interval(
-    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str,
-    better: int = 1,
-) -> Markup:  # fmt: skip
-    """A confidence interval on an axis with zero and the threshold; the side that promotes is
-    shaded. `better` is 1 if larger differences are better, -1 if smaller ones are."""
+    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str
+) -> Markup:
+    """A confidence interval on an axis with zero and the threshold, more is better; the side that
+    promotes is shaded."""
     marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
     if not all(drawable((mark, 0.0)) for mark in marks):
         return _NOTHING
@@ -112,13 +111,12 @@ def interval(
     parts = [_ruler(x, "difference")]
     if threshold is not None:
         edge = x.at(threshold)
-        left, width = (edge, 100 - edge) if better > 0 else (0.0, edge)
         size = {"y": "0", "height": "100%"}
-        parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
+        parts.append(tag("rect", css="goal", x=share(edge), width=share(100 - edge), **size))
         needed = f"needed {formats.signed(threshold)}"
-        parts.append(_upright(edge, "needed", needed, row=16, side=better))
-    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
-    won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
+        parts.append(_upright(edge, "needed", needed, row=16, side=1))
+    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-1))
+    won = threshold is not None and lower > threshold
     low, middle, high = map(formats.signed, (lower, estimate, upper))
     said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
