@@ -36,7 +36,7 @@ def percent(share: float) -> str:
 
 def share(ratio: float) -> str:
     """A ratio as whole per cent; 1.4 -> 140%, 0.125 -> 12.5%."""
-    return f"{_compact(100 * ratio)}%"
+    return f"{compact(100 * ratio)}%"
 
 
 def size(value: int) -> str:
@@ -59,18 +59,7 @@ def usd(value: float) -> str:
     return f"${count(value)}" if value >= 100 else f"${value:.2f}"
 
 
-def change(share: float) -> str:
-    """A change as per cent with its sign; -0.0432 -> -4.3%, 1.4 -> +140%."""
-    size = f"{abs(share):.1%}"[:-1] if abs(share) < 1 else _compact(100 * abs(share))
-    return f"{'-' if share < 0 else '+'}{size}%"
-
-
-def times(ratio: float) -> str:
-    """A factor; 1.913 -> 1.91 times, 1234.5 -> 1,234 times."""
-    return f"{_compact(ratio)} times"
-
-
-def _compact(value: float) -> str:
+def compact(value: float) -> str:
     """Three digits, or all that a person still reads; 1.913 -> 1.91, 12345 -> 12,345."""
     return count(value) if 100 <= value < 1e6 else f"{value:.3g}"
 

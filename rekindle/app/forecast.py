@@ -1,29 +1,13 @@
-"""A plan in a notebook: a value to look at, which shows itself as a table with bars, in the words
-of `rekindle plan`."""
+"""A plan in a notebook: a value to look at, which shows itself as `rekindle plan` does."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import html
+from typing import Any
 
-from rekindle import formats
-from rekindle.app.plan_text import facts, lines, per, title
+from rekindle.app.plan_text import lines
 from rekindle.outputs import Planned, PlannedLayout
-from rekindle.report.page import render
 
 GIB = 2**30
-_FOLDED = ("or", "not")
-
-COLOURS = {
-    "parameters": "#1f77d0", "optimizer": "#d9730d", "gradients": "#0f8a6a",
-    "gathered weights": "#7c6bd6", "copies of weights": "#7c6bd6", "pipeline buffers": "#9a7b00",
-    "activations": "#c0427a", "temporaries": "#0e8ca0", "teacher": "#4d7c0f",
-    "matrix products": "#1f77d0", "attention": "#0e8ca0", "memory traffic": "#7c6bd6",
-    "recomputation": "#0f8a6a", "tensor parallel": "#b5483c", "context parallel": "#9a7b00",
-    "weights and gradients": "#c0427a", "between stages": "#4d7c0f", "pipeline bubble": "#78716c",
-    "waiting for the host": "#5f7a8a", "waiting for data": "#78716c",
-}  # fmt: skip
-_OTHER = "#78716c"
-_STRIPES = "repeating-linear-gradient(135deg, currentColor 0 1px, transparent 1px 5px)"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -75,16 +59,7 @@ class Forecast:
         return f"Forecast({self.record.name!r}, {self.layout} on {self.machines})"
 
     def _repr_html_(self) -> str:
-        """A table with bars of memory and of time, for a notebook's output cell."""
-        said = _by_head(facts(self.record))
-        name, _, about = title(self.record).partition(": ")
-        rows = [(head, texts) for head, texts in said.items() if head not in _FOLDED]
-        return render(
-            "plan.html.j2", name=name, about=about,
-            rows=sorted(rows, key=lambda row: row[0] != "refused"),
-            folded=[(head, said[head]) for head in _FOLDED if head in said],
-            pictures={"memory": _memory(self.record), "step": _time(self.record)},
-        )  # fmt: skip
+        return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
 
 def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
@@ -101,47 +76,3 @@ def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
         "on_demand_usd_per_hour": layout.on_demand_usd_per_hour,
         "spot_usd_per_hour": layout.spot_usd_per_hour, "dominant": layout.dominant,
     }  # fmt: skip
-
-
-def _by_head(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """What is said under each head, in order."""
-    said: dict[str, list[str]] = {}
-    last = ""
-    for head, text in told:
-        if head:
-            last = head
-            said.setdefault(head, []).append(text)
-        else:
-            said[last][-1] += f"; {text}" if last in _FOLDED else f", {text}"
-    return said
-
-
-class _Part(NamedTuple):
-    """A segment of a bar: its share of the whole, its amount in words, and its colour."""
-
-    name: str
-    share: float
-    said: str
-    fill: str
-
-
-def _memory(plan: Planned) -> tuple[str, list[_Part]]:
-    """Terms, what is kept in reserve beyond them, and what stays free, of a GPU's memory."""
-    chosen, has = plan.chosen, plan.chosen.device_bytes
-    terms = [(t.name, t.amount, COLOURS.get(t.name, _OTHER)) for t in plan.memory]
-    reserve = chosen.needed_bytes - chosen.memory_bytes
-    terms.append(("reserve (allocator, CUDA, NCCL)", reserve, _STRIPES))
-    terms.append(("free", has - chosen.needed_bytes, "none"))
-    shown = [term for term in terms if term[1] > 0]
-    whole = sum(amount for _, amount, _ in shown)
-    parts = [_Part(name, size / whole, formats.binary(size), fill) for name, size, fill in shown]
-    return f"Memory of {formats.binary(has)} {per(chosen)}", parts
-
-
-def _time(plan: Planned) -> tuple[str, list[_Part]]:
-    """Terms of the expected step."""
-    whole, summed = plan.chosen.step_seconds[1], sum(term.amount for term in plan.time)
-    return "Time of a step", [
-        _Part(t.name, t.amount / summed, f"{t.amount / whole:.0%}", COLOURS.get(t.name, _OTHER))
-        for t in plan.time
-    ]

@@ -53,7 +53,8 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     yield "layout", f"{chosen.layout}{by}{numbers}, {size}{again}"
     tensors = f"{formats.binary(chosen.memory_bytes)} of it tensors"
     needed, has = map(formats.binary, (chosen.needed_bytes, chosen.device_bytes))
-    yield "memory", f"{needed} of {has} {per(chosen)}, {tensors}"
+    per = "a process" if chosen.gpu == "CPU" else "a GPU"
+    yield "memory", f"{needed} of {has} {per}, {tensors}"
     low, middle, high = map(formats.seconds, chosen.step_seconds)
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
     yield "step", f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
@@ -111,11 +112,6 @@ def _others(plan: Planned) -> Iterator[tuple[str, str]]:
     yield from (("not", f"{one.layout}: {one.reason}") for one in left[:_MOST_REASONS])
     if (more := len(left) - _MOST_REASONS) > 0:
         yield "", f"and {more} more (--json); {plan.weighed:,} candidates weighed"
-
-
-def per(layout: PlannedLayout) -> str:
-    """What a figure is of."""
-    return "a process" if layout.gpu == "CPU" else "a GPU"
 
 
 def _machines(layout: PlannedLayout) -> str:

@@ -61,22 +61,6 @@ def time_axis(total: float) -> Axis:
     return Axis(0.0, max(total, 1e-9), ticks)
 
 
-def ratio_axis(ratios: Sequence[float]) -> Axis:
-    """An axis of the logarithms (base 2) of positive ratios, a half to the double at least, with
-    ticks at round ones: 0.7, 1 and 1.4 on a short axis, halves and doubles on a longer one, powers
-    of ten on a long one."""
-    places = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
-    low, high = min([*places, -1.0]), max([*places, 1.0])
-    ticks = [math.log2(each) for each in (0.5, 0.7, 1.0, 1.4, 2.0)]
-    if high - low > 5:
-        tens = math.ceil((high - low) / math.log2(10) / 5)
-        ticks = [k * tens * math.log2(10) for k in range(-400 // tens, 400 // tens)]
-    elif high - low > 2:
-        ticks = [float(k) for k in range(-5, 6)]
-    room = 0.04 * (high - low)  # for a mark at an end
-    return Axis(low - room, high + room, tuple(tick for tick in ticks if low <= tick <= high))
-
-
 def tick_text(value: float) -> str:
     """A tick: short, with k and M for thousands and millions."""
     if abs(value) >= 1e6:

@@ -29,21 +29,16 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     """The bootstrap interval of the gate, drawn and said; nothing without a comparison."""
     if (comparison := evidence.comparison) is None:
         return _NOTHING, ""
-    better, metric = 1, comparison.metric
-    if texts.lower_is_better(metric):
-        # A gate may have turned a lower-is-better metric round already: then the estimate and the
-        # plain difference of the two metrics have opposite signs.
-        sides = (evidence.metrics, evidence.champion_metrics)
-        ours, theirs = (side.get(metric, math.nan) for side in sides)
-        better = 1 if (ours - theirs) * comparison.estimate < 0 else -1
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     policy = (run.spec.get("evaluate") or {}).get("gate") or {}
     if policy.get("mode") == "noninferiority":
         needed = -float(policy["margin"])
+    gain, lower, upper = map(
+        formats.signed, (comparison.estimate, comparison.lower, comparison.upper)
+    )
     text = (
-        f"The change in {texts.metric_name(metric)} is {formats.signed(comparison.estimate)},"
-        f" with {100 * comparison.confidence:g}% confidence between"
-        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
+        f"The gain in {texts.metric_name(comparison.metric)} is {gain}, with"
+        f" {100 * comparison.confidence:g}% confidence between {lower} and {upper}"
         f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
         f" seed {comparison.seed})."
     )
@@ -51,7 +46,7 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
         text += f" A gain of {formats.metric(comparison.detectable)} would show in 80% of cases."
     drawn = plots.interval(
         lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
-        threshold=None if needed is None else better * needed, better=better, label=text,
+        threshold=needed, label=text,
     )  # fmt: skip
     return drawn, text
 

@@ -43,8 +43,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         metric_name=texts.metric_name, shorten=texts.shorten, plain=texts.plain
     )
-    environment.globals.update(bar=plots.bar, ratio_ruler=plots.ratio_ruler)
-    environment.globals.update(improvement=verdicts.improvement)
+    environment.globals.update(bar=plots.bar, improvement=verdicts.improvement)
     return environment
 
 

@@ -99,11 +99,10 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
 
 
 def interval(
-    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str,
-    better: int = 1,
-) -> Markup:  # fmt: skip
-    """A confidence interval on an axis with zero and the threshold; the side that promotes is
-    shaded. `better` is 1 if larger differences are better, -1 if smaller ones are."""
+    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str
+) -> Markup:
+    """A confidence interval on an axis with zero and the threshold, more is better; the side that
+    promotes is shaded."""
     marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
     if not all(drawable((mark, 0.0)) for mark in marks):
         return _NOTHING
@@ -112,13 +111,12 @@ def interval(
     parts = [_ruler(x, "difference")]
     if threshold is not None:
         edge = x.at(threshold)
-        left, width = (edge, 100 - edge) if better > 0 else (0.0, edge)
         size = {"y": "0", "height": "100%"}
-        parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
+        parts.append(tag("rect", css="goal", x=share(edge), width=share(100 - edge), **size))
         needed = f"needed {formats.signed(threshold)}"
-        parts.append(_upright(edge, "needed", needed, row=16, side=better))
-    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
-    won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
+        parts.append(_upright(edge, "needed", needed, row=16, side=1))
+    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-1))
+    won = threshold is not None and lower > threshold
     low, middle, high = map(formats.signed, (lower, estimate, upper))
     said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
@@ -155,31 +153,7 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 def ruler(scale: Axis) -> Markup:
     """The ruler above the rows of a timeline."""
     ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
-    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks, edge=4))
-
-
-def ratio_ruler(scale: Axis) -> Markup:
-    """The ruler above rows of `planned`: per cent of what was expected."""
-    ticks = [(scale.at(tick), formats.share(2**tick)) for tick in scale.ticks]
-    return plot("ruler", "per cent of what was expected", *_above(ticks, edge=8))
-
-
-def planned(
-    lower: float, upper: float, happened: float | None, scale: Axis, *, label: str, css: str
-) -> Markup:
-    """One row of a comparison: the planned interval as a bar, what was expected as a tick and what
-    happened as a dot, all as ratios to what was expected, on a `ratio_axis`."""
-    places = [share(scale.at(tick)) for tick in scale.ticks]
-    parts = [tag("line", css="grid", x1=p, x2=p, y1=-9, y2=29) for p in places]
-    if 0 < lower < upper:
-        left, right = (scale.at(math.log2(end)) for end in (lower, upper))
-        size = {"x": share(left), "width": share(right - left), "y": 4, "height": 12, "rx": 3}
-        parts.append(tag("rect", css="range", **size))
-    middle = share(scale.at(0.0))
-    parts.append(tag("line", css="mark", x1=middle, x2=middle, y1=1, y2=19))
-    if happened is not None and drawable((happened, 0.0)) and happened > 0:
-        parts.append(tag("circle", css=css, cx=share(scale.at(math.log2(happened))), cy=10, r=6))
-    return plot("planned", label, title(label), *parts)
+    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks))
 
 
 def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) -> Markup:
@@ -213,11 +187,11 @@ def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
     return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
 
 
-def _above(ticks: Sequence[tuple[float, str]], edge: float) -> list[Markup]:
-    """Texts over their places; within `edge` per cent of an end they stay inside."""
+def _above(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """Texts over their places; near an end they stay inside."""
     texts = []
     for at, text in ticks:
-        anchor = "start" if at < edge else "end" if at > 100 - edge else "middle"
+        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
         texts.append(tag("text", text, x=share(at), y=12, text_anchor=anchor))
     return texts
 

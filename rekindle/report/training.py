@@ -59,13 +59,6 @@ def facts(
     if summary.best_step is not None:
         lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
         facts.append(("Weights of the model", lowest))
-    if summary.device:  # what the same training gives a second time, killed and resumed or not
-        promise = "the same batches and dropout; sums may differ in their last bits"
-        if summary.device == "cpu":
-            promise = "the same bits, on this kind of CPU"
-        elif summary.deterministic:
-            promise = "the same bits, on the same GPUs and versions"
-        facts.append(("Trained again", promise))
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)

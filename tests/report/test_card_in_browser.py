@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,12 +61,6 @@ CELLS = """() => {
   const paint = name => probe.getPropertyValue(name).trim();
   const ink = getComputedStyle(document.querySelector(".heat g text")).fill;
   return [ink, paint("--heat-hit"), paint("--heat-miss")];
-}"""
-
-MARKS = """() => {
-  const fill = (where, name) => getComputedStyle(document.querySelector(where))[name];
-  return [fill("body", "backgroundColor"), fill(".planned .out", "fill"), fill(".planned .in", "fill"),
-          fill(".planned .mark", "stroke")];
 }"""
 
 
@@ -236,27 +229,14 @@ def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> Non
         page = reader.open(name, width=width).page
         rows = page.locator("#plan tbody tr").all()
         assert [row.locator("th").inner_text() for row in rows] == [
-            "Time of a step", "Tokens a second", "Model FLOPs utilisation",
-            "Tensors on the fullest GPU", "Training time", "Dollars, estimated",
+            "Time of a step", "Tensors on the fullest GPU", "Training time", "Dollars, estimated",
         ]  # fmt: skip
-        ruler = page.locator("#plan svg.ruler").bounding_box()
-        assert ruler
-        ticks = [each.bounding_box() for each in page.locator("#plan svg.ruler text").all()]
-        assert all(a and b and a["x"] + a["width"] < b["x"] for a, b in itertools.pairwise(ticks))
-        box = page.locator("#plan .scroll").bounding_box()
-        assert box
-        ends = [tick["x"] + end for tick in ticks if tick for end in (0, tick["width"])]
-        assert box["x"] <= min(ends) < max(ends) <= box["x"] + box["width"], "none is clipped"
-        for row in rows:
-            plot, dot = (row.locator(css).bounding_box() for css in ("svg", "circle"))
-            assert plot
-            assert dot
-            assert abs(plot["x"] - ruler["x"]) < 1 > abs(plot["width"] - ruler["width"])
-            assert plot["x"] <= dot["x"] <= plot["x"] + plot["width"] - dot["width"]
-            if row.locator(".range").count():
-                bar, middle = row.locator(".range").bounding_box(), dot["x"] + dot["width"] / 2
-                assert bar
-                assert (bar["x"] <= middle <= bar["x"] + bar["width"]) is inside
+        judged = [row.locator("td").nth(3).inner_text() for row in rows]
+        assert judged == [*(("inside", "–") if inside else ("outside", "–")), *judged[:1] * 2]
+        if width < 600:  # each figure is a block, and nothing is cut off
+            for cell in page.locator("#plan tbody td").all():
+                assert cell.evaluate("e => e.scrollWidth <= e.clientWidth")
+                assert cell.evaluate("e => getComputedStyle(e, '::before').content") != "none"
         assert page.locator("#plan .command code").count() == (0 if inside else 1)
         page.context.close()
 
@@ -343,9 +323,6 @@ def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
             if name == REVIEWS:
                 ink, *cells = page.evaluate(CELLS)
                 assert min(contrast(ink, cell) for cell in cells) >= 4.5
-            if name == MISPLANNED:
-                ground, *marks = page.evaluate(MARKS)
-                assert min(contrast(ground, mark) for mark in marks) >= 3
             page.context.close()
     assert luminance(backgrounds["light"]) > 0.8
     assert luminance(backgrounds["dark"]) < 0.05

@@ -61,7 +61,7 @@ def test_any_points_give_well_formed_svg(points: list[tuple[float, float]], leve
 @example(0.0, 0.0, 0.0, 5e-324)
 @example(1e-310, 1e-310, 2e-310, 0.0)
 def test_any_interval_gives_well_formed_svg(a: float, b: float, c: float, d: float) -> None:
-    drawn = plots.interval(lower=a, estimate=b, upper=c, threshold=d, label="x", better=-1)
+    drawn = plots.interval(lower=a, estimate=b, upper=c, threshold=d, label="x")
     if drawn:
         ET.fromstring(drawn)
 
@@ -189,21 +189,19 @@ def test_the_verdict_claims_no_more_than_the_records(case: str) -> None:
     assert (said.tone, said.sentence) == (tone, sentence)
 
 
-@pytest.mark.parametrize(("estimate", "shaded_left"), [(-0.1, True), (0.1, False)])
-def test_a_lower_is_better_metric_shades_the_side_that_promotes(
-    estimate: float, shaded_left: bool
-) -> None:
-    """A gate gives plain differences (a gain is negative) or turned ones; both are told apart."""
+def test_the_side_that_promotes_is_that_of_gains_for_any_metric() -> None:
+    """Comparisons are turned so that more is better, also of a loss."""
     comparison = Comparison(
-        metric="log_loss", estimate=estimate, lower=estimate - 0.05, upper=estimate + 0.05,
-        confidence=0.95, resamples=100, seed=0,
+        metric="log_loss", estimate=0.1, lower=0.05, upper=0.15, confidence=0.95, resamples=100,
+        seed=0,
     )  # fmt: skip
     evidence = BASE.model_copy(
         update={"champion_metrics": {"log_loss": 0.6}, "comparison": comparison}
     )
     run = RUN.model_copy(update={"spec": {"evaluate": {"gate": {"min_delta": 0.01}}}})
-    drawn, _ = evaluation.interval(run, evidence)
+    drawn, said = evaluation.interval(run, evidence)
     root = ET.fromstring(drawn)
     goal = next(element for element in root.iter("rect") if element.get("class") == "goal")
-    assert (goal.get("x") == "0.00%") == shaded_left
+    assert goal.get("x") != "0.00%"
     assert "span good" in str(drawn)
+    assert said.startswith("The gain in log loss is +0.1")
