@@ -62,7 +62,8 @@ def _fired(
         found.append((held.new >= needed, f"{held.new:,} new rows (due from {needed:,})"))
     if triggers.every is not None:
         at = _after(past.began[0], triggers.every) if past.began else now
-        words = f"{triggers.every} after the last run" if at <= now else f"due at {_said(at)}"
+        ago = f"the last run began at least {triggers.every} ago"
+        words = ago if at <= now else f"due at {_said(at)}"
         found.append((at <= now, words))
     fired = any(fires for fires, _ in found)
     return fired, "; ".join(words for fires, words in found if fires == fired)

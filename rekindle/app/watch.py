@@ -5,7 +5,6 @@ The state is that of the runs under the home, also of those begun by hand. A tur
 the turn after one that was killed goes on with it: the same run resumes from the cache and its
 checkpoints, the same submission is sent once. Turns of one name exclude each other."""
 
-import contextlib
 import dataclasses
 import datetime as dt
 import itertools
@@ -29,7 +28,9 @@ from rekindle.platforms.local.store import is_alive, locked, make_home, slug
 from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import Turn, write_atomically
 from rekindle.report.collect import Findings, collect
+from rekindle.report.index import render_index
 from rekindle.report.ledger import Entry, ledger
+from rekindle.report.turns import path_of, turns
 from rekindle.spec.model import DataSpec, Spec
 from rekindle.spec.schedule import TriggersSpec
 
@@ -48,7 +49,7 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
         raise RequestError("without data nothing can be watched", where="data", fix=fix)
     now = now or dt.datetime.now(dt.UTC)
     begun = Turn(turn=secrets.token_hex(8), at=now.isoformat(timespec="seconds"), name=spec.name)
-    path = _path(home, spec.name)
+    path = path_of(home, slug(spec.name))
     make_home(home)
     path.parent.mkdir(exist_ok=True)
     with locked(path.with_suffix(".lock")) as ours:
@@ -66,7 +67,7 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
 
 def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime) -> Turn:
     """The turn with its decision, or an earlier one that has to be completed."""
-    before = turns(home, spec.name)
+    before = turns(path_of(home, slug(spec.name)))
     known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
     if going := _going_on(known, home):
         return begun.model_copy(update={"because": f"{going} goes on"})
@@ -82,21 +83,6 @@ def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.dateti
     decision = acts if is_due else "skipped"
     update = {"because": because, "window": held.window, "new_rows": held.new}
     return begun.model_copy(update={**update, "decision": decision})
-
-
-def turns(home: Path, name: str) -> list[Turn]:
-    """The turns on record, the oldest first, each as it ended."""
-    found = dict[str, Turn]()
-    with contextlib.suppress(FileNotFoundError), _path(home, name).open("rb") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut short, or of another version
-                one = Turn.model_validate_json(line)
-                found[one.turn] = one
-    return list(found.values())
-
-
-def _path(home: Path, name: str) -> Path:
-    return home / "watch" / f"{slug(name)}.jsonl"
 
 
 def _acted(path: Path, begun: Turn, act: Act) -> Turn:
@@ -118,6 +104,7 @@ def _noted(path: Path, one: Turn, **facts: object) -> Turn:
     if len(text) > MOST_BYTES:
         lines = lines[len(lines) // 2 :]
     write_atomically(path, "".join(f"{line}\n" for line in (*lines, one.to_json())))
+    render_index(path.parents[1])
     return one
 
 

@@ -5,19 +5,21 @@ import contextlib
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import write_atomically
+from rekindle.records import Turn, write_atomically
 from rekindle.report import page, plots, texts
 from rekindle.report.ledger import Entry, ledger
+from rekindle.report.turns import turns
 
 _SPARK_RUNS = 50
 _PAGE_RUNS = 200
+_TURNS = 21  # one less is shown
 _HEAD_CHARACTERS = 1_000
 
 
@@ -43,7 +45,9 @@ def render_index(home: Path) -> Path:
         if mark not in _head(target):
             links = {"older": names[number - 1] if number else "", "newest": names[-1]}
             values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
-            write_atomically(target, page.render("index.html.j2", jobs={}, notes=(), **values))
+            write_atomically(
+                target, page.render("index.html.j2", jobs={}, watched={}, notes=(), **values)
+            )
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
     values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}
@@ -53,9 +57,15 @@ def render_index(home: Path) -> Path:
     courses = {name: _course(runs) for name, runs in jobs.items()}
     values |= {"older": names[-2] if older else "", "jobs": jobs, "notes": notes}
     values["courses"] = courses
+    values["watched"] = {one[-1].name: one[:-_TURNS:-1] for one in _turns(home) if one}
     target = home / names[-1]
     write_atomically(target, page.render("index.html.j2", **values))
     return target
+
+
+def _turns(home: Path) -> Iterator[list[Turn]]:
+    """The turns of each name that is watched."""
+    return (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
 
 
 def _mark(rows: Sequence[Row]) -> str:

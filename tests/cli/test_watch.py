@@ -13,13 +13,14 @@ import pytest
 import yaml
 
 from rekindle.app.triggers import Past, due
-from rekindle.app.watch import turn, turns
+from rekindle.app.watch import turn
 from rekindle.cli.main import invoke
 from rekindle.data.arrivals import Arrivals
 from rekindle.data.fingerprint import fingerprint
 from rekindle.errors import PlatformError, PreemptedError, StepError
 from rekindle.platforms.local.store import locked
 from rekindle.records import Fingerprint
+from rekindle.report.turns import path_of, turns
 from rekindle.spec.load import load_target
 from rekindle.spec.schedule import TriggersSpec
 from tests.cli.world import World
@@ -57,7 +58,7 @@ def past(*began: dt.datetime, **fields: object) -> Past:
         ({"new_rows": 0.1}, ("b", 99), past(), False, "99 new rows (due from 100)"),
         ({"new_rows": 0.1}, ("b", 1200), past(), True, "1,200 new rows (due from 100)"),
         ({"every": "2 weeks"}, ("b", 1), past(), False, "due at 2026-07-19 12:00 UTC"),
-        ({"every": "1 week"}, ("b", 1), past(), True, "1 week after the last run"),
+        ({"every": "1 week"}, ("b", 1), past(), True, "the last run began at least 1 week ago"),
         ({"every": "1 week"}, ("a", 0), past(), False, "the data have not changed since r1"),
         ({"every": "1 month", "new_rows": 5}, ("b", 3), past(), False,
          "3 new rows (due from 5); due at 2026-08-05 12:00 UTC"),
@@ -83,7 +84,7 @@ def past(*began: dt.datetime, **fields: object) -> Past:
         # a clock that was wrong dated a run into the future: it holds nothing up
         ({"cooldown": "1 day"}, ("b", 1), past(ago(days=-900), ago(days=10)), True,
          "the data have changed since r1"),
-        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "1 week after the last run"),
+        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "the last run began at least 1 week ago"),
     ],
 )  # fmt: skip
 def test_when_a_run_is_due(triggers, held, before, is_due, because):
@@ -143,9 +144,7 @@ def look(*words, check=True):
 def test_a_turn_says_why_and_suggests_what_is_due(job):
     done = look(check=False)
     assert done.returncode == 3
-    assert done.stdout.endswith(
-        "reviews: a run is suggested because no run was judged before\n"
-    )
+    assert done.stdout.endswith("reviews: a run is suggested because no run was judged before\n")
     assert not Path(".rekindle/runs").exists()
 
 
@@ -160,11 +159,16 @@ def test_new_rows_are_counted_from_the_last_judged_run(judged):
     done = look("--json", check=False)
     said = json.loads(done.stdout)
     assert (done.returncode, said["decision"], said["new_rows"]) == (3, "suggested", 20)
-    on_record = turns(Path(".rekindle"), "reviews")
+    on_record = turns(path_of(Path(".rekindle"), "reviews"))
     assert [one.decision for one in on_record] == ["skipped", "skipped", "suggested"]
     assert on_record[-1].turn == said["turn"]
+    page = Path(".rekindle/index.html").read_text()
+    assert f"because the data have not changed since {judged.run_id}" in page
+    assert "<b>a run is suggested</b> because 20 new rows (due from 20)" in page
     cooled = look("--set", "triggers.cooldown=1 week", "--now", "2026-11-22").stdout
-    assert cooled.startswith("2026-11-22 00:00 reviews: skipped because 20 new rows (due from 20), but")
+    assert cooled.startswith(
+        "2026-11-22 00:00 reviews: skipped because 20 new rows (due from 20), but"
+    )
     assert "(x 2: 1 in a row refused or failed) ends at 2026-12-05 10:15 UTC" in cooled
 
 
@@ -172,7 +176,7 @@ def test_what_cannot_be_read_is_an_error_and_on_record(judged):
     Path("r.jsonl").unlink()
     done = look(check=False)
     assert done.returncode in (1, 2)
-    (one,) = turns(Path(".rekindle"), "reviews")
+    (one,) = turns(path_of(Path(".rekindle"), "reviews"))
     assert (one.decision, one.because[:23]) == ("skipped", "it could not be decided")
     for words, what in ((["--now", "soon"], "--now"), (["--interval", "often"], "--interval")):
         done = look(*words, check=False)
@@ -192,7 +196,7 @@ def test_lines_that_are_cut_short_or_strange_cost_nothing(judged):
     path = Path(".rekindle/watch/reviews.jsonl")
     path.write_text(path.read_text() + '{"turn": "x"}\n\n{"schema_version": 1, "tu')
     look()
-    assert [one.decision for one in turns(Path(".rekindle"), "reviews")] == ["skipped"] * 2
+    assert [one.decision for one in turns(path_of(Path(".rekindle"), "reviews"))] == ["skipped"] * 2
 
 
 def test_a_turn_that_ended_within_its_run_is_completed_by_the_next(judged):
@@ -215,7 +219,7 @@ def test_a_turn_that_ended_within_its_run_is_completed_by_the_next(judged):
             turn(spec, home, ending(error), NOW.replace(year=2027))
     assert len(set(asked)) == 1
     assert asked[0][1].startswith("the data have changed since")
-    (one,) = turns(home, "reviews")
+    (one,) = turns(path_of(home, "reviews"))
     assert one.outcome == "failed: it broke"
     done = turn(spec, home, ending(None), NOW.replace(year=2027, day=16))
     assert (done.decision, done.run_id) == ("ran", "a run")
@@ -252,5 +256,5 @@ def test_a_platform_gets_one_run_however_often_who_watches_is_killed(world: Worl
         else:
             raise AssertionError("it never got through")
     assert kills > 5
-    last = turns(Path(".rekindle"), "c")[-1]
+    last = turns(path_of(Path(".rekindle"), "c"))[-1]
     assert (last.decision, last.outcome) == ("ran", "submitted to kubeflow")

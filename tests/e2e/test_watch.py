@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import rekindle
-from rekindle.app.watch import turns
+from rekindle.report.turns import path_of, turns
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MONTHS = ("2026-03", "2026-04", "2026-05", "2026-05", "2026-06")
@@ -24,7 +24,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def look(folder: Path, month: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "rekindle.cli.main", "watch", "c.yaml", "--once", "--now", f"{month}-28"]
+    words = [
+        sys.executable,
+        "-m",
+        "rekindle.cli.main",
+        "watch",
+        "c.yaml",
+        "--once",
+        "--now",
+        f"{month}-28",
+    ]
     return subprocess.Popen(
         [*words, "--set", f"data.window.end={month}"], cwd=folder, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -47,7 +56,7 @@ def folder(path: Path) -> Path:
 def ended(path: Path) -> list[tuple[str, ...]]:
     return [
         (one.at, one.decision, one.because, one.outcome.replace(one.run_id, "RUN"))
-        for one in turns(path / ".rekindle", "reviews")
+        for one in turns(path_of(path / ".rekindle", "reviews"))
     ]
 
 
@@ -57,7 +66,9 @@ def models(path: Path) -> list[tuple[str, str]]:
     for run in rekindle.runs(path / ".rekindle"):
         if run.gate is not None:
             made = [one for step in run.record.steps for one in step.artifacts.values()]
-            (found[run.model["version"]],) = {one.digest for one in made if one.schema_title == "system.Model"}
+            (found[run.model["version"]],) = {
+                one.digest for one in made if one.schema_title == "system.Model"
+            }
     return sorted(found.items())
 
 
@@ -73,7 +84,9 @@ def test_kills_change_neither_what_is_decided_nor_what_is_learnt(tmp_path):
         while True:
             process = look(killed, month)
             try:
-                said, _ = process.communicate(timeout=chance.uniform(0.5, 25) if kills < KILLS else None)
+                said, _ = process.communicate(
+                    timeout=chance.uniform(0.5, 25) if kills < KILLS else None
+                )
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
