@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MONTHS = ("2026-03", "2026-04", "2026-05", "2026-05", "2026-06")
 KILLS = 10
 SEED = 20261127
+RUN_ID = re.compile(r"reviews-\d+-\d+-\w+")
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,7 +57,7 @@ def folder(path: Path) -> Path:
 
 def ended(path: Path) -> list[tuple[str, ...]]:
     return [
-        (one.at, one.decision, one.because, one.outcome.replace(one.run_id, "RUN"))
+        (one.at, one.decision, *(RUN_ID.sub("RUN", text) for text in (one.because, one.outcome)))
         for one in turns(path_of(path / ".rekindle", "reviews"))
     ]
 
@@ -64,7 +66,7 @@ def models(path: Path) -> list[tuple[str, str]]:
     """Of each run that was judged, the version and the digest of its model."""
     found = {}
     for run in rekindle.runs(path / ".rekindle"):
-        if run.gate is not None:
+        if run.gate:
             made = [one for step in run.record.steps for one in step.artifacts.values()]
             (found[run.model["version"]],) = {
                 one.digest for one in made if one.schema_title == "system.Model"
