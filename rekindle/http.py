@@ -57,11 +57,12 @@ def request(
     url: str, headers: Mapping[str, str] | None = None, *, body: Any = None,
     form: Mapping[str, str] | None = None, method: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS, tls: ssl.SSLContext | None = None,
-    proxy: bool = True,
+    proxy: bool = True, parse: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """The JSON object of a response; of a HEAD its headers, in lower case.
 
     `body` is sent as JSON, `form` as a form, through the proxy of the environment if `proxy`.
+    Without `parse` the body of the response is not looked at.
     `timeout_seconds` is the longest wait for a piece of the response, all of which has to come
     within `WHOLE` times that. HttpError if there is no response, one that is not whole, one with an
     error's status, or one that is not an object."""
@@ -81,7 +82,7 @@ def request(
     host = urlsplit(url).netloc
     try:
         with urllib.request.build_opener(*handlers).open(wanted, timeout=timeout_seconds) as found:
-            if method == "HEAD":
+            if method == "HEAD" or not parse:
                 return {name.lower(): value for name, value in found.headers.items()}
             text = _whole(found, host, time.monotonic() + WHOLE * timeout_seconds)
     except urllib.error.HTTPError as error:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rekindle.app.notify import tell_of
 from rekindle.app.runs import sent_definition, write_card
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
@@ -61,6 +62,8 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
         now.write(home / "runs" / now.run_id / "run.json")
     if now.status in ENDED_RUN:
         write_card(home, now.run_id)
+        if record.status not in ENDED_RUN:
+            tell_of(now)
     return now
 
 

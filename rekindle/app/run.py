@@ -1,5 +1,6 @@
 """Runs a spec's pipeline on this machine."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -8,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.app.notify import tell_of
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import planned_here
 from rekindle.app.preflight import preflight
-from rekindle.app.runs import find_run, new_record, numbered, write_card
+from rekindle.app.runs import find_run, new_record, numbered, read_run, write_card
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.local import execute as local
@@ -74,6 +76,8 @@ def execute(
             write_card(home, record.run_id)
         except OSError as error:  # what the run came to matters more
             log.warning("the card could not be written: %s", error.strerror)
+        with contextlib.suppress(OSError, ValueError):  # refused before it had a record
+            tell_of(read_run(home, record.run_id))
 
 
 def _imports(spec: Spec) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rekindle import formats
 from rekindle.app.follow import asked
+from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
 from rekindle.app.triggers import Past, due
 from rekindle.data.arrivals import arrivals
@@ -62,6 +63,8 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
             raise
         if decided.turn == begun.turn:
             _noted(path, decided)
+        if decided.decision == "suggested" and not _suggested_before(path):
+            tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
         return _acted(path, decided, act) if decided.decision == "ran" else decided
 
 
@@ -83,6 +86,10 @@ def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.dateti
     decision = acts if is_due else "skipped"
     update = {"because": because, "window": held.window, "new_rows": held.new}
     return begun.model_copy(update={**update, "decision": decision})
+
+
+def _suggested_before(path: Path) -> bool:
+    return [one.decision for one in turns(path)[-2:]] == ["suggested", "suggested"]
 
 
 def _acted(path: Path, begun: Turn, act: Act) -> Turn:

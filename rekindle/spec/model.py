@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
+from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, Section
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 
 BUILTIN_TASKS = (
@@ -554,6 +554,20 @@ Received = Literal[
 ]  # fmt: skip
 
 
+Outcome = Literal["success", "refusal", "failure", "suggestion"]
+
+
+class NotifySpec(Section):
+    """Who is told how runs end."""
+
+    webhook: SecretReference
+    """The variable with the address, as `env:NAME`: one of Slack, Mattermost or Teams, or any that
+    takes `{"text": ...}`."""
+    on: tuple[Outcome, ...] = ("success", "refusal", "failure", "suggestion")
+    """What of: a `success`, a `refusal` by the gate, a `failure`, and a run that `rekindle watch`
+    only suggests."""
+
+
 class RetentionSpec(Section):
     """What `rekindle gc` leaves of the runs of this name under a home: those that either field
     keeps. The section of the newest run counts."""
@@ -600,6 +614,8 @@ class Spec(Section):
     """When the platform starts scheduled runs, after `rekindle schedule set`."""
     triggers: TriggersSpec | None = Field(None, exclude_if=lambda triggers: triggers is None)
     """What makes retraining due, for `rekindle watch`."""
+    notify: NotifySpec | None = Field(None, exclude_if=lambda notify: notify is None)
+    """Who is told how runs end."""
     image: ImageSpec = ImageSpec()
     """What `rekindle images build` makes."""
     retention: RetentionSpec = RetentionSpec()

@@ -1,0 +1,58 @@
+"""Tells a webhook how a run ended, as `notify` asks: one short text that Slack, Mattermost and
+Teams show. That it cannot be told changes nothing of the run."""
+
+import logging
+import os
+from urllib.parse import urlsplit
+
+from rekindle.http import HttpError, growing, request, retried
+from rekindle.masking import masked
+from rekindle.records import RunRecord
+from rekindle.report.collect import collect, gate_of
+from rekindle.spec.model import NotifySpec, Outcome
+
+log = logging.getLogger(__name__)
+
+SECONDS = 20.0  # of repetition; a request takes at most 10
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def tell_of(record: RunRecord) -> None:
+    """Tell the webhook of the record's config how the run ended, if it is to be told of that."""
+    if not (section := record.spec.get("notify")):
+        return
+    if (found := _outcome(record)) is not None:
+        tell(NotifySpec.model_validate(section), *found)
+
+
+def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
+    """Send the text if `notify` asks for such outcomes; a warning where that fails."""
+    if notify is None or outcome not in notify.on:
+        return
+    name = notify.webhook.removeprefix("env:")
+    url = os.environ.get(name, "")
+    parts = urlsplit(url)
+    if parts.scheme != "https" and (parts.scheme, parts.hostname in _LOOPBACK) != ("http", True):
+        log.warning("notify.webhook: the variable %s holds no https:// address", name)
+        return
+    try:
+        retried(
+            lambda: request(url, body={"text": masked(text)}, timeout_seconds=10, parse=False),
+            growing(1, 8, SECONDS),
+        )  # fmt: skip
+    except HttpError as error:  # the address is a secret: the error names its host only
+        log.warning("notify.webhook was not told: %s", error)
+
+
+def _outcome(record: RunRecord) -> tuple[Outcome, str] | None:
+    why = f"It ran because {record.because}. " if record.because else ""
+    about = f"{why}Run {record.run_id}" + f" on {record.platform}" * (record.platform != "local")
+    if record.status == "failed":
+        return "failure", f"{record.name}: the run failed: {record.error}. {about}"
+    if record.status != "succeeded":
+        return None  # it was stopped, or goes on elsewhere
+    gate = gate_of(collect(record, history=False))
+    if gate is None:
+        return "success", f"{record.name}: the run succeeded. {about}"
+    words = f"{record.name}: {gate.decision.replace('_', ' ')}: {gate.reason.rstrip('.')}. {about}"
+    return ("refusal" if gate.decision == "refused" else "success"), words

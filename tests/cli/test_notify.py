@@ -1,0 +1,161 @@
+"""A webhook is told how runs end, as Slack's would be: it answers `ok`, now and then 503, or not at all."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rekindle.app import notify
+from rekindle.records import RunRecord
+from rekindle.spec.model import NotifySpec
+from tests.data.corpora import rows, write_jsonl
+from tests.report import homes, runs
+from tests.support.cli import rekindle
+
+PIPELINE = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def say(what: str) -> str:
+    if what == "fail":
+        raise ValueError("it is broken")
+    return what
+
+@dsl.pipeline(name="hello")
+def hello(what: str = "hi"):
+    say(what=what)
+"""
+
+
+class Webhook(http.server.ThreadingHTTPServer):
+    """Answers with the statuses that are left, then with `ok`."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.paths: list[str] = []
+        self.statuses: list[int] = []
+        super().__init__(("127.0.0.1", 0), _Answer)
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        if status == 200:
+            assert self.headers["Content-Type"] == "application/json"
+            told = json.loads(body)
+            assert list(told) == ["text"]
+            self.server.told.append(told["text"])
+            self.server.paths.append(self.path)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    with Webhook() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/services/s3cr3t-t0ken"
+        monkeypatch.setenv("HOOK", address)
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(PIPELINE)
+    Path("c.yaml").write_text(
+        "name: hello\npipeline: p.py:hello\nnotify: {webhook: env:HOOK, on: [success, failure]}\n"
+    )
+
+
+def test_a_run_tells_how_it_ended(webhook, job):
+    rekindle("run", "c.yaml")
+    assert rekindle("run", "c.yaml", "--set", "arguments.what=fail", check=False).returncode == 1
+    assert len(webhook.told) == 2
+    assert webhook.told[0].startswith("hello: the run succeeded. Run hello-")
+    assert webhook.told[1].startswith("hello: the run failed: ")
+    assert "it is broken" in webhook.told[1]
+    assert set(webhook.paths) == {"/services/s3cr3t-t0ken"}
+    rekindle("run", "c.yaml", "--set", "notify.on=[refusal]")
+    assert rekindle("run", "c.yaml", "--set", "pipeline=p.py:nobody", check=False).returncode == 2
+    assert len(webhook.told) == 2
+
+
+def test_the_gate_s_word_and_the_reason_for_the_run_are_told(webhook, tmp_path):
+    record = runs.refused_reviews(homes.Home(tmp_path))
+    spec = {**record.spec, "notify": {"webhook": "env:HOOK", "on": ["refusal"]}}
+    found = {"because": "512 new rows (due from 500)", "spec": spec}
+    notify.tell_of(record.model_copy(update=found))
+    assert webhook.told == [
+        "reviews: refused: The gain in accuracy is not certain: the lower bound -0.0087 is not above 0.005. "
+        f"It ran because 512 new rows (due from 500). Run {record.run_id}"
+    ]
+    notify.tell_of(record)
+    stopped = RunRecord.model_validate({**dict(record), "spec": spec, "status": "cancelled"})
+    notify.tell_of(stopped)
+    assert len(webhook.told) == 1
+
+
+def test_a_run_that_is_suggested_is_told_once(webhook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "r.jsonl", rows(30))
+    config = {
+        "name": "r", "task": "text_classification", "data": {"source": "r.jsonl"},
+        "model": {"source": {"model_type": "distilbert"}}, "triggers": {"act": "suggest"},
+        "notify": {"webhook": "env:HOOK"},
+    }  # fmt: skip
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    for _ in range(3):
+        assert rekindle("watch", "c.yaml", "--once", check=False).returncode == 3
+    assert webhook.told == ["r: a run is due: no run was judged before"]
+
+
+def test_one_that_stumbles_is_told_again_and_one_that_fails_costs_a_warning(
+    webhook, monkeypatch, caplog
+):
+    wanted = NotifySpec(webhook="env:HOOK")
+    webhook.statuses = [503]
+    notify.tell(wanted, "failure", "x")
+    assert (webhook.told, caplog.text) == (["x"], "")
+    webhook.statuses = [404]
+    notify.tell(wanted, "failure", "y")
+    monkeypatch.setattr(notify, "SECONDS", 0)
+    webhook.statuses = [500]
+    notify.tell(wanted, "failure", "y")
+    monkeypatch.setenv("HOOK", "https://127.0.0.1:1/s3cr3t-t0ken")
+    notify.tell(wanted, "failure", "y")
+    said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert [line[:29] for line in said] == ["notify.webhook was not told: "] * 3
+    assert "404" in said[0]
+    assert "s3cr3t-t0ken" not in caplog.text
+    assert webhook.told == ["x"]
+
+
+@pytest.mark.parametrize("address", ["", "http://hooks.example.org/a", "file:///etc/passwd", "x"])
+def test_an_address_that_is_none_is_not_asked(address, monkeypatch, caplog):
+    monkeypatch.setenv("HOOK", address)
+    notify.tell(NotifySpec(webhook="env:HOOK"), "failure", "x")
+    assert "notify.webhook: the variable HOOK holds no https:// address" in caplog.text
+
+
+def test_an_address_in_the_config_itself_is_refused(webhook, job):
+    done = rekindle("run", "c.yaml", "--set", "notify.webhook=https://x.org/t0ken", check=False)
+    assert done.returncode == 2
+    assert "notify.webhook" in done.stderr
+    assert not webhook.told
