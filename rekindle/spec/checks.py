@@ -337,6 +337,8 @@ def _published(spec: Spec) -> Iterator[Finding]:
 
 
 def _schedule(spec: Spec) -> Iterator[Finding]:
+    if spec.triggers is not None and spec.data is None:
+        yield ("triggers",), "without data nothing can be watched", "set data.source"
     if spec.schedule is not None:
         for field, what, fix in schedule.findings(spec.schedule):
             yield ("schedule", field), what, fix

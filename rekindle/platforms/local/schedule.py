@@ -35,6 +35,7 @@ Description=rekindle run {name}
 Type=oneshot
 WorkingDirectory={folder}
 ExecStart={command}
+SuccessExitStatus=3
 """
 _TIMER = """{note}
 [Unit]

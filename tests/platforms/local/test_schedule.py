@@ -224,6 +224,14 @@ def test_what_is_only_printed_needs_neither_systemd_nor_crontab(tmp_path, monkey
     words = ["schedule", "set", "c.yaml", "--platform", "local"]
     assert invoke([*words, "--print"]) == 0
     assert "OnCalendar=Mon,Tue,Wed,Thu,Fri *-*-* 04:30:00 Europe/Berlin" in capsys.readouterr().out
+    watched = ["--set", "triggers={new_rows: 50}"]
+    assert invoke([*words, "--print", *watched]) == 2  # nothing is there that could be watched
+    assert "set data.source" in capsys.readouterr().err
+    (tmp_path / "r.jsonl").write_text('{"text": "a", "label": "b"}')
+    assert invoke([*words, "--print", *watched, "--set", "data.source=r.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert '"watch" "--once"' in said
+    assert "SuccessExitStatus=3" in said
     assert invoke([*words, "--yes"]) == 2
     said = capsys.readouterr().err
     assert said.count("there is no systemd of this user here") == 2
