@@ -7,6 +7,7 @@
     rekindle run ...    options and config are read; run as a whole by the slow test
     rekindle serve, predict, deploy, champion, rollback, curl
                         options are read; run by test_serving.py
+    rekindle watch      options are read; run by the test of the loop
     rekindle others     run, on the two runs of the notebook
     cd                  followed
 
@@ -40,7 +41,7 @@ from tests.docs.conftest import environment
 HEAVY = "rekindle run "
 SERVED = (
     "rekindle serve ", "rekindle predict ", "curl ", "rekindle deploy ", "rekindle champion ",
-    "rekindle rollback ",
+    "rekindle rollback ", "rekindle watch ",
 )  # fmt: skip
 NOT_RUN = ("make ", "python -m pip ", "python3 ", *SERVED)  # python3: only where there is a GPU
 TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long
@@ -209,6 +210,26 @@ def test_the_config_of_ones_own_trains_on_such_a_file(tmp_path, sh):
             rows.writerow([f"no {i}: my {about[team][i % 3]} for {i % 7} is wrong", team, product])
     (tmp_path / "tickets.yaml").write_text(block.text)
     assert "promoted: first model" in sh(tmp_path, "rekindle run tickets.yaml")
+
+
+@pytest.mark.slow
+def test_the_loop_goes_round_as_the_pages_say(tmp_path, sh):
+    lines = {
+        line for b in blocks("bash") for line in commands(b) if line.startswith("rekindle watch ")
+    }
+    assert lines == {"rekindle watch tickets.yaml --once"}
+    shutil.copytree(STARTER, tmp_path, dirs_exist_ok=True)
+    (line,) = lines
+    config = (tmp_path / "tickets.yaml").read_text()
+    (tmp_path / "tickets.yaml").write_text(f"{config}\ntriggers: {{new_rows: 20}}\n")
+    assert "ran because no run was judged before; " in sh(tmp_path, line)
+    assert "skipped because the data have not changed since tickets-" in sh(tmp_path, line)
+    data = tmp_path / "tickets.csv"
+    head, *rows = data.read_text().splitlines(keepends=True)
+    data.write_text("".join([head, *rows, *rows[:19]]))
+    assert "skipped because 19 new rows (due from 20)" in sh(tmp_path, line)
+    data.write_text("".join([head, *rows, *rows[:20]]))
+    assert "ran because 20 new rows (due from 20); tickets-" in sh(tmp_path, line)
 
 
 @pytest.mark.slow
