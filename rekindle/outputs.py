@@ -101,6 +101,40 @@ class ScheduleDeleted(VersionedRecord):
     deleted: bool
 
 
+class Cost(Record):
+    """What a run on a platform cost: machine hours, dollars, and those that spot machines saved.
+    `billed` steps have the seconds that the platform says it bills, others how long they ran;
+    `unpriced` steps are in no sum of dollars."""
+
+    run_id: str
+    platform: str
+    started_at: str
+    hours: float
+    usd: float
+    saved_usd: float
+    interruptions: int
+    billed: tuple[str, ...] = ()
+    unpriced: tuple[str, ...] = ()
+
+
+class CostOfMonth(Record):
+    """The sums over the runs that began in a month, `2026-11`."""
+
+    month: str
+    runs: int
+    hours: float
+    usd: float
+    saved_usd: float
+    interruptions: int
+
+
+class Costs(VersionedRecord):
+    """`runs --costs`: the newest first."""
+
+    runs: tuple[Cost, ...]
+    months: tuple[CostOfMonth, ...]
+
+
 class LogText(VersionedRecord):
     """`logs`: what a step has printed so far; with `-f`, until it ended."""
 
@@ -421,7 +455,8 @@ class Predicted(VersionedRecord):
 
 ANSWERS: Mapping[str, type[VersionedRecord]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
-    "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
+    "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
+    "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
     "planned": Planned, "predicted": Predicted, "prices": Prices, "readiness": Readiness,
     "runs": Runs, "schedule-deleted": ScheduleDeleted, "schedules": Schedules,

@@ -135,7 +135,9 @@ class StepRecord(Record):
 
     `reason` says in words why it ran, was taken from the cache, was skipped, or failed. `seconds`
     is wall time including retries; `None` while it has not started. `log` is that of the step, or
-    of its first node; `failed_log` that of another node which decided that it failed."""
+    of its first node; `failed_log` that of another node which decided that it failed.
+    `billed_seconds` of each machine, as the platform says, and `on_demand_seconds`: what it would
+    bill without spot machines."""
 
     name: str
     component: str = ""
@@ -145,6 +147,8 @@ class StepRecord(Record):
     started_at: str = ""
     seconds: float | None = None
     attempts: int = 0
+    billed_seconds: float | None = None
+    on_demand_seconds: float | None = None
     cache_key: str = ""
     log: str = ""
     failed_log: str = ""
@@ -174,7 +178,8 @@ class Submission(Record):
 
     `id` and `url` are the platform's, empty while it is not known whether the submission arrived.
     `resumed` counts how often what failed was tried again; `settled` says that the run is over and
-    all that it left is known here; `machines` are those of each step, kind and number."""
+    all that it left is known here; `machines` are those of each step, kind and number, which are
+    spot machines for the steps in `spot`."""
 
     definition: str
     token: str
@@ -183,6 +188,7 @@ class Submission(Record):
     resumed: int = 0
     settled: bool = False
     machines: Mapping[str, tuple[str, int]] = Field(default_factory=dict)
+    spot: tuple[str, ...] = ()
 
 
 class RunRecord(VersionedRecord):

@@ -48,7 +48,8 @@ def submitted(
     if not record.steps:
         steps = tuple(StepRecord(name=step.step) for step in outline.steps)
         machines = {step.step: (step.machine, step.machines) for step in outline.steps}
-        sent = record.submission.model_copy(update={"machines": machines})
+        spot = tuple(step.step for step in outline.steps if step.spot)
+        sent = record.submission.model_copy(update={"machines": machines, "spot": spot})
         record = record.model_copy(update={"steps": steps, "submission": sent})
     record, placed = _sent(record, there, definition, home)
     return record, placed, outline

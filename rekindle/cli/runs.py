@@ -10,7 +10,8 @@ from typing import Any, get_args
 import click
 
 from rekindle import formats
-from rekindle.cli.options import Overrides, overrides, shared
+from rekindle.app.costs import costs, table
+from rekindle.cli.options import Overrides, overrides, shared, tell
 from rekindle.errors import RequestError
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
@@ -44,16 +45,23 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
               help="Only runs with this status; repeatable.")  # fmt: skip
 @click.option("--sort", type=click.Choice(list(KEYS)), default="started", show_default=True,
               help="What comes first: the newest, the longest, or the best metric.")  # fmt: skip
+@click.option("--costs", "paid", is_flag=True,
+              help="What runs on platforms cost, by run and month.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @overrides
 @shared
 def command(
     recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
-    sort: str, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
+    sort: str, paid: bool, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, what a training of a grid has for itself,
     status, time, metric, gate, model version and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
+    if paid:
+        found = costs(home, name or "")
+        lines = formats.aligned([*table(found)], right=(2, 3, 4, 5))
+        tell(found, "\n".join(lines) if found.runs else "no run on a platform is known", as_json)
+        return
     if recover is not None:
         if platform is None:
             fix = f"pass --platform with --recover: {', '.join(PLATFORMS)}"

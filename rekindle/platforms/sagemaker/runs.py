@@ -158,16 +158,18 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
         if arn := step.get("Metadata", {}).get(kind, {}).get("Arn"):
             log = f"{group}:{arn.rpartition('/')[2]}"
     cached = "CacheHitResult" in step
-    reason = "taken from the cache" if cached else ""
+    reason, billed = "taken from the cache" if cached else "", dict[str, float | None]()
     if log.startswith(_GROUPS["TrainingJob"]) and not cached:
         job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
         changes = job.get("SecondaryStatusTransitions", ())
         taken = sum(change["Status"] == "Interrupted" for change in changes)
         attempts += taken
         reason = f"its spot machines were taken away {taken} x" if taken else ""
+        billed["billed_seconds"] = job.get("BillableTimeInSeconds")
+        billed["on_demand_seconds"] = job.get("TrainingTimeInSeconds")
     return StepRecord(
         name=name, status=_STEPS.get(step["StepStatus"], "running"), cached=cached, reason=reason,
-        attempts=attempts, log=log, error=step.get("FailureReason", ""),
+        attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
 

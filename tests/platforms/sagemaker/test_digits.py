@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rekindle.cli.main import invoke
+from rekindle.records import RunRecord
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers import impatient
@@ -67,6 +68,16 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     assert "network: GLOO_SOCKET_IFNAME=lo" in trained.log
     assert invoke(["logs", "--step", "finetune", *home]) == 0
     assert re.search(rf"\[algo-1\] .*{resumed}", capsys.readouterr().out)
+    assert invoke(["runs", "--costs", "--json", *home]) == 0
+    (cost,) = json.loads(capsys.readouterr().out)["runs"]
+    said = account.describe_training(trained.name)
+    seconds, billed = said["TrainingTimeInSeconds"], said["BillableTimeInSeconds"]
+    step = RunRecord.read(tmp_path / "home" / "runs" / summary["run_id"] / "run.json").step(
+        "finetune"
+    )
+    assert (step.on_demand_seconds, step.billed_seconds) == (seconds, billed)
+    assert billed < seconds
+    assert (cost["billed"], cost["interruptions"]) == (["finetune"], 1)
     assert invoke(["status", "--json", *home]) == 0
     record = json.loads(capsys.readouterr().out)
     (step,) = [one for one in record["steps"] if one["name"] == "finetune"]

@@ -251,6 +251,11 @@ class Account(Troubled):
             {"Status": "Interrupted", "StartTime": turn.began} for _ in turn.attempts[1:]
         ]
         request = {"TrainingJobName": TrainingJobName, **turn.request}
+        if turn.ended:  # API_DescribeTrainingJob: the savings of spot are 1 - billable / training
+            seconds = max(1, round(turn.ended - turn.began))
+            spot = turn.request.get("EnableManagedSpotTraining")
+            billable = max(1, round(seconds * 0.3)) if spot else seconds
+            request |= {"TrainingTimeInSeconds": seconds, "BillableTimeInSeconds": billable}
         return {**request, "SecondaryStatusTransitions": transitions}
 
     def log_streams(
