@@ -77,7 +77,7 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     )
     assert (step.on_demand_seconds, step.billed_seconds) == (seconds, billed)
     assert billed < seconds
-    assert (cost["billed"], cost["interruptions"]) == (["finetune"], 1)
+    assert (cost["billed"], cost["interruptions"]) == (["finetune", "score"], 1)
     assert invoke(["status", "--json", *home]) == 0
     record = json.loads(capsys.readouterr().out)
     (step,) = [one for one in record["steps"] if one["name"] == "finetune"]
