@@ -52,13 +52,9 @@ class Peak(Rank):
     def optimizing(self) -> dict[str, int]:
         return {"gradients": self.gradients((True,) * len(self.stages), ending=True)}
 
-    def _terms(self, gradients: int, copies: int, activations: int, more: int) -> dict[str, int]:
-        return {
-            "gradients": gradients,
-            self.copied: copies,
-            "activations": activations,
-            "temporaries": more,
-        }
+    def _terms(self, gradients: int, copies: int, saved: int, more: int) -> dict[str, int]:
+        there = {"gradients": gradients, self.copied: copies}
+        return {**there, "activations": saved, "temporaries": more}
 
     def _in_blocks(self, counts: Sequence[int]) -> int:
         return sum(n * blocks for n, blocks in zip(counts, self.blocks, strict=True))
@@ -67,7 +63,7 @@ class Peak(Rank):
         """At the loss; and before there are activations, where FSDP gathers the ends, and where a
         teacher runs."""
         before, copies = self.gradients(at.there), self.copies(self._in_blocks(at.held), False)
-        yield self._terms(before, copies, self.activations(at), self.loss(at.stage) + self.left())
+        yield self._terms(before, copies, self.activations(at), self.loss(at.stage) + self.left)
         if self.grouped:
             most = self.root + (self.embedding or self.block)
             yield self._terms(before, 2 * self.compute * most, 0, 0)
@@ -78,11 +74,11 @@ class Peak(Rank):
         count, there, halved = self.blocks[at.stage], at.there[at.stage], self._in_blocks(at.halved)
         before, saved = self.gradients(at.there), self.activations(at) + halved * self.halved
         for done in sorted({0, 1, count - 2, count - 1} & set(range(count))):
-            more = self.of_head() + self.in_block() + (0 if halved else self.recomputed())
+            more = self.of_head + self.in_block() + (0 if halved else self.recomputed)
             copies = self.copies(self._in_blocks(at.held), backward=True)
             if self.sharded and self.single:
                 # what was reduced last: of the block before, or of the last micro-batch
-                more += self.exact * self.trained_block if done else self.left()
+                more += self.exact * self.trained_block if done else self.left
                 if self.group == 1:
                     copies -= self.compute * done * self.block
                 elif done + 1 == count:  # the embedding comes next
@@ -92,20 +88,17 @@ class Peak(Rank):
         if self.sharded:
             yield from self._ending()
         elif self.stages[at.stage] == 0:
-            yield self._at_table(at, 0 if self.single else saved - count * self.kept)
+            yield self._at_table(there)
 
-    def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
+    def _at_table(self, there: bool) -> dict[str, int]:
         """The end of a backward pass without FSDP: of a tied table the head's gradient, too."""
-        there = at.there[at.stage]
         table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
         tied = self.shape.causal and self.shape.head is None and self.single
-        again = there or (self.single and self.layout.world > 1)
+        again = there or self.layout.world > 1
         more = 0 if self.adapters else self.stored * table * (2 if tied else int(again))
-        if there:
-            more += self.added(self.count * self.trained_block, there)
-        stages = tuple(n == at.stage or has for n, has in enumerate(at.there))
-        after = self.gradients(stages, ending=True)
-        return self._terms(after, self.copies(0, self.again), saved, more)
+        more += self.added(self.count * self.trained_block, there) if there else 0
+        after = self.gradients((True,) * len(self.stages), ending=True)
+        return self._terms(after, self.copies(0, self.again), 0, more)
 
     def _ending(self) -> Iterator[dict[str, int]]:
         """The end of the last backward pass, when FSDP reduces what the ends have left."""
@@ -118,7 +111,7 @@ class Peak(Rank):
         first, embedding = after - after * ends // max(1, self.trained), self.embedding
         if self.adapters:
             embedding = 0
-        gathered, head = self.compute * embedding, self.of_head()
+        gathered, head = self.compute * embedding, self.of_head
         # of a tied table its own gradient and the sum
         more, copies = head * (1 if embedding else 3), self.compute * self.root + 2 * gathered
         yield self._terms(first + more, copies, 0, self.exact * self.trained_block)
@@ -137,10 +130,9 @@ class ZeroPeak(Peak):
         alone = Layout(micro_batch_size=work.layout.micro_batch_size)
         super().__init__(dataclasses.replace(work, layout=alone, weights_bytes=width), 0)
         self.copied = "communication buffers" if self.zero.stage == 2 else "gathered weights"
-        if self.zero.stage >= 2:
-            self.group = self.ranks  # of gradients, as blocks leave them
+        self.buffers = self.stored * self.zero.bucket * self.zero.buckets
         if self.zero.stage == 3:
-            self.own = 0  # in the bucket
+            self.of_head = self.of_half = 0  # in the bucket, which copies counts
         self.everything = self.count * self.block + self.ends
         # elements of which this rank has the moments
         self.mine = self.trained // (self.ranks if self.zero.stage else 1)
@@ -152,13 +144,9 @@ class ZeroPeak(Peak):
             "parameters": 0 if zero.parameters_offloaded else kept,
             "optimizer": here * (_MASTER if zero.stage else 8) * self.mine,
             "divided gradients": here * third * self.stored * self.mine,
-            "communication buffers": 0 if zero.stage == 2 else self._buffers(),
+            "communication buffers": 0 if zero.stage == 2 else self.buffers,
             "teacher": self.taught[0],
         }
-
-    def _buffers(self) -> int:
-        """Gradients on their way to the rank that keeps them."""
-        return self.stored * self.zero.bucket * self.zero.buckets
 
     @property
     def offloaded(self) -> int:
@@ -183,9 +171,11 @@ class ZeroPeak(Peak):
         return whole * (any(there) or ending) + added * ending
 
     def added(self, weights: int, there: bool) -> int:
-        """Stage 2 has those in its bucket whole."""
+        """Stage 2 has those in its bucket whole, and so has stage 3, in a piece (`copies`)."""
+        if self.zero.stage < 2:
+            return super().added(weights, there)
         whole = min(weights, self.zero.bucket) if self.zero.stage == 2 else 0
-        return self.stored * whole + super().added(weights - whole, there)
+        return self.stored * (whole + (not there) * (weights - whole) // self.ranks)
 
     def optimizing(self) -> dict[str, int]:
         """Gradients in full precision, and the narrow ones that they and new weights come from."""
@@ -201,7 +191,7 @@ class ZeroPeak(Peak):
     def copies(self, held: int, backward: bool) -> int:
         """Stage 3: what may stay and the block in work; backward, a bucket in one piece as well."""
         if self.zero.stage == 2:
-            return backward * self._buffers()
+            return backward * self.buffers
         if self.zero.stage < 3:
             return 0
         live = min(self.everything, self.zero.gathered + self.block + self.embedding)

@@ -6,8 +6,6 @@ element of the residual stream, of the projections and of the feed-forward. The 
 rekindle's engine: transformers' eager blocks, autocast over fp32 weights on replicas, FSDP2 with
 bf16 weights, torch's pipeline schedules. What is below 2 % of a peak is left out."""
 
-from functools import cached_property
-
 from rekindle.plan import quantised, updates
 from rekindle.plan.inflight import Moment, stages_of
 from rekindle.plan.shape import Matrix
@@ -92,14 +90,12 @@ class Rank:
         # of each stage, and of all of them, whole
         self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
         self.trained, self.trained_ends = sum(self.each), sum(ends)
+        moments = updates.moments_bytes(work, self.trained, self.count, self.stored)
+        self.moments = moments // self.group
 
     # Between two steps
 
-    @cached_property
-    def moments(self) -> int:
-        return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
-
-    @cached_property
+    @property
     def taught(self) -> tuple[int, int]:
         """Of a teacher its weights, whose blocks all ranks divide where they are large, and those
         that are put together for a while: a block, and the piece that it came in."""
@@ -136,16 +132,23 @@ class Rank:
         self.mlp = self.norm + self._entering(2 if self.shape.gated else 1) + dropped
         self.mlp += self._feeding()[0] * self.inner
         between = self.compute * self.work.tokens * self.work.lora_rank * len(self.work.adapted)
-        self.attention = self._attention()
-        self.own = 0 if self.adapters else self.compute * self.block // 2
-        self.of_block = self.attention + self.mlp + between
+        attention = self._attention()
+        of_block = attention + self.mlp + between
         wide = self._outputs(self.shape.matrices, self.whole)
         adapted = between + self._outputs(self.work.adapted, self.size)
         # between zero bubble's halves: gradients of products and norms' results
         self.halved = (adapted if self.adapters else wide) + 2 * self.stream * self.size
         selective = self.work.checkpointing == "selective"
         self.products = selective * (self.compute * self.queries + wide + adapted)
-        self.kept = self.stream * self.size + self.products if self.again else self.of_block
+        self.kept = self.stream * self.size + self.products if self.again else of_block
+        # of one that is computed again, what it then has beyond that
+        self.recomputed = self.again * max(of_block - self.products, attention)
+        # gradients of the head, made before those of blocks, and of half a block
+        self.of_head = self.single * self.compute * self.trained_head
+        self.of_half = 0 if self.adapters else self.compute * self.block // 2
+        # what FSDP reduced last, and lets go of in the next backward pass only
+        last = self.trained_ends if self.adapters else self.embedding or self.ends
+        self.left = self.exact * last * (self.grouped and self.work.accumulation > 1)
 
     def _entering(self, matrices: int) -> int:
         """The input of matrices that share it: autocast casts it for each of them."""
@@ -217,17 +220,16 @@ class Rank:
 
     def gradients(self, there: tuple[bool, ...], ending: bool = False) -> int:
         """Of the stages that have some already; `ending`: of the last micro-batch, too."""
-        each = [own * has for own, has in zip(self.each, there, strict=True)]
+        trained = sum(own * has for own, has in zip(self.each, there, strict=True))
         if self.replicated:  # and the buckets
             return self.stored * self.trained * (2 if self.work.accumulation > 1 else 1)
         if not self.sharded:
-            return self.stored * sum(each)
+            return self.stored * trained
         if self.single:
-            return (self.exact + ending * self._narrow()) * sum(each) // self.group
+            return (self.exact + ending * self._narrow()) * trained // self.group
         # whole until the last backward pass; zero bubble's second half leaves them to be widened
-        zero_bubble = self.half and self.layout.schedule == "zero_bubble"
-        later = sum(own for own, stage in zip(each, self.stages, strict=True) if stage)
-        return self.exact * sum(each) + zero_bubble * self.compute * later
+        narrow = self.half and self.layout.schedule == "zero_bubble"
+        return (self.exact + narrow * self.compute) * trained
 
     def _narrow(self) -> int:
         """Bytes of a gradient in the type of weights, which FSDP keeps beside what it reduced."""
@@ -241,17 +243,7 @@ class Rank:
             return each * weights // (self.group if self.single else 1)
         if there:
             return self.compute * weights if self.compute < self.stored and self.remembered else 0
-        return 0 if self.replicated else self.stored * weights // self.group
-
-    def of_head(self) -> int:
-        """The head's gradient, made before those of the blocks; DeepSpeed divides it."""
-        divided = 1 if self.sharded else self.group
-        return self.compute * self.trained_head // divided if self.single else 0
-
-    def left(self) -> int:
-        """What FSDP reduced last, and lets go of in the next backward pass only."""
-        last = self.trained_ends if self.adapters else self.embedding or self.ends
-        return self.exact * last if self.grouped and self.work.accumulation > 1 else 0
+        return 0 if self.replicated else self.stored * weights
 
     # What is there for a moment
 
@@ -281,10 +273,6 @@ class Rank:
         """What a block's backward pass adds to what it has kept: in the feed-forward, beside half
         of its gradients; at an input that tp ranks do not divide; or at the scores."""
         stream = self.stream * self.size
-        feeding = self._feeding()[1] * self.inner + self.own
+        feeding = self._feeding()[1] * self.inner + self.of_half
         undivided = 2 * self.compute * self.whole + stream
         return stream + max(feeding, undivided, self.exact * self.scores)
-
-    def recomputed(self) -> int:
-        """What a block that is computed again has beyond what was kept of it."""
-        return max(self.of_block - self.products, self.attention) if self.again else 0
