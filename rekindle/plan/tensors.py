@@ -1,14 +1,13 @@
-"""The tensors of one rank, by size: weights, what a block keeps for its backward pass, weights and
-gradients on the way. temporaries.py has what is there for a moment only.
+"""What one rank holds, by size: weights, optimizer and teacher between two steps; activations,
+copies of weights and gradients in a step, and what is there for a moment only.
 
-Derived from what rekindle's engine runs: transformers' eager blocks, autocast over fp32 weights on
-replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number is bytes an element or a
-count of tensors, and none is fitted."""
-
-from functools import cached_property
+Sums over a block after Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1): so many bytes an
+element of the residual stream, of the projections and of the feed-forward. The bytes are those of
+rekindle's engine: transformers' eager blocks, autocast over fp32 weights on replicas, FSDP2 with
+bf16 weights, torch's pipeline schedules. What is below 2 % of a peak is left out."""
 
 from rekindle.plan import quantised, updates
-from rekindle.plan.inflight import stages_of
+from rekindle.plan.inflight import Moment, stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
 
@@ -26,318 +25,254 @@ def rows_at_once(columns: int, device: str) -> int:
 
 
 class Rank:
-    """The numbers of one rank. Bytes an element: `stored` of weights and moments, `gathered` of the
-    weights that FSDP puts together, `compute` of products, `stream` of the residual stream, `exact`
-    of sums that are too long for half precision."""
+    """The numbers of one rank. Bytes an element: `stored` of weights and moments, `compute` of
+    products and gathered weights, `stream` of the residual stream, `exact` of long sums."""
 
     def __init__(self, work: Work, pp_rank: int) -> None:
         self.work, self.shape, self.layout, self.pp_rank = work, work.shape, work.layout, pp_rank
         layout, shape, tp = work.layout, work.shape, work.layout.tp
         self.half = work.precision in ("bf16", "fp16", "fp8")
+        self.again = work.checkpointing != "none"
+        self.single = layout.pp == 1
         self.sharded = not layout.only_replicates and layout.dp * layout.shard * layout.cp > 1
+        self.replicated = layout.only_replicates and layout.world > 1
+        self.group = layout.shard * layout.cp
+        # FSDP gathers the weights of each block when they are needed, and forgets them
+        self.grouped = self.sharded and self.single and self.group > 1
         self.stored = 8 if work.precision == "fp64" else work.weights_bytes
         self.compute = 2 if self.half else self.stored
-        self.gathered = 2 if self.half else self.stored
-        self.exact = max(4, self.stored if not self.half else 4)
+        self.exact = max(4, self.stored)
+        self.copied = "gathered weights" if self.sharded else "copies of weights"
         self.rms = shape.norm == "rms"
-        narrow = self.sharded or self.stored == 2
-        self.stream = self.compute if narrow and (self.rms or shape.causal) else self.stored
+        narrow = (self.sharded or self.stored == 2) and (self.rms or shape.causal)
+        self.stream = self.compute if narrow else self.stored
         if self.half and not shape.causal:
             self.stream = 4  # CUDA's autocast computes layer_norm in fp32, and the stream is one
+        self.texts = not shape.causal and shape.vocab > 0  # with a class; images have no table
         self.casts = self.half and (self.stream > 2 or not self.rms)
-        self.along = tp > 1 and shape.causal and self.rms
-        self.tokens = work.tokens
-        self.part = self.tokens // tp if self.along else self.tokens
-        self.query = shape.heads * shape.head_dim // tp
-        self.keys = shape.kv_heads * shape.head_dim // tp
-        self.inner, self.hidden = shape.ffn // tp, shape.d_model
-        self.group = layout.shard * layout.cp
-        self.head = shape.vocab // tp
-        self.written = work.attention == "written"  # attention, operation by operation
-        self.pairs = self.tokens * work.sequence * shape.heads // tp  # of tokens, of all heads here
-        self.joined = not shape.causal and shape.vocab > 0  # texts share a sequence, images do not
+        # autocast keeps its copies for the whole step: those of trained, whole weights
+        self.remembered = tp == 1 and not work.lora_rank
+        # elements of what goes into a product, and of the stream, which tp ranks may divide
+        self.whole = work.tokens * shape.d_model
+        self.size = self.whole // (tp if shape.causal and self.rms else 1)
+        self.queries = work.tokens * shape.heads * shape.head_dim // tp
+        self.inner = work.tokens * shape.ffn // tp
+        written = work.attention == "written"  # operation by operation: all scores are there
+        self.scores = work.tokens * work.sequence * shape.heads // tp if written else 0
         self._cut()
-        self._size()
-
-    def _size(self) -> None:
-        work, layout, tp, stream = self.work, self.layout, self.layout.tp, self.stream
-        # a norm's input in fp32, and the normalised, which only a norm's own weights need
-        self.entering = max(4, self.stream) * self.part * self.hidden
-        self.scaled = 0 if self.adapters else stream
-        # what a norm keeps: its input and the normalised, and the scale, or mean and scale
-        self.normed = self.entering + 8 * self.part
-        # while a norm's gradients are made: of RMS five tensors in fp32, three of the stream
-        self.norm_backward = 2 * stream * self.part * self.hidden
-        if self.rms:
-            self.normed = self.entering + (self.scaled * self.hidden + 4) * self.part
-            self.norm_backward = (5 * 4 + 3 * stream) * self.part * self.hidden
-        # what the last norm gives, an element; and what it keeps in a language model
-        self.last_norm = stream if self.rms else max(self.exact, stream)
-        normalised = self.scaled * self.part * self.hidden if self.rms else 0
-        self.behind = self.entering + normalised if self.shape.causal else 0
-        # token numbers, positions, labels, targets; of a classifier token numbers and a mask
-        columns = 4 if self.shape.causal else 2
-        self.inputs_held = columns * 8 * self.tokens * work.accumulation
-        # Whether autocast keeps its copies for the whole step: of trained weights, but not of a tp
-        # rank's share of them. Of the others each micro-batch has its own.
-        self.remembered = tp == 1 and not self.adapters
-        # keys that a rank's queries see: those before the end of each of its two chunks
-        cp = layout.cp
-        self.seen = self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
-        # bytes of a gradient: FSDP keeps what it reduced in fp32 beside narrower ones
-        narrow = self.sharded and self.stored < self.exact
-        self.each_gradient = self.exact + self.stored if narrow else self.stored
-        # while a block's gradients are reduced: whole, in fp32
-        self.reduced = self.exact * self.trained_block if self.sharded else 0
-        # FSDP gathers the weights of each block when they are needed, and forgets them
-        self.grouped = self.sharded and layout.pp == 1 and self.group > 1
-        # gradients lie in the buckets of replicas
-        self.replicated = layout.only_replicates and layout.world > 1
-        self.copies = "gathered weights" if self.sharded else "copies of weights"
+        self._keep()
 
     def _cut(self) -> None:
-        """What this rank has: blocks of each of its stages, elements of a block and of the ends."""
+        """Blocks of each of its stages, weights of a block and of the ends, in elements."""
         work, layout, shape = self.work, self.layout, self.shape
-        stages, place = layout.stages, self.pp_rank
-        mine = stages_of(layout, place)
-        each, more = divmod(shape.layers, stages)
-        self.blocks = [each + (stage < more) for stage in mine]
-        self.stages = mine
-        self.final = stages - 1
-        self.first, self.last = 0 in mine, stages - 1 in mine
-        first, last = work.ends_share()
-        self.block = work.block_share()
-        self.ends = (first if self.first else 0) + (last if self.last else 0)
-        self.adapters = work.adapters_share()
-        self.trained_block = self.adapters or self.block
-        head = shape.head.parameters if shape.head and not shape.causal else 0
+        self.stages, self.final = stages_of(layout, self.pp_rank), layout.stages - 1
+        each, more = divmod(shape.layers, layout.stages)
+        self.blocks = [each + (stage < more) for stage in self.stages]
         self.count = sum(self.blocks)
-        ends = [first * (stage == 0) + last * (stage == self.final) for stage in mine]
-        if self.adapters:
-            ends = [head if stage == self.final else 0 for stage in mine]
-        self.trained_ends = sum(ends)
+        self.adapters = work.adapters_share()
+        self.block = work.block_share() + self.adapters
+        self.matrices = work.block_share() - shape.block_norms
+        self.trained_block = self.adapters or self.block
+        # of a language model's head, which may be the table
+        self.head = shape.vocab // layout.tp * shape.d_model if shape.causal else 0
+        self.trained_head = 0 if self.adapters else self.head
+        first, last = work.ends_share()
+        ends = [first * (stage == 0) + last * (stage == self.final) for stage in self.stages]
+        self.ends = sum(ends)
         # The embedding is an FSDP group of its own, unless the head is tied to it; the root group
         # has the rest of the ends.
-        apart = self.first and not (shape.causal and shape.head is None)
+        apart = 0 in self.stages and not (shape.causal and shape.head is None)
         self.embedding = first if apart else 0
         self.root = self.ends - self.embedding
-        self.trained_embedding = 0 if self.adapters else self.embedding
-        # trained elements of each stage, and of all of them, whole
+        if self.adapters:
+            head = shape.head.parameters if shape.head and not shape.causal else 0
+            ends = [head * (stage == self.final) for stage in self.stages]
+        # of each stage, and of all of them, whole
         self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
-        self.trained = sum(self.each)
+        self.trained, self.trained_ends = sum(self.each), sum(ends)
+        moments = updates.moments_bytes(work, self.trained, self.count, self.stored)
+        self.moments = moments // self.group
 
-    # What is there between two steps
+    # Between two steps
 
-    @cached_property
-    def weights(self) -> int:
-        block = self.block + self.adapters
-        if self.work.quantised:
-            block -= sum(m.inputs * m.outputs for m in self.shape.matrices)
-            codes = self.count * quantised.block_bytes(self.work)
-            return self.stored * (self.count * block + self.ends) + codes
-        return self.stored * (self.count * block + self.ends) // self.group
-
-    def static(self) -> dict[str, int]:
-        return {
-            "parameters": self.weights, "optimizer": self.moments, "teacher": self.taught[0],
-        }  # fmt: skip
-
-    @cached_property
-    def moments(self) -> int:
-        return updates.moments_bytes(self.work, self.trained, self.count, self.stored) // self.group
-
-    @cached_property
+    @property
     def taught(self) -> tuple[int, int]:
         """Of a teacher its weights, whose blocks all ranks divide where they are large, and those
         that are put together for a while: a block, and the piece that it came in."""
-        teacher, world = self.work.teacher, self.layout.world
+        teacher, world, width = self.work.teacher, self.layout.world, 2 if self.half else 4
         if teacher is None:
             return 0, 0
-        width = 2 if self.half else 4
         if world == 1 or width * teacher.parameters <= WHOLE_TEACHER_BYTES:
             return width * teacher.parameters, 0
         blocks = teacher.layers * teacher.block_parameters
         own = teacher.parameters - blocks + -(-blocks // world)
         return width * own, 2 * width * teacher.block_parameters
 
-    @cached_property
-    def lesson(self) -> int:
-        """What a teacher says of each token, until the loss is known."""
-        teacher = self.work.teacher
-        if teacher is None or not self.shape.causal:
-            return 0
-        return (2 if self.half else 4) * self.tokens * teacher.d_model
+    def static(self) -> dict[str, int]:
+        kept, codes = self.count * self.block + self.ends, 0
+        if self.work.quantised:
+            kept -= self.count * sum(m.inputs * m.outputs for m in self.shape.matrices)
+            codes = self.count * quantised.block_bytes(self.work)
+        weights = self.stored * kept // self.group + codes
+        return {"parameters": weights, "optimizer": self.moments, "teacher": self.taught[0]}
 
     @property
     def snapshot(self) -> int:
         """Host memory for a save's copies: trained weights and what the optimizer keeps of them."""
         return self.stored * self.trained // self.group + self.moments
 
-    # What a block keeps for its backward pass
+    # Activations
 
-    @cached_property
-    def norm_and_attention(self) -> int:
-        """Until the attention's output matrix has been given its input."""
-        tokens = self.tokens
-        kept = self.normed + self.inputs(3)
-        kept += self.compute * tokens * 2 * self.query + 2 * self.compute * self.seen * self.keys
-        if self.shape.head_norms:
-            both = self.query + self.keys
-            scaled = 0 if self.adapters else self.compute
-            kept += ((4 if self.half else self.compute) + scaled) * tokens * both
-        return kept + self.scores
+    def _keep(self) -> None:
+        """Bytes that a block keeps for its backward pass, whole and as checkpointing has it."""
+        # a norm's input in fp32, and the normalised, which an RMS norm's own weights need
+        scaled = self.stream if self.rms and not self.adapters else 0
+        self.norm = (max(4, self.stream) + scaled) * self.size
+        dropped = self.shape.dropouts * self.whole if self.shape.dropout else 0  # a byte each
+        self.mlp = self.norm + self._entering(2 if self.shape.gated else 1) + dropped
+        self.mlp += self._feeding()[0] * self.inner
+        between = self.compute * self.work.tokens * self.work.lora_rank * len(self.work.adapted)
+        attention = self._attention()
+        of_block = attention + self.mlp + between
+        wide = self._outputs(self.shape.matrices, self.whole)
+        adapted = between + self._outputs(self.work.adapted, self.size)
+        # between zero bubble's halves: gradients of products and norms' results
+        self.halved = (adapted if self.adapters else wide) + 2 * self.stream * self.size
+        selective = self.work.checkpointing == "selective"
+        self.products = selective * (self.compute * self.queries + wide + adapted)
+        self.kept = self.stream * self.size + self.products if self.again else of_block
+        # of one that is computed again, what it then has beyond that
+        self.recomputed = self.again * max(of_block - self.products, attention)
+        # gradients of the head, made before those of blocks, and of half a block
+        self.of_head = self.single * self.compute * self.trained_head
+        self.of_half = 0 if self.adapters else self.compute * self.block // 2
+        # what FSDP reduced last, and lets go of in the next backward pass only
+        last = self.trained_ends if self.adapters else self.embedding or self.ends
+        self.left = self.exact * last * (self.grouped and self.work.accumulation > 1)
 
-    def inputs(self, matrices: int) -> int:
-        """Of matrices that share an input: autocast casts it for each of them."""
-        size = self.tokens * self.hidden
+    def _entering(self, matrices: int) -> int:
+        """The input of matrices that share it: autocast casts it for each of them."""
         if self.casts:
-            return matrices * 2 * size
-        return (self.compute if self.rms else max(4, self.stream)) * size
+            return matrices * 2 * self.whole
+        return (self.compute if self.rms else max(4, self.stream)) * self.whole
 
-    @cached_property
-    def scores(self) -> int:
-        if self.written:  # softmax in fp32, what is kept of it, and the product
-            return (self.exact + 2 * self.compute) * self.pairs
-        kept = 4 * self.tokens * self.shape.heads // self.layout.tp  # log of the sums
-        if self.shape.attention_dropout and (self.shape.causal or self.joined):
-            # one call a document or group, each of which keeps its result beside the joined ones
-            kept += self.compute * self.tokens * self.query
-        return kept
+    def _attention(self) -> int:
+        """Norm, queries, keys and values, the result; of cp the keys before the end of the rank's
+        two chunks; softmax in fp32, what is kept of it and the product, where it is written out."""
+        cp, shape = self.layout.cp, self.shape
+        keys = self.queries * shape.kv_heads // shape.heads
+        seen = keys if cp == 1 else keys * (2 * cp + 1) // 2
+        kept = self.norm + self._entering(3) + 2 * self.compute * (self.queries + seen)
+        if shape.head_norms:
+            scaled = 0 if self.adapters else self.compute
+            kept += (max(4, self.compute) + scaled) * (self.queries + keys)
+        # dropout of documents or groups joins copies of their results; peft widens the result
+        joined = shape.attention_dropout > 0 and shape.vocab > 0 and not self.scores
+        kept += (joined + (self.adapters > 0 and self.casts)) * self.compute * self.queries
+        return kept + (self.exact + 2 * self.compute) * self.scores
 
-    @cached_property
-    def mlp(self) -> int:
-        """The rest of the block."""
-        kept = self.normed + self.inputs(2 if self.shape.gated else 1)
-        if self.shape.dropout:  # a byte an element
-            kept += self.tokens * self.hidden * self.shape.dropouts
-        return kept + self.activation * self.tokens * self.inner
+    def _feeding(self) -> tuple[int, int]:
+        """Bytes an element of the feed-forward that are kept, and that its backward pass adds: of
+        gate, up, silu and their product; of all of gelu's operations; of its input and output."""
+        if self.shape.gated:
+            return 4 * self.compute, 2 * self.compute
+        if self.shape.gelu == "written":
+            return (16, 12) if self.half else (5 * self.compute, 2 * self.compute)
+        return 2 * self.compute, self.compute
 
-    @cached_property
-    def narrowed(self) -> int:
-        """What the last block keeps less: behind attention it computes each text's first token."""
-        if not self.joined or not self.last or self.work.checkpointing != "none":
-            return 0
-        return self.mlp - self.mlp // self.work.sequence
+    def _outputs(self, matrices: tuple[Matrix, ...], rows: int) -> int:
+        """What matrices give: so many elements those that tp ranks divide by rows."""
+        columns = self.work.tokens // self.layout.tp
+        given = (columns * m.outputs if m.divided == "column" else rows for m in matrices)
+        return self.compute * sum(given)
 
-    @cached_property
-    def activation(self) -> int:
-        """Bytes a token and column of the feed-forward that the backward pass needs."""
-        if self.shape.gated:  # gate, up, silu of the gate, their product
-            return 4 * self.compute
-        if self.shape.gelu == "written":  # x, x^3's x, tanh, 1 + tanh, the product
-            return 12 + 2 * self.compute if self.half else 5 * self.compute
-        return 2 * self.compute  # gelu's input and output
+    def activations(self, at: Moment) -> int:
+        """Of all micro-batches under way, and what a pipeline has sent: all of it where a rank has
+        two stages. It receives into buffers."""
+        two, sent = len(self.stages) > 1, 0
+        kept = 0 if self.shape.causal else self.norm
+        if self.texts and self.final in self.stages and not self.again:
+            kept -= self.mlp  # behind the last attention a text goes on with its first token
+        for number, stage in enumerate(self.stages):
+            held, backward = at.held[number], at.backward[number]
+            kept += held * self.blocks[number] * self.kept
+            sent += (held + two * backward) * (stage < self.final) + two * backward * (stage > 0)
+            sent -= held * (stage > 0 and (self.stream >= 4 or self.again))
+        return kept + sent * self.stream * self.size
 
-    @cached_property
-    def kept(self) -> int:
-        """Of one block, between its forward and its backward pass."""
-        if self.work.checkpointing == "none":
-            return self.whole
-        entry = self.stream * self.part * self.hidden
-        return entry + (0 if self.work.checkpointing == "full" else self.products)
+    # Copies of weights, and gradients
 
-    def outputs(self, matrices: tuple[Matrix, ...]) -> int:
-        """Elements a token of what matrices give."""
-        tp = self.layout.tp
-        return sum(m.outputs // (tp if m.divided == "column" else 1) for m in matrices)
-
-    @cached_property
-    def products(self) -> int:
-        """Results of matrices, those of adapters too, and of attention."""
-        adapted = self.work.adapted
-        rows = tuple(m for m in adapted if m.divided == "row")  # they follow the stream's division
-        wide = self.outputs(self.shape.matrices) + self.query + self.work.lora_rank * len(adapted)
-        wide += self.outputs(adapted) - self.outputs(rows)
-        sums = 0 if self.written else 4 * self.shape.heads // self.layout.tp
-        kept = self.tokens * (self.compute * wide + sums)
-        return kept + self.compute * self.part * self.outputs(rows)
-
-    @cached_property
-    def whole(self) -> int:
-        kept = self.norm_and_attention + self.mlp
-        if self.adapters:  # the narrow results between the two matrices of each adapter
-            kept += self.compute * self.tokens * self.work.lora_rank * len(self.work.adapted)
-            if self.casts and any(m.name == "o" for m in self.work.adapted):
-                # peft widens what attention gives, and autocast narrows it again: a copy
-                kept += self.compute * self.tokens * self.query
-        return kept
-
-    # What the ends keep
-
-    def loss_kept(self, stage: int) -> int:
-        """Gradients of hidden states and of a trained head, from the loss to its backward pass."""
-        if self.stages[stage] != self.final or not self.shape.causal:
-            return 0
-        return self.compute * (self.tokens + (0 if self.adapters else self.head)) * self.hidden
-
-    def ends_kept(self, stage: int) -> int:
-        """Before the first block and behind the last one, of a micro-batch."""
-        first, last = self.stages[stage] == 0, self.stages[stage] == self.final
-        size, wide = self.part * self.hidden, max(4, self.stream)
-        kept = 0
-        if self.rms:  # cosines and sines
-            kept += 2 * self.stream * self.tokens * self.shape.head_dim
-        if first:
-            kept += size if self.shape.dropout else 0
-            kept += 0 if self.shape.causal else wide * size
-            # no gradient flows into the first norm of a frozen model
-            kept -= self.entering if self.adapters and self.work.checkpointing == "none" else 0
-        return kept + (self.behind if last else 0)
-
-    # Weights and gradients on the way
-
-    def passing(self, blocks_held: int, begun: int = 0) -> tuple[int, int]:
-        """Copies of weights that are there in the forward pass, and in the backward pass, while
-        activations of so many blocks are held, those of the first one `begun` times."""
-        block = self.block + self.adapters
+    def copies(self, held: int, backward: bool) -> int:
+        """FSDP: the root, and the block that is in work, or that and the next one; all weights in
+        layouts that gather once. A base in 4 bits: the largest matrix. Autocast: of all blocks,
+        but those that are computed again; or those of each micro-batch."""
+        if self.grouped:
+            return self.compute * ((1 + backward) * self.block + self.root)
         if self.sharded:
-            whole = self.gathered * (self.count * block + self.ends)
-            if self.layout.pp > 1 or self.group == 1:
-                return whole, whole
-            root = self.gathered * self.root
-            # forward: the buffer of the last block's gathering; backward: a block and the next one
-            return root + self.gathered * block, root + 2 * self.gathered * block
+            return self.compute * (self.count * self.block + self.ends)
         if self.work.quantised:
-            # the largest matrix while it is multiplied with
-            most = max(m.inputs * m.outputs for m in self.shape.matrices)
-            return 2 * (self.work.compute_bytes * most,)
-        if not self.half or self.stored == 2:
-            return 0, 0
-        matrices = self.block - self.shape.block_norms
+            return self.compute * max(m.inputs * m.outputs for m in self.shape.matrices)
+        if self.compute == self.stored:
+            return 0
         if self.remembered:
-            # a block that is computed again makes autocast forget the copies of all others
-            again = self.work.checkpointing != "none"
-            return 2 * matrices * self.count, 2 * matrices * (1 if again else self.count)
-        if self.work.checkpointing != "none":
-            return 2 * matrices, 2 * matrices
-        copies = 2 * matrices * blocks_held
-        if self.adapters:  # nothing before the first block is trained: its input has no gradient
-            entry = [m for m in self.shape.matrices if m.name in ("q", "k", "v")]
-            copies -= 2 * begun * sum(m.inputs * m.outputs for m in entry) // self.layout.tp
-        return copies, copies
+            return 2 * self.matrices * (1 if self.again and backward else self.count)
+        return 2 * self.matrices * (1 if self.again else held)
 
     def gradients(self, there: tuple[bool, ...], ending: bool = False) -> int:
         """Of the stages that have some already; `ending`: of the last micro-batch, too."""
-        trained = sum(own for own, has in zip(self.each, there, strict=True) if has)
-        if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
-            return self.exact * trained
-        if self.replicated:
-            own = self.stored * self.trained if self.work.accumulation > 1 else 0
-            return self.stored * self.trained + own  # and the buckets
-        if self.sharded and not ending:
-            return self.exact * trained // self.group
-        return self.each_gradient * trained // self.group
+        trained = sum(own * has for own, has in zip(self.each, there, strict=True))
+        if self.replicated:  # and the buckets
+            return self.stored * self.trained * (2 if self.work.accumulation > 1 else 1)
+        if not self.sharded:
+            return self.stored * trained
+        if self.single:
+            return (self.exact + ending * self._narrow()) * trained // self.group
+        # whole until the last backward pass; zero bubble's second half leaves them to be widened
+        narrow = self.half and self.layout.schedule == "zero_bubble"
+        return (self.exact + narrow * self.compute) * trained
 
-    def waiting(self, blocks: int) -> int:
-        """Narrow gradients of weights, until a backward pass has gone through everything: autograd
-        does last what was made first, and autocast made its copies in the first micro-batch."""
-        if self.sharded or not self.half or self.stored == 2 or not self.remembered:
-            return 0
-        return 2 * blocks * (self.block - self.shape.block_norms)
+    def _narrow(self) -> int:
+        """Bytes of a gradient in the type of weights, which FSDP keeps beside what it reduced."""
+        return self.stored if self.stored < self.exact else 0
 
-    @cached_property
-    def left(self) -> int:
-        """What FSDP reduced last, and lets go of in the next backward pass only."""
-        if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
+    def added(self, weights: int, there: bool) -> int:
+        """Gradients of so many weights that a backward pass adds: FSDP divides them. Those in the
+        buckets of replicas are counted. Autocast widens its own behind the first block only."""
+        if self.sharded:
+            each = (0 if there else self.exact) + self.single * self._narrow()
+            return each * weights // (self.group if self.single else 1)
+        if there:
+            return self.compute * weights if self.compute < self.stored and self.remembered else 0
+        return 0 if self.replicated else self.stored * weights
+
+    # What is there for a moment
+
+    def loss(self, stage: int) -> int:
+        """Hidden states, gradients of head and stream, and of a piece of rows logits and theirs."""
+        if self.stages[stage] != self.final or not self.shape.causal:
             return 0
-        return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)
+        taught, wide = self.work.teacher is not None, self.head // self.shape.d_model
+        rows = min(self.work.tokens, rows_at_once(wide * (TAUGHT if taught else 1), "cuda"))
+        last = self.stream if self.rms else max(self.exact, self.stream)
+        found = self.norm + (2 * last + self.exact) * self.whole + self.exact * self.trained_head
+        if not self.sharded and self.compute < self.stored:  # autocast's copy
+            found += self.compute * self.head
+        piece = (self.exact + (self.compute if self.compute < self.exact else 0)) * rows * wide
+        piece += self.compute * max(rows * self.shape.d_model, self.trained_head)
+        return found + max(piece, taught * TAUGHT * self.exact * rows * wide)
+
+    def teaching(self) -> int:
+        """While a teacher's block runs, in its feed-forward."""
+        teacher = self.work.teacher
+        if teacher is None:
+            return 0
+        wide = (3 if teacher.gated else 2) * teacher.ffn + 4 * teacher.d_model
+        return (2 if self.half else 4) * self.work.tokens * wide
+
+    def in_block(self) -> int:
+        """What a block's backward pass adds to what it has kept: in the feed-forward, beside half
+        of its gradients; at an input that tp ranks do not divide; or at the scores."""
+        stream = self.stream * self.size
+        feeding = self._feeding()[1] * self.inner + self.of_half
+        undivided = 2 * self.compute * self.whole + stream
+        return stream + max(feeding, undivided, self.exact * self.scores)

@@ -48,20 +48,6 @@ def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
     return 2 * stored * trained
 
 
-def temporary_bytes(work: Work, stored: int) -> int:
-    """Bytes that an update makes and forgets, at its largest matrix: of Muon two in bf16 and the
-    product; in 8 bits, of a piece, both moments and the places among the codes."""
-    if work.optimizer == "muon":
-        return max(4 * r * c + 2 * min(r, c) ** 2 for r, c in matrices(work))
-    if work.optimizer == "adamw8bit":
-        group = work.layout.shard * work.layout.cp
-        return max(
-            min(-(-rows // group), rows_of_piece(columns)) * (2 * stored + 4) * columns
-            for rows, columns in matrices(work)
-        )
-    return 0
-
-
 def rows_of_piece(columns: int) -> int:
     """Rows of a matrix whose moments are in full precision at a time. 4,096 columns: 4,096."""
     return max(1, PIECE // max(1, columns))

@@ -15,7 +15,7 @@ from rekindle.plan.constants import profile_of
 from rekindle.plan.memory import memory
 from rekindle.plan.spot import Needs, Offer, weigh
 from rekindle.plan.steptime import step_time
-from rekindle.plan.temporaries import Temporaries
+from rekindle.plan.tensors import Rank
 from tests.plan.fresh import case, finalist_of, shape_of
 
 FINALISTS = st.randoms(use_true_random=False).map(case).filter(bool).map(finalist_of)
@@ -56,7 +56,7 @@ def larger(one):
 
 def rule(work):
     """What decides how states are held; another axis of more than one may change it."""
-    rank, layout = Temporaries(work, 0), work.layout
+    rank, layout = Rank(work, 0), work.layout
     replicas = layout.only_replicates and layout.world > 1
     return rank.sharded, rank.group > 1, replicas, layout.pp > 1, layout.cp > 1
 
@@ -89,8 +89,8 @@ def test_more_gpus_never_need_more_memory_a_rank_under_the_same_layout_rule(work
         # 1F1B's first rank holds as many blocks, of more micro-batches: there is what each has beside its blocks. Interleaved holds
         # (p - 1) / 2p more blocks, which grows (Korthikanti et al. 2022), and zero bubble puts off more, the more ranks there are
         assume(work.layout.schedule == "1f1b")
-        rank = Temporaries(work, 0)
-        each = rank.ends_kept(0) + rank.stream * rank.part * rank.hidden
+        rank = Rank(work, 0)
+        each = rank.norm + rank.stream * rank.size
         beside = (more.layout.stages - work.layout.stages) * each
     assert peak(more) <= peak(work) + beside
 
@@ -107,15 +107,13 @@ def test_memory_grows_with_micro_batch_sequence_layers_and_width(one):
 @drawn
 @given(WORKS)
 def test_recomputation_never_needs_more(work):
-    """But for what stands beside a block that is computed again: its entry in 16 bits, while the norm's input is in fp32, what an
-    encoder's norms give, and its last product, which is not made again and stays where `selective` kept it; and for the products
-    of adapters, which `selective` keeps and nothing else needs."""
+    """But for the entry of the block that is computed again; and for the products of adapters, which `selective` keeps and nothing
+    else needs."""
     assume(work.layout.schedule != "zero_bubble")
     kinds = ("full", "none") if work.lora_rank else ("full", "selective", "none")
     peaks = [peak(dataclasses.replace(work, checkpointing=kind)) for kind in kinds]
-    rank = Temporaries(work, 0)
-    beside = rank.stream * rank.part * rank.hidden + rank.norms_forward
-    beside += rank.compute * rank.tokens * rank.hidden
+    rank = Rank(work, 0)
+    beside = rank.stream * rank.size
     for less, more in itertools.pairwise(peaks):
         assert less <= more + beside
 

@@ -13,7 +13,7 @@ import statistics
 
 import pytest
 
-from rekindle.plan.inflight import moments, order, stages_of
+from rekindle.plan.inflight import moments, most_held
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.shape import shape_of
 from rekindle.plan.work import Work, lora_targets
@@ -44,22 +44,22 @@ def test_every_case_has_a_stored_trace():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_closed_form_is_within_three_percent_of_each_trace(name):
-    assert abs(error(name)) <= 0.03
+def test_the_closed_form_is_at_most_three_percent_below_each_trace_and_five_above(name):
+    assert -0.03 <= error(name) <= 0.05
 
 
 def test_the_closed_form_is_half_a_percent_off_the_traces_on_average():
     assert statistics.mean(abs(error(name)) for name in CASES) <= 0.005
 
 
-def test_it_is_within_five_percent_on_average_and_twelve_at_worst_of_what_a_seed_drew():
+def test_so_it_is_of_traces_that_a_seed_drew():
     kept = json.loads(fresh.FILE.read_text())
     drawn = [one["case"] for one in kept["cases"]]
     assert len(drawn) >= 24
     assert drawn == fresh.cases(kept["seed"], len(drawn)), "none was left out"
-    far = [abs(fresh.off(one)) for one in kept["cases"]]
-    assert statistics.mean(far) <= 0.05
-    assert max(far) <= 0.12
+    off = [fresh.off(one) for one in kept["cases"]]
+    assert min(off) >= -0.03
+    assert max(off) <= 0.05
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -146,34 +146,26 @@ def test_ten_gib_of_tensors_need_thirteen():
     assert needed(10 * GIB) == 13 * GIB
 
 
-def most_held(layout, rank, micro):
-    return max(
-        sum(m.held) for m in moments(layout, rank, micro, (1,) * len(stages_of(layout, rank)))
-    )
-
-
 def test_the_first_of_four_pipeline_ranks_holds_four_micro_batches():
-    assert [most_held(Layout(pp=4), rank, 8) for rank in range(4)] == [4, 3, 2, 1]
-    assert most_held(Layout(pp=4), 0, 2) == 2
+    assert [sum(most_held(Layout(pp=4), rank, 8)) for rank in range(4)] == [4, 3, 2, 1]
+    assert most_held(Layout(pp=4), 0, 2) == (2,)
     looped = Layout(pp=2, schedule="interleaved")
-    assert [most_held(looped, rank, 4) for rank in range(2)] == [5, 3]
-    assert [most_held(Layout(pp=4, schedule="zero_bubble"), rank, 8) for rank in range(4)] == [
-        8
-    ] * 4
+    assert [sum(most_held(looped, rank, 4)) for rank in range(2)] == [5, 3]
+    zero_bubble = Layout(pp=4, schedule="zero_bubble")
+    assert [sum(most_held(zero_bubble, rank, 8)) for rank in range(4)] == [8] * 4
 
 
 def test_gradients_of_weights_wait_where_zero_bubble_puts_them_off():
-    last = moments(Layout(pp=4, schedule="zero_bubble"), 3, 8, (1, 1))
+    last = moments(Layout(pp=4, schedule="zero_bubble"), 3, 8)
     assert max(sum(moment.halved) for moment in last) == 7
-    assert max(sum(moment.halved) for moment in moments(Layout(pp=4), 3, 8, (1,))) == 0
+    assert max(sum(moment.halved) for moment in moments(Layout(pp=4), 3, 8)) == 0
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
-def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
+def test_a_rank_holds_and_puts_off_as_much_as_in_torchs_schedule(schedule, pp):
     from torch.distributed.pipelining import schedules
 
-    names = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     kind = (
         schedules.ScheduleInterleaved1F1B
         if schedule == "interleaved"
@@ -186,12 +178,28 @@ def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
         made.num_stages = made._num_stages = 2 * pp
         made.number_of_rounds = micro // pp
         made.microbatches_per_round = pp
-        theirs = [
-            (names[action.computation_type.name], int(action.stage_index != rank))
-            for action in made._calculate_single_rank_operations(rank)
-            if action is not None and action.microbatch_index < micro
-        ]
-        assert order(layout, rank, micro) == theirs
+        held, halved = passes(made._calculate_single_rank_operations(rank), rank, micro)
+        most = max(map(sum, held))
+        assert most_held(layout, rank, micro) in [one for one in held if sum(one) == most]
+        found = max(sum(moment.halved) for moment in moments(layout, rank, micro))
+        assert found == max(map(sum, halved))
+
+
+def passes(actions, rank, micro):
+    """Micro-batches of both stages that are held, and those that are halved, at each action."""
+    held, halved, at = [0, 0], [0, 0], ([], [])
+    for action in actions:
+        if action is None or action.microbatch_index >= micro:
+            continue
+        name, number = action.computation_type.name, int(action.stage_index != rank)
+        half = action.stage_index > 0  # the first stage's input has no gradient
+        held[number] += name == "FORWARD"
+        halved[number] += half and name == "BACKWARD_INPUT"
+        at[0].append(tuple(held))
+        at[1].append(tuple(halved))
+        held[number] -= name in ("FULL_BACKWARD", "BACKWARD_WEIGHT")
+        halved[number] -= half and name == "BACKWARD_WEIGHT"
+    return at
 
 
 def test_adapters_are_on_the_matrices_that_are_named():
