@@ -517,7 +517,8 @@ class Scores(VersionedRecord):
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
     `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
-    as in `Evidence`; `samples` and `smoke` are the candidate's."""
+    as in `Evidence`; `samples` and `smoke` are the candidate's. `must_pass` is the text of
+    the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none."""
 
     objective: Objective
     candidate: Contender
@@ -532,6 +533,7 @@ class Scores(VersionedRecord):
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
+    must_pass: str = ""
 
 
 _MOST_NAMED = 5  # classes in a warning
@@ -546,9 +548,9 @@ class Evidence(VersionedRecord):
     labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
-    model that was judged, `champion_digest` those of the champion. `bad_rows` counts the rows of
-    the data that were dropped before all, by kind of fault. `smoke` is null where no row is
-    fit for it, and in evidence of before it was kept."""
+    model that was judged, `champion_digest` those of the champion.
+    `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
+    is null where no row is fit for it, and in evidence of before it was kept."""
 
     run_key: str
     model_digest: str = ""

@@ -8,7 +8,7 @@ The sections of platforms are in `platforms.py`, checks that need more than one 
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
@@ -523,6 +523,20 @@ class GateSpec(Section):
     """Smaller slices are shown but do not decide."""
 
 
+class GoldenRows(Section):
+    """What a file of rows holds, so that a run is identified by it, not by the file's path."""
+
+    format: Literal["csv", "tsv", "jsonl"]
+    content: str = Field(max_length=1 << 16)  # it travels with the config, into definitions too
+
+
+class MustPass(Section):
+    """Golden rows, and the section by which they are read."""
+
+    rows: GoldenRows
+    data: DataSpec
+
+
 class EvaluateSpec(Section):
     """How the held-out split judges the candidate."""
 
@@ -530,6 +544,10 @@ class EvaluateSpec(Section):
     """What every promoted model must reach on the test split: at least this value, at most where
     lower is better. Always, it must also beat the most frequent class; for causal_lm, the frequency
     of single tokens."""
+    must_pass: Annotated[GoldenRows | None, WithJsonSchema({"type": ["string", "null"]})] = None
+    """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
+    which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for
+    language models."""
     gate: GateSpec = GateSpec()
     """When a candidate replaces the champion."""
 
@@ -553,7 +571,7 @@ class RegisterSpec(Section):
 
 Received = Literal[
     "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root",
-    "code_commit", "publish",
+    "code_commit", "publish", "must_pass",
 ]  # fmt: skip
 
 
@@ -614,6 +632,12 @@ class Spec(Section):
     def origin(self) -> tuple[str, tuple[str, ...]]:
         """The config that it was loaded from, as given, and the overrides; empty without one."""
         return self._origin
+
+    @property
+    def must_pass(self) -> MustPass | None:
+        """The rows of `evaluate.must_pass`, and how they are read."""
+        rows, data = self.evaluate.must_pass, self.data
+        return MustPass(rows=rows, data=data) if rows and data else None
 
     @property
     def model_name(self) -> str:

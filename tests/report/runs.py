@@ -205,6 +205,14 @@ def refused_reviews(home: Home, run_id: str = "20261121-101500-reviews-c3d4") ->
                 value=-0.081,
                 threshold=-0.05,
             ),
+            Check(
+                name="must_pass",
+                passed=False,
+                detail="2 of 40 rows that must pass do not: row 3 expected `good`, predicted `bad`; "
+                "row 17 expected `bad`, predicted `good`",
+                value=2,
+                threshold=0,
+            ),
         ),
         metrics={
             "accuracy": 0.6733,
