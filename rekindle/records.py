@@ -408,6 +408,17 @@ class Check(Record):
     threshold: float | None = None
 
 
+class Churn(Record):
+    """How often a model answers otherwise than another on the same `answers` (of words, where each
+    has a tag): the `share`, and how many of those it gets right that the other got wrong, `fixed`,
+    and wrong that the other got right, `broken`."""
+
+    answers: int
+    share: float
+    fixed: int
+    broken: int
+
+
 class Slice(Record):
     """Metrics of the examples whose `column` holds `value`; `champion` is empty when there is
     none. `p_value`: how often chance alone would show such a drop; `detectable`: the drop that
@@ -548,7 +559,7 @@ class Evidence(VersionedRecord):
     labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
-    model that was judged, `champion_digest` those of the champion.
+    model that was judged, `champion_digest` those of the champion; `churn` is of the two.
     `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
     is null where no row is fit for it, and in evidence of before it was kept."""
 
@@ -562,6 +573,7 @@ class Evidence(VersionedRecord):
     champion_digest: str = ""
     champion_metrics: Mapping[str, float] = Field(default_factory=dict)
     comparison: Comparison | None = None
+    churn: Churn | None = None
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     classes: tuple[ClassResult, ...] = ()

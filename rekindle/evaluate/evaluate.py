@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rekindle import records
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
-from rekindle.records import Check, ClassResult, Comparison, Evidence, Slice
+from rekindle.records import Check, Churn, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.metrics import LOWER_IS_BETTER
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
@@ -50,7 +50,8 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
     slices = _slices(spec.gate, slice_metric, rows, slice_columns, ours, theirs)
-    further = _must_pass(spec, record, scores)
+    churn = churn_of(ours, theirs) if theirs else None
+    further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
@@ -64,7 +65,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
-        calibration=ours.calibration(), slices=tuple(slices), **vars(verdict),
+        calibration=ours.calibration(), slices=tuple(slices), churn=churn, **vars(verdict),
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -176,6 +177,32 @@ def judge(
     failed = "; ".join(check.detail for check in checks if not check.passed)
     reason = failed or _praise(spec, metric, candidate, comparison)
     return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
+    """How often two contenders answer differently; None without classes, or without answers."""
+    mine, other = ours.answers(), theirs.answers()
+    if mine is None or other is None or not len(mine[0]):
+        return None
+    (mine_N, true_N), other_N = mine, other[0]
+    changed_N = mine_N != other_N
+    return Churn(
+        answers=len(true_N), share=float(changed_N.mean()),
+        fixed=int((changed_N & (mine_N == true_N)).sum()),
+        broken=int((changed_N & (other_N == true_N)).sum()),
+    )  # fmt: skip
+
+
+def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:
+    if spec.max_churn is None or champion is None:
+        return []
+    if churn is None:
+        return [Check(name="churn", passed=False, detail="there are no classes to compare")]
+    passed = churn.share <= spec.max_churn
+    detail = f"{churn.share:.4f} of the answers differ from the champion's, "
+    detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
+    value = {"value": churn.share, "threshold": spec.max_churn}
+    return [Check(name="churn", passed=passed, detail=detail, **value)]
 
 
 def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list[Check]:

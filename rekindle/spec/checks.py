@@ -328,6 +328,8 @@ def _answers(spec: Spec) -> Iterator[Finding]:
         what = "a language model has no classes to predict" if spec.data else "there is no `data`"
         if spec.evaluate.must_pass is not None:
             yield ("evaluate", "must_pass"), what, "remove it; see evaluate.floor"
+        if spec.evaluate.gate.max_churn is not None:
+            yield ("evaluate", "gate", "max_churn"), what, "remove it; see evaluate.floor"
 
 
 def _published(spec: Spec) -> Iterator[Finding]:

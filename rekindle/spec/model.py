@@ -521,6 +521,9 @@ class GateSpec(Section):
     refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
+    max_churn: float | None = Field(None, ge=0, le=1)
+    """Largest share of the test examples (for token_classification, of their words) that the
+    candidate may answer otherwise than the champion. Not for language models."""
 
 
 class GoldenRows(Section):
