@@ -1,5 +1,4 @@
-"""Rows that a candidate has to predict right (`evaluate.must_pass`), as examples: read, normalised
-and refused as the rows of the source are."""
+"""Rows that a candidate has to predict right (`evaluate.must_pass`), read as a source's are."""
 
 import tempfile
 from pathlib import Path

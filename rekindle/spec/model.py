@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
+from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
@@ -526,14 +527,14 @@ class GateSpec(Section):
     candidate may answer otherwise than the champion. Not for language models."""
 
 
-class GoldenRows(Section):
+class GoldenRows(Record):
     """What a file of rows holds, so that a run is identified by it, not by the file's path."""
 
     format: Literal["csv", "tsv", "jsonl"]
     content: str = Field(max_length=1 << 16)  # it travels with the config, into definitions too
 
 
-class MustPass(Section):
+class MustPass(Record):
     """Golden rows, and the section by which they are read."""
 
     rows: GoldenRows
