@@ -19,6 +19,7 @@ def score(
     network: dsl.Input[dsl.Model],
     examples: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
+    must_pass: str = "",
 ):
     """Score on all ranks of this node.
 
@@ -34,13 +35,14 @@ def score(
         network: The candidate.
         examples: What `ingest` wrote; the test split is scored.
         scores: One row an example, and scores.json.
+        must_pass: Rows that the candidate has to predict right, and how they are read, as JSON.
     """
     import sys
     from pathlib import Path
 
     from rekindle.errors import PreemptedError
     from rekindle.registry.models import Registry, fetch_model
-    from rekindle.spec.model import RegisterSpec, TrainSpec
+    from rekindle.spec.model import MustPass, RegisterSpec, TrainSpec
     from rekindle.train.score import job_of
     from rekindle.train.score import score as score_models
 
@@ -54,6 +56,7 @@ def score(
         TrainSpec.model_validate_json(train),
         artifact_root,
         where.code(task),
+        MustPass.model_validate_json(must_pass) if must_pass else None,
     )
     try:
         record = score_models(job, Path(scores.path))

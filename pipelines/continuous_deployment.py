@@ -21,6 +21,7 @@ def continuous_deployment(
     deploy: str,
     code_commit: str = "",
     publish: str = "",
+    must_pass: str = "",
 ):
     """Retrain, judge, register and promote a model, and roll it out.
 
@@ -36,9 +37,10 @@ def continuous_deployment(
         deploy: What the component `deploy` has to know of the config, as JSON.
         code_commit: Commit of the user's code, for lineage.
         publish: What publishing a champion on platforms has to know of the config, as JSON.
+        must_pass: Rows that a candidate has to predict right, and how they are read, as JSON.
     """
     registered, judged = retrained(
-        name, task, data, model, train, evaluate, register, artifact_root, code_commit
+        name, task, data, model, train, evaluate, register, artifact_root, code_commit, must_pass
     )
     with dsl.If(registered.outputs["promote"] == True, name="gate"):
         champion = promoted(name, register, artifact_root, publish, registered, judged)

@@ -14,7 +14,9 @@ from components.score import score as score_step
 from components.shard import shard as shard_step
 
 
-def retrained(name, task, data, model, train, evaluate, register, artifact_root, code_commit):
+def retrained(
+    name, task, data, model, train, evaluate, register, artifact_root, code_commit, must_pass
+):
     """The steps up to the gate; returns those that register and judge."""
     keys = fingerprint_step(
         name=name, task=task, data=data, model=model, train=train, register=register,
@@ -40,6 +42,7 @@ def retrained(name, task, data, model, train, evaluate, register, artifact_root,
         name=name, task=task, train=train, register=keys.outputs["registry"],
         champion=keys.outputs["champion"], champion_digest=keys.outputs["champion_digest"],
         artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
+        must_pass=must_pass,
     )  # fmt: skip
     judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])
     registered = register_step(
@@ -74,6 +77,7 @@ def continuous_training(
     artifact_root: str,
     code_commit: str = "",
     publish: str = "",
+    must_pass: str = "",
 ):
     """Retrain, judge and register a model; promote it only on evidence.
 
@@ -88,9 +92,10 @@ def continuous_training(
         artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
         code_commit: Commit of the user's code, for lineage.
         publish: What publishing a champion on platforms has to know of the config, as JSON.
+        must_pass: Rows that a candidate has to predict right, and how they are read, as JSON.
     """
     registered, judged = retrained(
-        name, task, data, model, train, evaluate, register, artifact_root, code_commit
+        name, task, data, model, train, evaluate, register, artifact_root, code_commit, must_pass
     )
     with dsl.If(registered.outputs["promote"] == True, name="gate"):
         promoted(name, register, artifact_root, publish, registered, judged)

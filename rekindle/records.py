@@ -416,6 +416,17 @@ class Check(Record):
     threshold: float | None = None
 
 
+class Churn(Record):
+    """How often a model answers otherwise than another on the same `answers` (of words, where each
+    has a tag): the `share`, and how many of those it gets right that the other got wrong, `fixed`,
+    and wrong that the other got right, `broken`."""
+
+    answers: int
+    share: float
+    fixed: int
+    broken: int
+
+
 class Slice(Record):
     """Metrics of the examples whose `column` holds `value`; `champion` is empty when there is
     none. `p_value`: how often chance alone would show such a drop; `detectable`: the drop that
@@ -525,7 +536,8 @@ class Scores(VersionedRecord):
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
     `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
-    as in `Evidence`; `samples` and `smoke` are the candidate's."""
+    as in `Evidence`; `samples` and `smoke` are the candidate's. `must_pass` is the text of
+    the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none."""
 
     objective: Objective
     candidate: Contender
@@ -540,6 +552,7 @@ class Scores(VersionedRecord):
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
+    must_pass: str = ""
 
 
 _MOST_NAMED = 5  # classes in a warning
@@ -554,9 +567,9 @@ class Evidence(VersionedRecord):
     labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
-    model that was judged, `champion_digest` those of the champion. `bad_rows` counts the rows of
-    the data that were dropped before all, by kind of fault. `smoke` is null where no row is
-    fit for it, and in evidence of before it was kept."""
+    model that was judged, `champion_digest` those of the champion; `churn` is of the two.
+    `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
+    is null where no row is fit for it, and in evidence of before it was kept."""
 
     run_key: str
     model_digest: str = ""
@@ -568,6 +581,7 @@ class Evidence(VersionedRecord):
     champion_digest: str = ""
     champion_metrics: Mapping[str, float] = Field(default_factory=dict)
     comparison: Comparison | None = None
+    churn: Churn | None = None
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     classes: tuple[ClassResult, ...] = ()

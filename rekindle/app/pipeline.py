@@ -90,6 +90,7 @@ def arguments_of(
     }  # fmt: skip
     published = spec.registration.publish
     filled["publish"] = _for_the_champion(spec, published) if published else ""
+    filled["must_pass"] = spec.must_pass.model_dump_json() if spec.must_pass else ""
     if spec.pipeline is None and "deploy" in graph.inputs.parameters:
         filled["deploy"] = _for_the_champion(spec, (platform,), deploy=True)
     parameters = graph.inputs.parameters
@@ -97,9 +98,10 @@ def arguments_of(
     if spec.pipeline is None or spec.receives == "all":
         wanted = [name for name in filled if name in parameters]
     values = {**{name: filled[name] for name in wanted}, **spec.arguments}
-    if published and not values.get("publish"):
-        what, fix = "the pipeline does not receive it", "write receives: all, or [publish, ...]"
-        raise RequestError(what, where="register.publish", fix=fix)
+    for name, field in (("publish", "register.publish"), ("must_pass", "evaluate.must_pass")):
+        if filled[name] and not values.get(name):
+            what, fix = "the pipeline does not receive it", f"write receives: all, or [{name}, ...]"
+            raise RequestError(what, where=field, fix=fix)
     open_ones = [parameter for name, parameter in parameters.items() if name not in values]
     if problems := list(_open(spec, open_ones, filled)):
         raise RequestError(problems)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.glance import classes, first_rows
+from rekindle.data.glance import classes, first_rows, golden_rows
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
@@ -151,7 +151,8 @@ def first_look(spec: Spec) -> list[Problem]:
     from rekindle.tasks import load_task
 
     modality = load_task(spec.task).modality
-    return [problem for part in data.parts for problem in first_rows(part, modality)]
+    found = [problem for part in data.parts for problem in first_rows(part, modality)]
+    return [*found, *(golden_rows(spec.must_pass, modality) if spec.must_pass else ())]
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:

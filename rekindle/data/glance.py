@@ -12,7 +12,7 @@ from rekindle.data.files import Files, SourceFile
 from rekindle.data.roles import Columns, time_column, wanted_columns
 from rekindle.data.validate import Findings
 from rekindle.errors import Problem, RekindleError
-from rekindle.spec.model import DataSpec
+from rekindle.spec.model import DataSpec, MustPass
 
 _MOST_BYTES = 8 << 20
 _HEAD_BYTES = 256 << 10  # that are read of each file
@@ -72,6 +72,16 @@ def first_rows(data: DataSpec, modality: str) -> list[Problem]:
         return list(error.problems)
     dropped = data.on_bad_rows == "drop" and findings.droppable and (kept or data.window)
     return [] if dropped else findings.problems()
+
+
+def golden_rows(asked: MustPass, modality: str) -> list[Problem]:
+    """What is wrong with the rows of `evaluate.must_pass`."""
+    from rekindle.data.golden import examples_of
+
+    findings = Findings()
+    examples_of(asked, modality, findings, labels=tuple(classes(asked.data, modality)))
+    found = ((one, f"evaluate.must_pass, {one.where}") for one in findings.problems())
+    return [dataclasses.replace(one, where=where.removesuffix(", ")) for one, where in found]
 
 
 def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]:

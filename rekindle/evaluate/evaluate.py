@@ -13,6 +13,7 @@ unless chance explains the loss: p-values are of a normal law with the bootstrap
 Holm's steps (1979) bound the chance that any slice refuses a model that is as good."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,15 +27,16 @@ import pyarrow.parquet as pq
 from rekindle import records
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
-from rekindle.records import Check, ClassResult, Comparison, Evidence, Slice
+from rekindle.records import Check, Churn, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.metrics import LOWER_IS_BETTER
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
 
 _POWER = 0.8
+_MOST_ROWS = 10  # that must pass and do not, which a check names
 
-TABLE, RECORD = "scores.parquet", "scores.json"
+TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
 
 
 def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> Evidence:
@@ -48,20 +50,22 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
     slices = _slices(spec.gate, slice_metric, rows, slice_columns, ours, theirs)
+    churn = churn_of(ours, theirs) if theirs else None
+    further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
     elif record.incomparable:
         verdict = refused(*record.incomparable)
     else:
-        verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
+        verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
             "examples", "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
-        calibration=ours.calibration(), slices=tuple(slices), **vars(verdict),
+        calibration=ours.calibration(), slices=tuple(slices), churn=churn, **vars(verdict),
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -138,9 +142,9 @@ class Verdict:
 
 def judge(
     spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
-    slices: Sequence[Slice], slice_metric: str,
+    slices: Sequence[Slice], slice_metric: str, further: Sequence[Check] = (),
 ) -> Verdict:  # fmt: skip
-    """The verdict in `metric` and, on slices, `slice_metric`; `champion`: None if there is none."""
+    """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]
@@ -169,9 +173,63 @@ def judge(
                 detail=f"{gain} {interval}, {bound}",
             ))  # fmt: skip
         checks += _slice_checks(spec.gate, slices, slice_metric)
+    checks += further
     failed = "; ".join(check.detail for check in checks if not check.passed)
     reason = failed or _praise(spec, metric, candidate, comparison)
     return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
+    """How often two contenders answer differently; None without classes, or without answers."""
+    mine, other = ours.answers(), theirs.answers()
+    if mine is None or other is None or not len(mine[0]):
+        return None
+    (mine_N, true_N), other_N = mine, other[0]
+    changed_N = mine_N != other_N
+    return Churn(
+        answers=len(true_N), share=float(changed_N.mean()),
+        fixed=int((changed_N & (mine_N == true_N)).sum()),
+        broken=int((changed_N & (other_N == true_N)).sum()),
+    )  # fmt: skip
+
+
+def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:
+    if spec.max_churn is None or champion is None:
+        return []
+    if churn is None:
+        return [Check(name="churn", passed=False, detail="there are no classes to compare")]
+    passed = churn.share <= spec.max_churn
+    detail = f"{churn.share:.4f} of the answers differ from the champion's, "
+    detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
+    value = {"value": churn.share, "threshold": spec.max_churn}
+    return [Check(name="churn", passed=passed, detail=detail, **value)]
+
+
+def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list[Check]:
+    """Whether the candidate answers all golden rows as they are labelled."""
+    if spec.must_pass is None:
+        return []
+    if record.must_pass != spec.must_pass.content:
+        detail = "the rows that must pass were not scored; run the step `score` again"
+        return [Check(name="must_pass", passed=False, detail=detail)]
+    rows = pq.read_table(scores / MUST_PASS).to_pylist()
+    missed = []
+    for number, row in enumerate(rows, 1):
+        right = row["label"] if isinstance(row["label"], list) else [row["label"]]
+        logits_WC = np.array(row["logits"], np.float64).reshape(len(right), -1)
+        # a word that was cut off has the same logits for all tags
+        known_W = np.isfinite(logits_WC).all(1) & (logits_WC.max(1) != logits_WC.min(1))
+        picks = zip(logits_WC.argmax(1), known_W, strict=True)
+        found = [record.candidate.labels[pick] if known else "–" for pick, known in picks]
+        wrong = (pair for pair in zip(right, found, strict=True) if pair[0] != pair[1])
+        for expected, predicted in itertools.islice(wrong, 1):
+            missed.append(f"row {number} expected `{expected}`, predicted `{predicted}`")
+    text = f"all {len(rows)} rows that must pass do"
+    if missed:
+        more = [f"and {len(missed) - _MOST_ROWS} more"] if len(missed) > _MOST_ROWS else []
+        text = f"{len(missed)} of {len(rows)} rows that must pass do not: "
+        text += "; ".join([*missed[:_MOST_ROWS], *more])
+    return [Check(name="must_pass", passed=not missed, detail=text, value=len(missed), threshold=0)]
 
 
 def refused(name: str, detail: str) -> Verdict:

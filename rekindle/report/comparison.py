@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
-from rekindle.records import Comparison, RunRecord
+from rekindle.records import Churn, Comparison, RunRecord
 from rekindle.report.collect import Findings, gate_of, model_of
 from rekindle.report.texts import lower_is_better, shorten_middle
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Pair = tuple[RunRecord, Findings]
 Row = tuple[str, ...]
 _TRAINING = "finetune"
+_CHURN = {"churn": "share", "churn_fixed": "fixed", "churn_broken": "broken"}
 _MOST_LETTERS = 60
 
 
@@ -87,19 +88,25 @@ def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ..
     judged = [found.evidence.metrics if found.evidence else {} for _, found in runs]
     names = dict.fromkeys(name for metrics in judged for name in metrics)
     first = _judged(*runs[0], notes)
-    others = [_changes(runs[0], first, pair, notes) if first else {} for pair in runs[1:]]
+    churns = dict[str, Churn]()
+    others = [_changes(runs[0], first, pair, notes, churns) if first else {} for pair in runs[1:]]
     metrics = []
     for name in names:
         values = tuple(each.get(name) for each in judged)
         changes = (None, *(each.get(name) for each in others))
         metrics.append(ComparedMetric(name=name, values=values, changes=changes))
+    for name, field in _CHURN.items() if churns else ():
+        values = tuple(getattr(churns.get(run.run_id), field, None) for run, _ in runs)
+        metrics.append(ComparedMetric(name=name, values=values, changes=(None,) * len(runs)))
     return tuple(metrics)
 
 
-def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
-    """How much better the model of a run is than the first one, by metric; a note says why some
-    metrics, or all, cannot be compared."""
-    from rekindle.evaluate.evaluate import compare
+def _changes(
+    base: Pair, first: Judged, pair: Pair, notes: list[str], churns: dict[str, Churn]
+) -> dict[str, Comparison]:
+    """How much better the model of a run is than the first one, by metric, and its churn; a note
+    says why some metrics, or all, cannot be compared."""
+    from rekindle.evaluate.evaluate import churn_of, compare
     from rekindle.spec.model import GateSpec
 
     (record, found), before = pair, base[0].run_id
@@ -120,6 +127,8 @@ def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[st
         what = "other tokens" if names else "other labels or classes"
         only = "; only bits_per_byte compares them" if names else ""
         notes.append(f"{record.run_id} was judged on {what} than {before}{only}.")
+    elif churn := churn_of(scores, theirs):
+        churns[record.run_id] = churn
     return {name: compare(GateSpec(), name, scores, theirs) for name in names}
 
 

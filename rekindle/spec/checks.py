@@ -322,6 +322,16 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             yield ("evaluate", "floor", metric), what, "raise it"
 
 
+def _answers(spec: Spec) -> Iterator[Finding]:
+    """What only models that answer with classes can be asked for."""
+    if spec.task == "causal_lm" or spec.data is None:
+        what = "a language model has no classes to predict" if spec.data else "there is no `data`"
+        if spec.evaluate.must_pass is not None:
+            yield ("evaluate", "must_pass"), what, "remove it; see evaluate.floor"
+        if spec.evaluate.gate.max_churn is not None:
+            yield ("evaluate", "gate", "max_churn"), what, "remove it; see evaluate.floor"
+
+
 def _published(spec: Spec) -> Iterator[Finding]:
     for name in spec.registration.publish:
         section = getattr(spec.platforms, name)
@@ -400,5 +410,5 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 _RULES = (
     _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
-    _entrypoint, _gate, _published, _schedule, _secrets,
+    _entrypoint, _gate, _answers, _published, _schedule, _secrets,
 )  # fmt: skip

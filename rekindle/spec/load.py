@@ -2,9 +2,9 @@
 
 `extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c` comes
 last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`,
-`model.teacher.source`, `task`, `pipeline`, `train.entrypoint` and `image.include` start at the
-folder of the file that names them. Images that `rekindle.lock` beside the config knows are named by
-digest."""
+`model.teacher.source`, `task`, `pipeline`, `train.entrypoint`, `evaluate.must_pass` and
+`image.include` start at the folder of the file that names them. Images that `rekindle.lock` beside
+the config knows are named by digest."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
 _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
-    ("train", "engine_config"),
+    ("train", "engine_config"), ("evaluate", "must_pass"),
 )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     for override in overrides:
         _apply_override(values, lines, override)
     _read_engine_config(values, lines)
+    _read_must_pass(values, lines)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
     return lock.pinned(spec, path.parent) if pinned else spec
@@ -151,6 +152,20 @@ def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str])
     if not isinstance(content, dict):
         raise SpecError(f"{path} holds no JSON object", where=where)
     train["engine_config"] = content
+
+
+def _read_must_pass(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
+    """The same of the rows that a candidate has to predict right."""
+    evaluate = values.get("evaluate")
+    if not isinstance(evaluate, dict) or not isinstance(evaluate.get("must_pass"), str):
+        return
+    path, where = Path(evaluate["must_pass"]), lines.get(("evaluate", "must_pass"), "--set")
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "check the path" if isinstance(error, OSError) else "write it as CSV or JSON in UTF-8"
+        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
+    evaluate["must_pass"] = {"format": path.suffix[1:], "content": content}
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:

@@ -8,8 +8,9 @@ The sections of platforms are in `platforms.py`, checks that need more than one 
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
+from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, Section
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
@@ -518,6 +519,23 @@ class GateSpec(Section):
     refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
+    max_churn: float | None = Field(None, ge=0, le=1)
+    """Largest share of the test examples (for token_classification, of their words) that the
+    candidate may answer otherwise than the champion. Not for language models."""
+
+
+class GoldenRows(Record):
+    """What a file of rows holds, so that a run is identified by it, not by the file's path."""
+
+    format: Literal["csv", "tsv", "jsonl"]
+    content: str = Field(max_length=1 << 16)  # it travels with the config, into definitions too
+
+
+class MustPass(Record):
+    """Golden rows, and the section by which they are read."""
+
+    rows: GoldenRows
+    data: DataSpec
 
 
 class EvaluateSpec(Section):
@@ -527,6 +545,10 @@ class EvaluateSpec(Section):
     """What every promoted model must reach on the test split: at least this value, at most where
     lower is better. Always, it must also beat the most frequent class; for causal_lm, the frequency
     of single tokens."""
+    must_pass: Annotated[GoldenRows | None, WithJsonSchema({"type": ["string", "null"]})] = None
+    """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
+    which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for
+    language models."""
     gate: GateSpec = GateSpec()
     """When a candidate replaces the champion."""
 
@@ -550,7 +572,7 @@ class RegisterSpec(Section):
 
 Received = Literal[
     "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root",
-    "code_commit", "publish",
+    "code_commit", "publish", "must_pass",
 ]  # fmt: skip
 
 
@@ -629,6 +651,12 @@ class Spec(Section):
     def origin(self) -> tuple[str, tuple[str, ...]]:
         """The config that it was loaded from, as given, and the overrides; empty without one."""
         return self._origin
+
+    @property
+    def must_pass(self) -> MustPass | None:
+        """The rows of `evaluate.must_pass`, and how they are read."""
+        rows, data = self.evaluate.must_pass, self.data
+        return MustPass(rows=rows, data=data) if rows and data else None
 
     @property
     def model_name(self) -> str:

@@ -4,7 +4,7 @@ on the same examples.
 
 A model's key is a hash of its files, the examples, the precision, rekindle's own code and the
 libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parquet` for each piece
-of the test split: a row an example with `hash` and `scored`, and
+of the test split, `must_pass-X.parquet` for golden rows: a row an example, `hash` and `scored`, and
 
     classes    logits         list of float
     tags       logits         the same, of a word after those of the word before
@@ -22,7 +22,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
-from rekindle.errors import CheckpointError, DataError
+from rekindle.errors import CheckpointError, DataError, RequestError
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import Stored
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
@@ -49,6 +49,7 @@ SAMPLES, SAMPLE_CHARACTERS, SAMPLE_TOKENS = 3, 500, 32
 _OPENING_WORDS = 6
 
 Who = Literal["candidate", "champion"]
+Name = int | str  # of a piece: its number, or what golden rows are called
 Opening = tuple[list[tuple[str, str]], str]
 
 
@@ -78,27 +79,29 @@ def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
 class Pieces:
     root: str
 
-    def missing(self, count: int) -> list[int]:
+    def missing(self, names: Iterable[Name]) -> list[Name]:
         storage = storage_of(self.root)
-        return [i for i in range(count) if storage.size(_name(i)) is None]
+        return [name for name in names if storage.size(_file(name)) is None]
 
-    def put(self, number: int, piece: pa.Table) -> None:
+    def put(self, name: Name, piece: pa.Table) -> None:
         """Commit a piece; another attempt may have been faster."""
         sink = pa.BufferOutputStream()
         pq.write_table(piece, sink, compression="zstd")
-        self._put(_name(number), sink.getvalue().to_pybytes())
+        self._put(_file(name), sink.getvalue().to_pybytes())
 
     def read(self, count: int, *columns: str) -> Iterator[pa.Table]:
         """The pieces, in order; of the named columns only, if any."""
-        storage = storage_of(self.root)
-        for number in range(count):
-            try:
-                with storage.reader(_name(number)) as file:
-                    yield pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
-            except (FileNotFoundError, pa.ArrowInvalid) as error:
-                what = f"the scores in {_name(number)} cannot be read: {error}"
-                fix = f"delete {self.root} and run the step `score` again"
-                raise DataError(what, where=f"{self.root}/{_name(number)}", fix=fix) from None
+        return (self.piece(number, *columns) for number in range(count))
+
+    def piece(self, name: Name, *columns: str) -> pa.Table:
+        """One of them; DataError where it cannot be read."""
+        try:
+            with storage_of(self.root).reader(_file(name)) as file:
+                return pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            what = f"the scores in {_file(name)} cannot be read: {error}"
+            fix = f"delete {self.root} and run the step `score` again"
+            raise DataError(what, where=f"{self.root}/{_file(name)}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
         content = storage_of(self.root).read(f"samples-{name}.json")
@@ -129,8 +132,8 @@ def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
     return trained[places_N] == prefixes_N  # type: ignore[no-any-return]
 
 
-def _name(number: int) -> str:
-    return f"piece-{number:05}.parquet"
+def _file(name: Name) -> str:
+    return f"piece-{name:05}.parquet" if isinstance(name, int) else f"{name}.parquet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +153,8 @@ class Turn:
 @dataclasses.dataclass(frozen=True)
 class ScoreJob(Stored):
     """`turns`, the candidate last; `judged`: the folders of all contenders, an `incomparable` one's
-    too. `status` belongs to one attempt; `code` is as for modelfolder.open_model."""
+    too. `status` belongs to one attempt; `code` is as for modelfolder.open_model. The candidate
+    scores the rows of `must_pass`, too."""
 
     turns: tuple[Turn, ...]
     judged: tuple[str, ...]
@@ -161,6 +165,7 @@ class ScoreJob(Stored):
     champion_digest: str = ""
     incomparable: tuple[str, str] | None = None
     code: str = ""
+    must_pass: MustPass | None = None
 
     @property
     def candidate(self) -> Turn:
@@ -193,6 +198,31 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     same_N = np.array([a == b for a, b in zip(*cuts, strict=True)], bool)
     full_N = np.any([np.asarray(table.column("full")) for table in tables], axis=0)
     return same_N | ~full_N  # type: ignore[no-any-return]
+
+
+def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
+    """A name that follows from their content, and the golden rows as examples, if there are any.
+    RequestError for a language model, DataError for rows that are unfit."""
+    if job.must_pass is None:
+        return None
+    from rekindle.data.golden import examples_of
+    from rekindle.data.validate import Findings
+
+    model = open_model(Path(job.candidate.folder), job.code)
+    if model.task.objective == "tokens":
+        what, fix = "a language model has no classes to predict", "remove it; see evaluate.floor"
+        raise RequestError(what, where="evaluate.must_pass", fix=fix)
+    findings, shape = Findings(), model.settings.get("image_shape")
+    rows = examples_of(job.must_pass, model.task.modality, findings, shape and tuple(shape))
+    findings.raise_if_any()
+    name = hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest()[:16]
+    return f"must_pass-{name}", rows
+
+
+def names_of(job: ScoreJob, turn: Turn, count: int) -> list[Name]:
+    """All that a contender scores: `count` pieces of the test split, and golden rows."""
+    golden = golden_of(job) if turn == job.candidate else None
+    return [*range(count), *([golden[0]] if golden else [])]
 
 
 def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:

@@ -22,13 +22,13 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Objective, Sample, Scores
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count, smoke_of
 
-TABLE, RECORD = "scores.parquet", "scores.json"
+TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 
@@ -59,9 +59,11 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 def job_of(
     candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
     examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
+    must_pass: MustPass | None = None,
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
-    files have `champion_digest`, on the test split of `examples`; `code` as for `open_model`."""
+    files have `champion_digest`, on the test split of `examples`, and the candidate on the rows of
+    `must_pass`; `code` as for `open_model`."""
     train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
@@ -76,7 +78,7 @@ def job_of(
         turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
         status=str(attempt_in(working_of(turns[-1].kept))), train=train,
         champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
-        code=code,
+        code=code, must_pass=must_pass,
     )  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
 
 def _is_scored(job: ScoreJob) -> bool:
     count = piece_count(open_examples(Path(job.examples), TEST))
-    return not any(turn.pieces.missing(count) for turn in job.turns)
+    return not any(turn.pieces.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
 
 
 def _objective(job: ScoreJob) -> Objective:
@@ -182,9 +184,14 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
         samples=samples, smoke=smoke_of(job, keep_N, samples),
         bad_rows=read_summary(Path(job.examples)).bad_rows,
+        must_pass=job.must_pass.rows.content if job.must_pass else "",
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
+    if golden := pieces.golden_of(job):
+        logits = job.candidate.pieces.piece(golden[0]).column("logits")
+        table = pa.table({"label": golden[1].column("label"), "logits": logits})
+        pq.write_table(table, output / MUST_PASS)
     record.write(output / RECORD)
     return record
 

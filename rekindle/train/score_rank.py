@@ -82,7 +82,8 @@ class Work:
 
     def work_on(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
-        missing = of_first(turn.pieces.missing(self.count) if self.leads else [])
+        names = pieces.names_of(self.job, turn, self.count)
+        missing = of_first(turn.pieces.missing(names) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
@@ -92,13 +93,13 @@ class Work:
         if self.device.type == "cuda":
             keep_positions(loaded.parts)
         if self.leads:
-            layout, left = loaded.mesh.layout, f"{len(missing)} of {self.count} pieces are left"
+            layout, left = loaded.mesh.layout, f"{len(missing)} of {len(names)} pieces are left"
             where = "" if layout.only_replicates else f", {layout}"
-            where += "" if len(missing) == self.count else f", {left}"
+            where += "" if len(missing) == len(names) else f", {left}"
             how = f"on {dist.get_world_size()} ranks in {loaded.train.precision}"
             emit("notice", text=f"scoring the {turn.who} {how}{where}")
-        for number in missing:
-            if not self._score_piece(turn, loaded, number):
+        for name in missing:
+            if not self._score_piece(turn, loaded, name):
                 return False
         if writes:
             self._write_samples(turn, loaded)
@@ -107,8 +108,10 @@ class Work:
             free(self.device)
         return True
 
-    def _score_piece(self, turn: Turn, loaded: "Loaded", number: int) -> bool:
-        rows = pieces.read_piece(self.examples, number)
+    def _score_piece(self, turn: Turn, loaded: "Loaded", name: pieces.Name) -> bool:
+        number = name if isinstance(name, int) else self.count - 1
+        golden = pieces.golden_of(self.job) if isinstance(name, str) else None
+        rows = golden[1] if golden else pieces.read_piece(self.examples, number)
         encoded = encode(loaded.opened, rows)
 
         def on_turn(done: int) -> bool:
@@ -130,7 +133,7 @@ class Work:
             if "input_ids" in encoded.column_names:
                 scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
             facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-            turn.pieces.put(number, pa.table({**facts, **columns}))
+            turn.pieces.put(name, pa.table({**facts, **columns}))
         return True
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:

@@ -19,6 +19,7 @@ NAMES = {
     "task",
     "artifact_root",
     "publish",
+    "must_pass",
     "code_commit",
     "data",
     "model",
@@ -37,6 +38,7 @@ def show(text: str):
 def defaults(
     name: str = "KFP", task: str = "t", artifact_root: str = "r", code_commit: str = "c", data: str = "d",
     model: str = "m", train: str = "n", evaluate: str = "e", register: str = "g", publish: str = "p",
+    must_pass: str = "o",
 ):  # fmt: skip
     show(text=name)
 
@@ -141,3 +143,11 @@ def test_publishing_that_the_pipeline_knows_nothing_of_is_refused(graphs, tmp_pa
         spec_of(tmp_path, f"receives: all\n{text}"), graphs["defaults"], "/root"
     )
     assert "role/me" in received["publish"]
+
+
+def test_golden_rows_that_the_pipeline_knows_nothing_of_are_refused(graphs, tmp_path):
+    """Else they would decide nothing."""
+    text = "data: {source: x.csv}\nevaluate: {must_pass: {format: csv, content: 'a'}}\n"
+    with pytest.raises(RequestError, match="does not receive it") as caught:
+        arguments_of(spec_of(tmp_path, text), graphs["defaults"], "/root")
+    assert caught.value.problems[0].where == "evaluate.must_pass"

@@ -300,6 +300,44 @@ def test_a_pipeline_alone_runs_here_as_it_compiles(tmp_path, monkeypatch, capsys
     assert record.step("count").cached
 
 
+GOLDEN = [
+    (
+        "body,team\ntext 1,c\n",
+        "1 row with a label that data.labels does not name",
+        "must_pass.csv:2 (c)",
+    ),
+    ("bdy,team\ntext 1,b\n", "there is no column `body`", "must_pass.csv"),
+    ("body,team\n", "the file holds no rows", "evaluate.must_pass"),
+    ("", "the file is empty", "must_pass.csv"),
+    ("body,team\ntext 1,b\n,a\n", "1 row with an empty text or none", "must_pass.csv:3"),
+]
+
+
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+@pytest.mark.parametrize(("content", "what", "where"), GOLDEN)
+def test_golden_rows_are_looked_at_before_a_run_begins(say, tmp_path, content, what, where, verb):
+    """The classes are those of the source, which is small."""
+    written(tmp_path, "t.csv")
+    (tmp_path / "golden.csv").write_text(content)
+    code, text = say("t.csv", "evaluate.must_pass=golden.csv", verb=verb)
+    assert code == 2
+    assert what in text
+    assert where in text
+    assert "fix: " in text
+    assert not (tmp_path / ".rekindle" / "runs").exists()
+
+
+def test_golden_rows_need_neither_key_nor_slices_and_may_be_those_of_the_data(say, tmp_path):
+    written(tmp_path, "t.csv")
+    (tmp_path / "golden.jsonl").write_text('{"body": "text 1", "team": "b", "why": "ticket 7"}\n')
+    settings = [
+        "evaluate.must_pass=golden.jsonl",
+        "data.columns={text: body, label: team, key: id}",
+    ]
+    code, text = say("t.csv", *settings, verb="doctor")
+    assert code == 0, text
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
 def test_a_file_of_data_is_not_taken_for_a_config(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)

@@ -27,11 +27,12 @@ def one_rank():
         dist.destroy_process_group()
 
 
-def scored(state, candidate, examples, champion=None, version="", **train):
+def scored(state, candidate, examples, champion=None, version="", must_pass=None, **train):
     """The folder with the scores; `state` is the artifact root."""
     spec = TrainSpec.model_validate(train)
     digest = digest_of(champion) if champion else ""
-    job = job_of(candidate, champion, version, digest, examples, spec, str(state), ANY_CODE)
+    known = (candidate, champion, version, digest, examples, spec, str(state), ANY_CODE)
+    job = job_of(*known, must_pass)
     with one_rank():
         work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
         assert all(work.work_on(turn) for turn in job.turns)

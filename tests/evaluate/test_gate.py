@@ -2,11 +2,12 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.scores import ClassScores, TokenScores
-from rekindle.records import Slice
+from rekindle.records import Churn, Contender, Scores, Slice
 from rekindle.spec.model import EvaluateSpec
 
 ROWS, CLASSES = 400, 4
@@ -245,3 +246,65 @@ def test_what_is_detectable_is_detected_in_four_cases_of_five():
     found = [contest(random, 300, lost=first.detectable, slices=1) for _ in range(200)]
     share = np.mean([part.p_value < 0.05 for _, part in found])
     assert 0.7 <= share <= 0.9
+
+
+def written(folder, ours, theirs, labels=("a", "b", "c", "a", "b", "c") * 10):
+    """The files of a scoring in which the contenders answer the classes `ours` and `theirs`."""
+    names = ("a", "b", "c")
+    contender = Contender(run_key="k", digest="d", scores="s", precision="fp32", labels=names)
+    sides = {"candidate": ours, "champion": theirs} if theirs else {"candidate": ours}
+    columns = {
+        who: [{"logits": [4.0 * (name == one) for name in names]} for one in answers]
+        for who, answers in sides.items()
+    }
+    pq.write_table(pa.table({"label": list(labels), **columns}), folder / gate.TABLE)
+    champion = {"champion": contender, "champion_version": "3"} if theirs else {}
+    Scores(
+        objective="classes", candidate=contender, rows=len(labels), excluded=0, examples="e", **champion
+    ).write(folder / gate.RECORD)  # fmt: skip
+    return folder
+
+
+RIGHT = ["a", "b", "c", "a", "b", "c"] * 10
+
+
+@pytest.mark.parametrize(
+    ("most", "passed"), [(None, None), (0.0, False), (0.16, False), (0.17, True), (1.0, True)]
+)
+def test_answers_that_change_are_counted_and_too_many_refuse(tmp_path, most, passed):
+    """Of sixty answers six are mended, three are spoiled and one is wrong in another way."""
+    theirs, ours = [*RIGHT], [*RIGHT]
+    theirs[:6] = ["b", "c", "a", "b", "c", "a"]
+    ours[10:13] = ["c", "a", "b"]
+    ours[20], theirs[20] = "a", "b"
+    spec_ = spec(gate={"mode": "noninferiority", "margin": 0.5, "max_churn": most})
+    found = gate.evaluate(spec_, (), written(tmp_path, ours, theirs))
+    assert found.churn == Churn(answers=60, share=10 / 60, fixed=6, broken=3)
+    checks = [check for check in found.checks if check.name == "churn"]
+    assert [check.passed for check in checks] == ([] if passed is None else [passed])
+    assert found.promote is (passed is not False)
+    if passed is False:
+        said = f"0.1667 of the answers differ from the champion's, more than the {most:g} allowed"
+        assert found.reason == said
+
+
+def test_a_first_model_changes_no_answers(tmp_path):
+    found = gate.evaluate(spec(gate={"max_churn": 0.0}), (), written(tmp_path, RIGHT, None))
+    assert found.promote, found.reason
+    assert found.churn is None
+
+
+def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path):
+    """As of a language model of a user's own, of which the config tells nothing."""
+    sums = [{"nats": 1.0, "right": 1, "targets": 2, "target_bytes": 4}] * 40
+    rows = pa.table({"candidate": sums, "champion": [{**sums[0], "nats": 2.0}] * 40})
+    pq.write_table(rows, tmp_path / gate.TABLE)
+    known = Contender(run_key="k", digest="d", scores="s", precision="fp32", unigram_nats=9.0)
+    record = Scores(
+        objective="tokens", candidate=known, champion=known, champion_version="3", rows=40,
+        excluded=0, examples="e",
+    )  # fmt: skip
+    record.write(tmp_path / gate.RECORD)
+    assert gate.evaluate(spec(), (), tmp_path).promote
+    found = gate.evaluate(spec(gate={"max_churn": 0.5}), (), tmp_path)
+    assert (found.churn, found.reason) == (None, "there are no classes to compare")

@@ -11,7 +11,7 @@ import pytest
 from rekindle.errors import DataError
 from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.scores import TagScores
-from rekindle.records import Contender
+from rekindle.records import Churn, Contender
 from rekindle.spec.model import EvaluateSpec
 
 LABELS = ("B-A", "I-A", "O")
@@ -49,6 +49,15 @@ def test_metrics_are_ratios_over_all_texts():
     assert scores.confusion() == ((2, 0, 0), (0, 1, 1), (1, 0, 2))
     assert scores.trivial().passed
     assert scores.trivial().threshold == pytest.approx(4 / 9)
+
+
+def test_churn_is_of_words_and_a_word_without_a_prediction_is_an_answer_of_its_own():
+    ours = scores_of([TEXTS[0], [("B-A", "B-A"), ("I-A", "I-A"), ("O", "O")], TEXTS[2]])
+    found = gate.churn_of(ours, scores_of(TEXTS))
+    assert found == Churn(answers=9, share=2 / 9, fixed=2, broken=0)
+    known = [("O", "O"), ("O", "O"), ("B-A", None)]
+    found = gate.churn_of(scores_of(TEXTS), scores_of([*TEXTS[:2], known]))
+    assert found == Churn(answers=9, share=1 / 9, fixed=0, broken=1)
 
 
 def test_resamples_and_parts_give_what_their_texts_alone_give():

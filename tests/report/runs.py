@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import random
 
-from rekindle.records import Check, Comparison, Evidence, Ignored, RunRecord, Slice, StepRecord
+from rekindle.records import (
+    Check,
+    Churn,
+    Comparison,
+    Evidence,
+    Ignored,
+    RunRecord,
+    Slice,
+    StepRecord,
+)
 from tests.report.homes import (
     Home,
     began,
@@ -205,7 +214,16 @@ def refused_reviews(home: Home, run_id: str = "20261121-101500-reviews-c3d4") ->
                 value=-0.081,
                 threshold=-0.05,
             ),
+            Check(
+                name="must_pass",
+                passed=False,
+                detail="2 of 40 rows that must pass do not: row 3 expected `good`, predicted `bad`; "
+                "row 17 expected `bad`, predicted `good`",
+                value=2,
+                threshold=0,
+            ),
         ),
+        churn=Churn(answers=450, share=0.12, fixed=29, broken=24),
         metrics={
             "accuracy": 0.6733,
             "macro_f1": 0.6689,

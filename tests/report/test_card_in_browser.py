@@ -201,6 +201,9 @@ def test_the_refused_run_shows_its_interval_slices_and_champion(reader: Reader) 
     assert rows[0].locator(".bar line.mark").count() == 1
     text = page.locator("main").inner_text()
     assert "Nothing was trained in this run" in text
+    assert "2 of 40 rows that must pass do not: row 3 expected `good`" in text
+    said = "12.0% of 450 answers differ from the champion's: 29 are right that were wrong, 24 wrong"
+    assert said in text
     assert "Refused: version 4 of reviews is kept" in page.locator(".verdict").inner_text()
     page.context.close()
 

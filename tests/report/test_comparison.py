@@ -120,6 +120,26 @@ def test_models_are_compared_as_the_gate_compares_them(home):
     assert loss.changes[1].estimate > 0, "more is better, whatever the metric"
 
 
+def test_answers_that_change_are_counted(home):
+    found = rekindle.compare("tickets-1", "tickets-2", home=home).found
+    truth = np.random.default_rng(5).integers(0, 2, ROWS)
+    before, after = (
+        scores.answers()[0] for scores in (_scores(home, f"tickets-{n}") for n in (1, 2))
+    )
+    expected = {
+        "churn": (before != after).mean(),
+        "churn_fixed": ((before != truth) & (after == truth)).sum(),
+        "churn_broken": ((before == truth) & (after != truth)).sum(),
+    }
+    metrics = {metric.name: metric.values for metric in found.metrics}
+    assert {name: metrics[name] for name in expected} == {
+        name: (None, pytest.approx(value)) for name, value in expected.items()
+    }
+    assert "churn_broken" in cli(home, "tickets-1", "tickets-2").stdout
+    others = rekindle.compare("tickets-1", "tickets-3", home=home).found
+    assert not [metric for metric in others.metrics if "churn" in metric.name]
+
+
 def _scores(home, name):
     from rekindle.evaluate.evaluate import candidate_scores
 

@@ -108,6 +108,39 @@ def test_relative_paths_start_at_the_folder_of_the_config(write, tmp_path):
     assert spec.data.source == str(tmp_path / "deep" / "d.csv")
 
 
+def test_golden_rows_are_what_their_file_says_wherever_it_lies(write, tmp_path):
+    for folder in ("here", "there"):
+        write("text,label\na,b\n", f"{folder}/golden.csv")
+        write(MINIMAL + "evaluate: {must_pass: golden.csv}\n", f"{folder}/c.yaml")
+    found = [load_target(tmp_path / folder / "c.yaml").evaluate for folder in ("here", "there")]
+    assert found[0] == found[1]
+    assert found[0].must_pass.content == "text,label\na,b\n"
+    write('{"text": "a", "label": "b"}\n', "there/golden.jsonl")
+    rows = tmp_path / "there" / "golden.jsonl"
+    again = load_target(tmp_path / "here/c.yaml", [f"evaluate.must_pass={rows}"]).evaluate
+    assert again.must_pass != found[0].must_pass
+    assert Spec.model_validate(load_target(tmp_path / "here/c.yaml").model_dump()).must_pass
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("none.csv", None, "cannot read"),
+        ("golden.csv", b"text,label\nna\xefve,a\n", "cannot read"),
+        ("golden.parquet", b"PAR1", "must_pass.format"),
+        ("golden.csv", b"x" * 65_537, "65536"),
+    ],
+)
+def test_a_file_that_holds_no_golden_rows_is_refused_at_its_line(
+    write, tmp_path, name, content, what
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    (problem,) = problems_of(write(MINIMAL + f"evaluate:\n  must_pass: {name}\n"))
+    assert what in problem.what
+    assert problem.where.endswith("c.yaml:5")
+
+
 @pytest.mark.parametrize("source", ["sklearn:digits", "s3://b/x.csv", "hub:glue?config=sst2"])
 def test_uris_stay_as_they_are(write, source):
     assert (
@@ -182,6 +215,9 @@ CONTRADICTIONS = [
     ("a script's argument in braces", ["train.entrypoint=\"t.py --json '{'a': 1}'\""], "train.entrypoint"),
     ("a quote in a script's words", ["train.entrypoint=\"t.py 'x\""], "train.entrypoint"),
     ("no script", ["train.entrypoint=''"], "train.entrypoint"),
+    ("rows that a language model answers", ["task=causal_lm", "evaluate.must_pass={format: csv, content: a}"], "evaluate.must_pass"),
+    ("answers of a language model that change", ["task=causal_lm", "evaluate.gate.max_churn=0.1"], "evaluate.gate.max_churn"),
+    ("more answers than there are", ["evaluate.gate.max_churn=1.1"], "evaluate.gate.max_churn"),
     ("weight of an unknown class", ["data.labels=[a, b]", "train.class_weights={c: 2}"], "train.class_weights.c"),
 ]  # fmt: skip
 

@@ -51,6 +51,10 @@ class Scores(Protocol):
     def picked(self, pick_N: np.ndarray) -> Self:
         """The same of some of the examples."""
 
+    def answers(self) -> tuple[Ints, Ints] | None:
+        """The class of each answer and the true one; None where there are no classes."""
+        return None
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""
         return ()

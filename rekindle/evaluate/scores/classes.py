@@ -95,6 +95,9 @@ class ClassScores(Scores):
         probabilities_NC, labels_N = self.probabilities_NC[pick_N], self.labels_N[pick_N]
         return dataclasses.replace(self, probabilities_NC=probabilities_NC, labels_N=labels_N)
 
+    def answers(self) -> tuple[Ints, Ints]:
+        return self.probabilities_NC.argmax(1), self.labels_N
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(n) for n in row) for row in self._counts)
 

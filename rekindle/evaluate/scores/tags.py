@@ -124,6 +124,9 @@ class TagScores(Scores):
             self.lengths_N[pick_N], self.scheme,
         )  # fmt: skip
 
+    def answers(self) -> tuple[Ints, Ints]:
+        return self.predicted_W, self.true_W
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Of words with a prediction."""
         tags, known_W = len(self.scheme.type_C), self.predicted_W != NO_TAG

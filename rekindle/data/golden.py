@@ -1,0 +1,33 @@
+"""Rows that a candidate has to predict right (`evaluate.must_pass`), read as a source's are."""
+
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+
+from rekindle.data.normalise import Normaliser, Shape
+from rekindle.data.roles import wanted_columns
+from rekindle.data.source import FileSource
+from rekindle.data.validate import Findings
+from rekindle.spec.model import DataSpec, MustPass
+
+
+def examples_of(
+    asked: MustPass, modality: str, findings: Findings, shape: Shape | None = None,
+    labels: tuple[str, ...] = (),
+) -> pa.Table:  # fmt: skip
+    """The examples, with `id`, `hash`, the content and `label`; `findings` receives what is wrong
+    with them. `shape` is that of the model's images, `labels` the classes, where they are known."""
+    part = asked.data.parts[0]
+    columns = part.columns.model_copy(update=dict.fromkeys(("key", "group", "time")))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"must_pass.{asked.rows.format}")
+        file.write_bytes(asked.rows.content.encode())
+        settings = {"labels": part.labels or labels, "image_size": part.image_size}
+        data = DataSpec(source=str(file), columns=columns).model_copy(update=settings)
+        normaliser = Normaliser(data, modality, findings, shape)
+        batches = FileSource(data, modality).read(wanted_columns(data, modality), findings)
+        tables = [normaliser(raw)[0] for raw in batches]
+    if not findings and not any(map(len, tables)):
+        findings.note("the file holds no rows", fix="add rows, or remove evaluate.must_pass")
+    return pa.concat_tables(tables) if tables else pa.table({})
