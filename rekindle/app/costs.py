@@ -5,24 +5,13 @@ Seconds are the platform's own where it says what it bills (SageMaker's training
 spot machines. Prices are those of today: an invoice may differ."""
 
 import collections
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 from rekindle.app.runs import newest_first
 from rekindle.catalog.prices import PriceBook, book
 from rekindle.outputs import Cost, CostOfMonth, Costs
-from rekindle.records import RunRecord, StepRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """Machine hours of a step, dollars that were paid, and those of machines on demand."""
-
-    hours: float
-    usd: float | None
-    on_demand_usd: float | None
-    billed: bool = False
+from rekindle.records import RunRecord, Submission
 
 
 def costs(home: Path, name: str = "") -> Costs:
@@ -30,7 +19,7 @@ def costs(home: Path, name: str = "") -> Costs:
     prices, rows = book(home), list[Cost]()
     for record in newest_first(home, name):
         if record.submission is not None:
-            rows.append(_of_run(record, prices))
+            rows.append(_of_run(record, record.submission, prices))
     rows.sort(key=lambda row: row.started_at, reverse=True)
     months = collections.defaultdict[str, list[Cost]](list)
     for row in rows:
@@ -45,40 +34,33 @@ def costs(home: Path, name: str = "") -> Costs:
     return Costs(runs=tuple(rows), months=totals)
 
 
-def _of_run(record: RunRecord, prices: PriceBook) -> Cost:
-    assert record.submission is not None
+def _of_run(record: RunRecord, sent: Submission, prices: PriceBook) -> Cost:
     region = str(record.spec["platforms"].get(record.platform, {}).get("region", ""))
-    found = dict[str, _Step]()
+    hours = usd = dear = 0.0
+    billed, unpriced = list[str](), list[str]()
     for step in record.steps:
-        if step.seconds and not step.cached:
-            found[step.name] = _of_step(step, record, region, prices)
-    priced = [step for step in found.values() if step.usd is not None]
-    usd = sum(step.usd or 0.0 for step in priced)
-    dear = sum(step.on_demand_usd or step.usd or 0.0 for step in priced)
-    spot = (step for step in record.steps if step.name in record.submission.spot)
+        if not step.seconds or step.cached:
+            continue
+        kind, count = sent.machines.get(step.name, ("", 0))
+        price, spot = prices.find(kind, region) if kind else None, step.name in sent.spot
+        usual = price.on_demand_usd_per_hour if price else None
+        taken = paid = step.seconds * count / 3600
+        if step.billed_seconds is not None:  # a saving by spot is already in them
+            taken = (step.on_demand_seconds or step.billed_seconds) * count / 3600
+            paid, spot = step.billed_seconds * count / 3600, False
+            billed.append(step.name)
+        hours += taken
+        per_hour = price.spot_usd_per_hour if price and spot else usual
+        if per_hour is None:
+            unpriced.append(step.name)
+            continue
+        usd, dear = usd + per_hour * paid, dear + (usual or per_hour) * taken
+    attempts = (step.attempts for step in record.steps if step.name in sent.spot)
     return Cost(
-        run_id=record.run_id, platform=record.platform, started_at=record.started_at,
-        hours=sum(step.hours for step in found.values()), usd=usd, saved_usd=dear - usd,
-        interruptions=sum(max(0, step.attempts - 1) for step in spot),
-        billed=tuple(name for name, step in found.items() if step.billed),
-        unpriced=tuple(name for name, step in found.items() if step.usd is None),
+        run_id=record.run_id, platform=record.platform, started_at=record.started_at, hours=hours,
+        usd=usd, saved_usd=dear - usd, interruptions=sum(max(0, n - 1) for n in attempts),
+        billed=tuple(billed), unpriced=tuple(unpriced),
     )  # fmt: skip
-
-
-def _of_step(step: StepRecord, record: RunRecord, region: str, prices: PriceBook) -> _Step:
-    assert record.submission is not None
-    kind, count = record.submission.machines.get(step.name, ("", 0))
-    price = prices.find(kind, region) if kind else None
-    usual = price.on_demand_usd_per_hour if price else None
-    if step.billed_seconds is not None:  # a saving by spot is already in them
-        hours = (step.on_demand_seconds or step.billed_seconds) * count / 3600
-        paid = step.billed_seconds * count / 3600
-        dear = usual and usual * hours
-        return _Step(hours, usual and usual * paid, dear, billed=True)
-    hours = (step.seconds or 0.0) * count / 3600
-    on_spot = step.name in record.submission.spot
-    usd = price.spot_usd_per_hour if price and on_spot else usual
-    return _Step(hours, usd and usd * hours, usual and usual * hours)
 
 
 def table(found: Costs) -> Iterator[tuple[str, ...]]:

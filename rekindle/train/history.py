@@ -86,18 +86,6 @@ def forget(working: Path, after: int) -> str:
     return f"{damaged} line(s) of the ledger in {working / FOLDER} were damaged and are left out"
 
 
-def read_ledger(working: Path) -> dict[int, list[str]]:
-    """The ids of each step over all ranks, sorted. Raises ValueError for a damaged line."""
-    found: dict[int, list[str]] = {}
-    for path in sorted((working / FOLDER).glob("rank-*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            note = _note(line)
-            if note is None:
-                raise ValueError(f"{path} holds a damaged line")
-            found.setdefault(note[0], []).extend(note[1])
-    return {step: sorted(ids) for step, ids in sorted(found.items())}
-
-
 def _note(line: bytes) -> tuple[int, list[str]] | None:
     """The step and the ids of a line; None for one that is damaged."""
     try:

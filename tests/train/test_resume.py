@@ -22,7 +22,8 @@ from rekindle.launch.process import is_running
 from rekindle.records import TrainingSummary
 from rekindle.spec.model import LayoutSpec, TrainSpec
 from rekindle.train.checkpoint import broken, newest
-from rekindle.train.history import read_history, read_ledger
+from rekindle.train.history import read_history
+from tests.support.ledger import read_ledger
 from tests.support.train_resume import (
     DISTILBERT,
     EVERY,
