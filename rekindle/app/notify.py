@@ -1,8 +1,10 @@
 """Tells a webhook how a run ended, as `notify` asks: one short text that Slack, Mattermost and
 Teams show. That it cannot be told changes nothing of the run."""
 
+import contextlib
 import logging
 import os
+import threading
 from urllib.parse import urlsplit
 
 from rekindle.http import HttpError, growing, request, retried
@@ -31,13 +33,23 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
         return
     name = notify.webhook.removeprefix("env:")
     url = os.environ.get(name, "")
-    parts = urlsplit(url)
-    if parts.scheme != "https" and (parts.scheme, parts.hostname in _LOOPBACK) != ("http", True):
-        log.warning("notify.webhook: the variable %s holds no https:// address", name)
-        return
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+            # in a thread: an answer that drips in would hold the run up
+            sending = threading.Thread(target=_send, args=(url, masked(text)), daemon=True)
+            sending.start()
+            sending.join(SECONDS + 10)
+            if sending.is_alive():
+                log.warning("notify.webhook takes too long to answer")
+            return
+    log.warning("notify.webhook: the variable %s holds no https:// address", name)
+
+
+def _send(url: str, text: str) -> None:
     try:
         retried(
-            lambda: request(url, body={"text": masked(text)}, timeout_seconds=10, parse=False),
+            lambda: request(url, body={"text": text}, timeout_seconds=10, parse=False),
             growing(1, 8, SECONDS),
         )  # fmt: skip
     except HttpError as error:  # the address is a secret: the error names its host only
@@ -52,6 +64,8 @@ def _outcome(record: RunRecord) -> tuple[Outcome, str] | None:
     if record.status != "succeeded":
         return None  # it was stopped, or goes on elsewhere
     gate = gate_of(collect(record, history=False))
+    if gate is None and record.settings:
+        return None  # one training of a grid
     if gate is None:
         return "success", f"{record.name}: the run succeeded. {about}"
     words = f"{record.name}: {gate.decision.replace('_', ' ')}: {gate.reason.rstrip('.')}. {about}"

@@ -76,8 +76,9 @@ def execute(
             write_card(home, record.run_id)
         except OSError as error:  # what the run came to matters more
             log.warning("the card could not be written: %s", error.strerror)
-        with contextlib.suppress(OSError, ValueError):  # refused before it had a record
-            tell_of(read_run(home, record.run_id))
+        if not options.because:  # else who decided that it runs tells what came of it
+            with contextlib.suppress(OSError, ValueError):  # refused before it had a record
+                tell_of(read_run(home, record.run_id))
 
 
 def _imports(spec: Spec) -> tuple[str, ...]:

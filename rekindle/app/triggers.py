@@ -18,19 +18,28 @@ _WEEK = dt.timedelta(days=7)
 @dataclasses.dataclass(frozen=True)
 class Past:
     """The runs of a name: when they `began`, the newest first, in UTC; the id of the last one that
-    was judged ("" for none), whether it was `refused`, and what it `read`; how many in a row were
-    `lost`, refused or failed; why the last turn `failed`, "" where it did not."""
+    was judged ("" for none), when it began, `because` of what, what it `read`, and whether it was
+    `refused`; how many in a row were `lost`, refused or failed; why the last turn `failed`, ""."""
 
     began: tuple[dt.datetime, ...] = ()
     judged: str = ""
-    refused: bool = False
+    judged_at: dt.datetime | None = None
+    because: str = ""
     read: Fingerprint | None = None
+    refused: bool = False
     lost: int = 0
     failed: str = ""
 
+    def has_judged(self, held: Arrivals) -> bool:
+        """Whether the data are those of the last run that was judged."""
+        read = self.read
+        return read is not None and (held.data, held.window) == (read.data, read.window)
+
     def before(self, now: dt.datetime) -> Self:
         """Without runs that began after `now`, which a clock that was wrong has dated."""
-        return dataclasses.replace(self, began=tuple(time for time in self.began if time <= now))
+        began = tuple(time for time in self.began if time <= now)
+        judged_at = self.judged_at if self.judged_at and self.judged_at <= now else None
+        return dataclasses.replace(self, began=began, judged_at=judged_at)
 
 
 def due(triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past) -> tuple[bool, str]:
@@ -38,7 +47,7 @@ def due(triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past) ->
     past = past.before(now)
     if past.read is None:
         fired, why = True, "no run was judged before"
-    elif (held.data, held.window) == (past.read.data, past.read.window):
+    elif past.has_judged(held):
         refused = ", whose candidate was refused" if past.refused else ""
         fired, why = False, f"the data have not changed since {past.judged}{refused}"
         if past.failed:  # such as a deployment after the promotion
@@ -61,8 +70,8 @@ def _fired(
         needed = asked if isinstance(asked, int) else max(1, math.ceil(asked * held.had))
         found.append((held.new >= needed, f"{held.new:,} new rows (due from {needed:,})"))
     if triggers.every is not None:
-        at = _after(past.began[0], triggers.every) if past.began else now
-        ago = f"the last run began at least {triggers.every} ago"
+        at = _after(past.judged_at, triggers.every) if past.judged_at else now
+        ago = f"the last judged run began at least {triggers.every} ago"
         words = ago if at <= now else f"due at {_said(at)}"
         found.append((at <= now, words))
     fired = any(fires for fires, _ in found)

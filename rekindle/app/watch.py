@@ -19,6 +19,7 @@ from rekindle.app.runs import read_run
 from rekindle.app.triggers import Past, due
 from rekindle.data.arrivals import arrivals
 from rekindle.errors import (
+    DataError,
     InterruptedRunError,
     PlatformError,
     PreemptedError,
@@ -32,22 +33,23 @@ from rekindle.report.collect import Findings, collect
 from rekindle.report.index import render_index
 from rekindle.report.ledger import Entry, ledger
 from rekindle.report.turns import path_of, turns
-from rekindle.spec.model import DataSpec, Spec
+from rekindle.spec.model import DataSpec, Outcome, Spec
 from rekindle.spec.schedule import TriggersSpec
 
 FAILED = "failed"
 MOST_BYTES = 4 << 20  # of the turns of a name; the older half goes
 
-# runs what is due: the id of the run, and what came of it in words
-Act = Callable[[Turn], tuple[str, str]]
+# runs what is due: the id of the run, what came of it in words, and for whom to hear
+Act = Callable[[Turn], tuple[str, str, Outcome | None]]
 
 
 def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Turn:
-    """Decide and, where a run is due, `act`; what happened is on record. `now` (UTC) in place of
-    the clock. RequestError where the config names no data; errors of the run are raised."""
-    if spec.data is None:
-        fix = "set data.source; a pipeline of your own is started by `rekindle schedule`"
-        raise RequestError("without data nothing can be watched", where="data", fix=fix)
+    """Decide and, where a run is due, `act`; what happened is on record, and told as `notify` asks.
+    `now` (UTC) in place of the clock. RequestError where the config names no data; DataError where
+    they cannot be read; errors of the run are raised."""
+    if spec.data is None or not spec.task:
+        fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
+        raise RequestError("without data and task nothing can be watched", where="data", fix=fix)
     now = now or dt.datetime.now(dt.UTC)
     begun = Turn(turn=secrets.token_hex(8), at=now.isoformat(timespec="seconds"), name=spec.name)
     path = path_of(home, slug(spec.name))
@@ -56,57 +58,78 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
     with locked(path.with_suffix(".lock")) as ours:
         if not ours:
             return begun.model_copy(update={"because": "another watch of this name decides now"})
+        before = turns(path)
         try:
             decided = _decided(spec, spec.data, home, begun, now)
-        except RekindleError as error:
-            _noted(path, begun, because=f"it could not be decided: {error.problems[0].what}")
-            raise
+        except Exception as error:
+            what = _first_line(error)
+            undecided = _noted(path, begun, because=f"it could not be decided: {what}")
+            if not before or before[-1].because != undecided.because:
+                tell(spec.notify, "failure", f"{spec.name}: {undecided.because}")
+            if isinstance(error, RekindleError | OSError):
+                raise
+            fix = "check data.source, and the network"  # of a store's or a hub's client
+            raise DataError(f"the data cannot be read: {what}", fix=fix) from error
         if decided.turn == begun.turn:
             _noted(path, decided)
-        if decided.decision == "suggested" and not _suggested_before(path):
-            tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
-        return _acted(path, decided, act) if decided.decision == "ran" else decided
+        if decided.decision == "suggested":
+            lately = itertools.takewhile(lambda one: one.decision != "ran", before[::-1])
+            if all(one.decision != "suggested" for one in lately):
+                tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
+        return _acted(path, spec, decided, act) if decided.decision == "ran" else decided
 
 
 def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime) -> Turn:
     """The turn with its decision, or an earlier one that has to be completed."""
-    before = turns(path_of(home, slug(spec.name)))
+    path, triggers = path_of(home, slug(spec.name)), spec.triggers or TriggersSpec()
+    before = turns(path)
     known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
     if going := _going_on(known, home):
         return begun.model_copy(update={"because": f"{going} goes on"})
-    last = next((one for one in before[::-1] if one.decision == "ran"), None)
-    if last is not None and not last.outcome:
-        return last
     past, found = _past(known, before, home)
-    failed = last.outcome if last is not None and last.outcome.startswith(FAILED) else ""
     held = arrivals(spec.task, data, found.fingerprint, found.shards)
-    triggers = spec.triggers or TriggersSpec()
-    is_due, because = due(triggers, now, held, dataclasses.replace(past, failed=failed))
+    last = next((one for one in before[::-1] if one.decision == "ran"), None)
+    if last is not None and (past.because == last.because or not past.has_judged(held)):
+        if not last.outcome and triggers.act == "run":
+            return last
+        failed = last.outcome if last.outcome.startswith(FAILED) else ""
+        past = dataclasses.replace(past, failed=failed)
+    if last is not None and not last.outcome:
+        _noted(path, last, outcome="given up: its data were judged meanwhile, or nothing may run")
+    is_due, because = due(triggers, now, held, past)
     acts = "suggested" if triggers.act == "suggest" else "ran"
     decision = acts if is_due else "skipped"
     update = {"because": because, "window": held.window, "new_rows": held.new}
     return begun.model_copy(update={**update, "decision": decision})
 
 
-def _suggested_before(path: Path) -> bool:
-    return [one.decision for one in turns(path)[-2:]] == ["suggested", "suggested"]
-
-
-def _acted(path: Path, begun: Turn, act: Act) -> Turn:
+def _acted(path: Path, spec: Spec, begun: Turn, act: Act) -> Turn:
     try:
-        run_id, outcome = act(begun)
+        run_id, outcome, heard = act(begun)
     except (PreemptedError, InterruptedRunError, PlatformError):
         raise  # the next turn goes on with this one
     except RekindleError as error:
-        _noted(path, begun, outcome=f"{FAILED}: {error.problems[0].what}")
+        outcome = f"{FAILED}: {_first_line(error)}"
+        if all(one.outcome != outcome for one in turns(path) if one.decision == "ran"):
+            tell(spec.notify, "failure", f"{spec.name}: {outcome}. It ran because {begun.because}")
+        _noted(path, begun, outcome=outcome)
         raise
+    if heard is not None:
+        why = f"It ran because {begun.because}. Run {run_id}"
+        tell(spec.notify, heard, f"{spec.name}: {outcome.rstrip('.')}. {why}")
     return _noted(path, begun, run_id=run_id, outcome=outcome)
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, RekindleError):
+        return error.problems[0].what
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _noted(path: Path, one: Turn, **facts: object) -> Turn:
     """The turn with these facts, on disk."""
     one = one.model_copy(update=facts)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines = [line for line in text.splitlines() if line]
     if len(text) > MOST_BYTES:
         lines = lines[len(lines) // 2 :]
@@ -132,14 +155,24 @@ def _going_on(known: list[Entry], home: Path) -> str:
 def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Findings]:
     """What runs came to, and what the last one that was judged left."""
     dated = {one.run_id: one.at for one in before}
-    times = (formats.instant(dated.get(run.run_id, run.started_at)) for run in known)
-    past = Past(tuple(time for time in times if time), lost=_lost(known))
-    judged = next((run for run in known if run.status == "succeeded" and run.summary["gate"]), None)
+    times = {run.run_id: formats.instant(dated.get(run.run_id, run.started_at)) for run in known}
+    failed = (one.outcome.startswith(FAILED) for one in before[::-1] if one.decision == "ran")
+    lost = max(_lost(known), sum(1 for _ in itertools.takewhile(bool, failed)))
+    past = Past(tuple(time for time in times.values() if time), lost=lost)
+    ended = (run for run in known if run.status == "succeeded" and not _of_a_grid(run))
+    judged = next(ended, None)
     if judged is None:
         return past, Findings()
-    found = collect(read_run(home, judged.run_id), history=False)
-    read, refused = found.fingerprint, _is_refused(judged)
-    return dataclasses.replace(past, judged=judged.run_id, read=read, refused=refused), found
+    record = read_run(home, judged.run_id)
+    found = collect(record, history=False)
+    if found.fingerprint is None or not judged.summary["gate"]:
+        what = f"{judged.run_id} succeeded without a fingerprint of its data and a gate"
+        fix = "keep the steps fingerprint and evaluate, or start it by `rekindle schedule`"
+        raise RequestError(f"{what}: nothing tells what is new", where="pipeline", fix=fix)
+    return dataclasses.replace(
+        past, judged=judged.run_id, judged_at=times[judged.run_id], because=record.because,
+        read=found.fingerprint, refused=_is_refused(judged),
+    ), found  # fmt: skip
 
 
 def _lost(known: list[Entry]) -> int:
@@ -147,6 +180,11 @@ def _lost(known: list[Entry]) -> int:
     ended = (run for run in known if run.status in ("succeeded", "failed"))
     lost = (run.status == "failed" or _is_refused(run) for run in ended)
     return sum(1 for _ in itertools.takewhile(bool, lost))
+
+
+def _of_a_grid(run: Entry) -> bool:
+    """Whether it is one training of several, of which the best is judged in a run of its own."""
+    return bool(run.summary["settings"] and not run.summary["gate"])
 
 
 def _is_refused(run: Entry) -> bool:

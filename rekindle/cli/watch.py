@@ -21,7 +21,7 @@ from rekindle.platforms.platform import PLATFORMS
 from rekindle.platforms.submission import SubmissionPreview
 from rekindle.records import Turn
 from rekindle.spec.load import load_target
-from rekindle.spec.model import Spec
+from rekindle.spec.model import Outcome, Spec
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def command(
         try:
             spec = windows(load_target(config, overrides))[-1]
             done = turn(spec, home, _act(spec, platform, home, yes, as_json), at)
-        except RekindleError as error:
+        except (RekindleError, OSError) as error:
             ends = isinstance(error, PreemptedError | InterruptedRunError)
             if once or first or ends:
                 raise
-            log.warning("%s; the next look is in %s", error, interval)
+            log.warning("%s: %s\nthe next look is in %s", config, error, interval)
         else:
             tell(done, _line(done), as_json)
             if once:
@@ -71,14 +71,15 @@ def command(
 
 
 def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool) -> Act:
-    def here(begun: Turn) -> tuple[str, str]:
+    def here(begun: Turn) -> tuple[str, str, Outcome | None]:
         result = carry_out(spec, Options(home, because=begun.because), as_json)
         if result.gate is None:
-            return result.run_id, result.status
+            return result.run_id, result.status, "success"
         words = WORDS[result.gate.decision].format(run=result.run_id)
-        return result.run_id, f"{words}: {result.gate.reason}"
+        heard: Outcome = "refusal" if result.gate.decision == "refused" else "success"
+        return result.run_id, f"{words}: {result.gate.reason}", heard
 
-    def there(begun: Turn) -> tuple[str, str]:
+    def there(begun: Turn) -> tuple[str, str, Outcome | None]:
         assert platform is not None
 
         def consent(outline: SubmissionPreview, plan: Planned | None) -> None:
@@ -88,7 +89,7 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
             agree(yes, "Submit it?")
 
         record, _, _ = submitted(spec, platform, home, begun.turn, consent, begun.because)
-        return record.run_id, f"submitted to {platform}"
+        return record.run_id, f"submitted to {platform}", None  # follow.py tells how it ends
 
     return there if platform else here
 

@@ -41,6 +41,9 @@ def arrivals(
     if before is not None and (content, str(window or "")) == (before.data, before.window):
         return Arrivals(content, before.window, had := _had(shards), had)
     rows = _rows(data, modality, window)
+    if not rows:
+        what, fix = "the data hold no rows that can be read", "check data.source and data.columns"
+        raise DataError(what, where=data.named, fix=fix)
     if before is None:
         return Arrivals(content, str(window or ""), rows, new=rows)
     old, had = parse_window(before.window), _had(shards)
@@ -52,10 +55,12 @@ def arrivals(
 
 
 def _had(shards: ShardManifest | None) -> int:
-    """Rows that a run read; one with two faults counts twice."""
+    """Rows that a run read, as `_rows` counts them: not what cannot be parsed; one with two faults
+    counts twice."""
     if shards is None:
         return 0
-    counts = (shards.rows, shards.dropped, shards.bad_rows, shards.left_out)
+    bad = {kind: number for kind, number in shards.bad_rows.items() if kind != "malformed"}
+    counts = (shards.rows, shards.dropped, bad, shards.left_out)
     return sum(number for count in counts for number in count.values())
 
 

@@ -40,6 +40,8 @@ class Webhook(http.server.ThreadingHTTPServer):
         self.told: list[str] = []
         self.paths: list[str] = []
         self.statuses: list[int] = []
+        self.pause = threading.Event()
+        self.pause.set()
         super().__init__(("127.0.0.1", 0), _Answer)
 
 
@@ -47,6 +49,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     server: Webhook
 
     def do_POST(self) -> None:
+        assert self.server.pause.wait(60)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         if status == 200:
@@ -123,7 +126,13 @@ def test_a_run_that_is_suggested_is_told_once(webhook, tmp_path, monkeypatch):
     Path("c.yaml").write_text(yaml.safe_dump(config))
     for _ in range(3):
         assert rekindle("watch", "c.yaml", "--once", check=False).returncode == 3
-    assert webhook.told == ["r: a run is due: no run was judged before"]
+    Path("r.jsonl").rename("away.jsonl")
+    assert rekindle("watch", "c.yaml", "--once", check=False).returncode == 1
+    Path("away.jsonl").rename("r.jsonl")
+    assert rekindle("watch", "c.yaml", "--once", check=False).returncode == 3
+    suggested, failed = webhook.told
+    assert suggested == "r: a run is due: no run was judged before"
+    assert failed.startswith("r: it could not be decided: ")
 
 
 def test_one_that_stumbles_is_told_again_and_one_that_fails_costs_a_warning(
@@ -147,7 +156,38 @@ def test_one_that_stumbles_is_told_again_and_one_that_fails_costs_a_warning(
     assert webhook.told == ["x"]
 
 
-@pytest.mark.parametrize("address", ["", "http://hooks.example.org/a", "file:///etc/passwd", "x"])
+def test_an_answer_that_drips_in_holds_nothing_up(webhook, monkeypatch, caplog):
+    monkeypatch.setattr(notify, "SECONDS", -9.5)
+    webhook.pause.clear()
+    notify.tell(NotifySpec(webhook="env:HOOK"), "failure", "x")
+    webhook.pause.set()
+    assert "notify.webhook takes too long to answer" in caplog.text
+
+
+def test_a_turn_that_fails_is_told_once_and_its_run_not_besides(webhook, job):
+    write_jsonl(Path("r.jsonl"), rows(30))
+    config = (
+        Path("c.yaml").read_text().replace("[success, failure]", "[success, failure, suggestion]")
+    )
+    Path("c.yaml").write_text(
+        f"{config}task: text_classification\ndata: {{source: r.jsonl}}\nmodel: {{source: x}}\n"
+    )
+    for _ in range(2):
+        done = rekindle("watch", "c.yaml", "--once", "--set", "arguments.what=fail", check=False)
+        assert done.returncode == 1
+    (told,) = webhook.told
+    assert told.startswith("hello: failed: ")
+    assert told.endswith("It ran because no run was judged before")
+    rekindle("watch", "c.yaml", "--once")
+    assert len(webhook.told) == 2
+    assert webhook.told[1].startswith(
+        "hello: succeeded. It ran because no run was judged before. Run "
+    )
+
+
+@pytest.mark.parametrize(
+    "address", ["https://[x", "", "http://hooks.example.org/a", "file:///etc/passwd", "x"]
+)
 def test_an_address_that_is_none_is_not_asked(address, monkeypatch, caplog):
     monkeypatch.setenv("HOOK", address)
     notify.tell(NotifySpec(webhook="env:HOOK"), "failure", "x")

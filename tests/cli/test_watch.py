@@ -42,7 +42,8 @@ def ago(**length: float) -> dt.datetime:
 
 
 def past(*began: dt.datetime, **fields: object) -> Past:
-    return Past(began or (ago(days=10),), "r1", read=READ, **fields)  # type: ignore[arg-type]
+    fields = {"judged_at": (began or (ago(days=10),))[0], "read": READ, **fields}
+    return Past(began or (ago(days=10),), "r1", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def past(*began: dt.datetime, **fields: object) -> Past:
         ({"new_rows": 0.1}, ("b", 99), past(), False, "99 new rows (due from 100)"),
         ({"new_rows": 0.1}, ("b", 1200), past(), True, "1,200 new rows (due from 100)"),
         ({"every": "2 weeks"}, ("b", 1), past(), False, "due at 2026-07-19 12:00 UTC"),
-        ({"every": "1 week"}, ("b", 1), past(), True, "the last run began at least 1 week ago"),
+        ({"every": "1 week"}, ("b", 1), past(), True, "the last judged run began at least 1 week ago"),
         ({"every": "1 week"}, ("a", 0), past(), False, "the data have not changed since r1"),
         ({"every": "1 month", "new_rows": 5}, ("b", 3), past(), False,
          "3 new rows (due from 5); due at 2026-08-05 12:00 UTC"),
@@ -84,7 +85,10 @@ def past(*began: dt.datetime, **fields: object) -> Past:
         # a clock that was wrong dated a run into the future: it holds nothing up
         ({"cooldown": "1 day"}, ("b", 1), past(ago(days=-900), ago(days=10)), True,
          "the data have changed since r1"),
-        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "the last run began at least 1 week ago"),
+        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "the last judged run began at least 1 week ago"),
+        # runs that failed put nothing off
+        ({"every": "1 week"}, ("b", 1), past(ago(days=1), judged_at=ago(days=9)), True,
+         "the last judged run began at least 1 week ago"),
     ],
 )  # fmt: skip
 def test_when_a_run_is_due(triggers, held, before, is_due, because):
@@ -194,7 +198,7 @@ def test_two_who_look_at_once_exclude_each_other(judged):
 def test_lines_that_are_cut_short_or_strange_cost_nothing(judged):
     look()
     path = Path(".rekindle/watch/reviews.jsonl")
-    path.write_text(path.read_text() + '{"turn": "x"}\n\n{"schema_version": 1, "tu')
+    path.write_bytes(path.read_bytes() + b'{"turn": "x\xff"}\n\n{"schema_version": 1, "tu')
     look()
     assert [one.decision for one in turns(path_of(Path(".rekindle"), "reviews"))] == ["skipped"] * 2
 
@@ -210,7 +214,7 @@ def test_a_turn_that_ended_within_its_run_is_completed_by_the_next(judged):
             asked.append((begun.turn, begun.because))
             if error is not None:
                 raise error
-            return "a run", "promoted: it is better"
+            return "a run", "promoted: it is better", None
 
         return act
 
@@ -224,6 +228,95 @@ def test_a_turn_that_ended_within_its_run_is_completed_by_the_next(judged):
     done = turn(spec, home, ending(None), NOW.replace(year=2027, day=16))
     assert (done.decision, done.run_id) == ("ran", "a run")
     assert asked[-1][0] == done.turn != one.turn
+
+
+def _ends(error):
+    def act(begun):
+        raise error
+
+    return act
+
+
+def _judged_by_hand(home, number):
+    """What a run of now leaves that was begun by hand."""
+    spec, root = load_target("c.yaml"), homes.Home(home)
+    run = runs.refused_reviews(root, f"20261122-10150{number}-reviews-0000")
+    known = fingerprint(spec.task, spec.data, spec.model, spec.train, champion=None)
+    root.artifact(run.run_id, "fingerprint", "fingerprint", known)
+    run.model_copy(update={"number": number}).write(home / "runs" / run.run_id / "run.json")
+    return run.run_id
+
+
+def _open_turn(home, error):
+    spec = load_target("c.yaml").model_copy(update={"triggers": TriggersSpec()})
+    write_jsonl(Path("r.jsonl"), rows(301))
+    with pytest.raises(type(error)):
+        turn(spec, home, _ends(error))
+    return spec
+
+
+def _nothing_runs(begun):
+    raise AssertionError(begun)
+
+
+def test_a_turn_that_others_have_overtaken_is_given_up(judged):
+    home = Path(".rekindle")
+    spec = _open_turn(home, PreemptedError("taken"))
+    by_hand = _judged_by_hand(home, 9)
+    done = turn(spec, home, _nothing_runs)
+    assert done.because == f"the data have not changed since {by_hand}, whose candidate was refused"
+    first, _ = turns(path_of(home, "reviews"))
+    assert first.outcome.startswith("given up: its data were judged meanwhile")
+
+
+def test_an_open_turn_does_not_run_what_may_only_be_suggested(judged):
+    home = Path(".rekindle")
+    _open_turn(home, PreemptedError("taken"))
+    assert turn(load_target("c.yaml"), home, _nothing_runs).decision == "skipped"
+    first, last = turns(path_of(home, "reviews"))
+    assert first.outcome.startswith("given up")
+    assert last.because == "1 new rows (due from 20)"
+
+
+def test_a_failure_is_over_once_a_run_by_hand_was_judged(judged):
+    home = Path(".rekindle")
+    spec = _open_turn(home, StepError("it broke"))
+    by_hand = _judged_by_hand(home, 9)
+    assert by_hand in turn(spec, home, _nothing_runs).because
+
+
+def test_a_pipeline_that_judges_nothing_is_refused_once_that_is_known(job):
+    """Else it would run at each look, whatever the triggers say."""
+    Path("p.py").write_text(
+        "from kfp import dsl\n@dsl.component(base_image='python:3.11', install_kfp_package=False)\n"
+        "def say() -> str:\n    return 'hi'\n@dsl.pipeline(name='p')\ndef p():\n    say()\n"
+    )
+    words = ["--set", "pipeline=p.py:p", "--set", "triggers={every: 1 week}"]
+    assert "ran because no run was judged before" in look(*words).stdout
+    done = look(*words, check=False)
+    assert done.returncode == 2
+    assert "without a fingerprint of its data and a gate: nothing tells what is new" in done.stderr
+
+
+def test_data_without_rows_are_an_error_and_told_once(judged, monkeypatch):
+    monkeypatch.setenv("HOOK", "")
+    said = ""
+    for text in ("", "not json\n" * 9):
+        Path("r.jsonl").write_text(text)
+        for _ in range(2):
+            done = look("--set", "notify={webhook: env:HOOK}", check=False)
+            assert done.returncode == 1
+            assert "the data hold no rows that can be read" in done.stderr
+            said += done.stderr
+    assert said.count("notify.webhook: the variable HOOK") == 1
+
+
+def test_a_client_of_a_store_that_fails_is_an_error_like_others(judged):
+    found = ["--set", "data.source=ftp://127.0.0.1:1/r.jsonl"]
+    done = look(*found, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert turns(path_of(Path(".rekindle"), "reviews"))[-1].because.startswith("it could not be")
 
 
 def test_a_platform_gets_one_run_however_often_who_watches_is_killed(world: World, capsys) -> None:

@@ -39,10 +39,13 @@ def test_a_file_that_grows_has_so_many_new_rows_and_none_when_it_shrinks(tmp_pat
 def test_rows_that_were_dropped_were_had_too(tmp_path):
     bad = [{"text": "no label"}] * 2
     path = write_jsonl(tmp_path / "r.jsonl", [*rows(298), *rows(2), *bad])
-    data = text_spec(path, on_bad_rows="drop", max_bad_rows=5, duplicates="exact")
+    broken = "{\n" * 3
+    path.write_text(path.read_text() + broken)
+    data = text_spec(path, on_bad_rows="drop", max_bad_rows=9, duplicates="exact")
     before, shards = taken(data), sharded(data, tmp_path / "out")
     assert sum(shards.rows.values()) < 302
     write_jsonl(path, [*rows(298), *rows(2), *bad, *rows(7)])
+    path.write_text(path.read_text() + broken)
     assert arrivals(TASK, data, before, shards).new == 7
 
 
