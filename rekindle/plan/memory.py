@@ -94,7 +94,7 @@ class Peak(Rank):
         """The end of a backward pass without FSDP: of a tied table the head's gradient, too."""
         table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
         tied = self.shape.causal and self.shape.head is None and self.single
-        again = there or self.layout.world > 1
+        again = there or self.replicated
         more = 0 if self.adapters else self.stored * table * (2 if tied else int(again))
         more += self.added(self.count * self.trained_block, there) if there else 0
         after = self.gradients((True,) * len(self.stages), ending=True)

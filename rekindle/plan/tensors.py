@@ -229,7 +229,8 @@ class Rank:
             return (self.exact + ending * self._narrow()) * trained // self.group
         # whole until the last backward pass; zero bubble's second half leaves them to be widened
         narrow = self.half and self.layout.schedule == "zero_bubble"
-        return (self.exact + narrow * self.compute) * trained
+        first = self.each[0] * there[0] if self.stages[0] == 0 else 0  # it is not cut in halves
+        return self.exact * trained + narrow * self.compute * (trained - first)
 
     def _narrow(self) -> int:
         """Bytes of a gradient in the type of weights, which FSDP keeps beside what it reduced."""

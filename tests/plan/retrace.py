@@ -94,6 +94,7 @@ CASES = {
     "1b lora muon": (SMALL, {"micro_batch_size": 1}, 2048, 1, {"optimizer": "muon", "lora": 16}),
     "7b 8 bit fsdp": (SEVEN, {"shard": 8, "micro_batch_size": 1}, 2048, 1, {"optimizer": "adamw8bit"}),
     "gpt2 8 bit one": (GPT2, {"micro_batch_size": 1}, 256, 1, {"optimizer": "adamw8bit"}),
+    "distilbert tp selective": (DISTILBERT, {"tp": 4, "micro_batch_size": 2}, 128, 1, {"precision": "fp32", "checkpointing": "selective"}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 

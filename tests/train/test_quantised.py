@@ -231,7 +231,7 @@ def test_the_memory_that_is_planned_is_that_of_a_trace(name):
     found, planned = retraced(one), memory(one.work)
     peak = extrapolated(found["pair"], one.work, found["pp_rank"])
     print(json.dumps(planned.terms), json.dumps(peak.terms))
-    assert planned.peak_bytes == pytest.approx(peak.peak_bytes, rel=0.03)
+    assert -0.03 <= planned.peak_bytes / peak.peak_bytes - 1 <= 0.05
     assert planned.terms["parameters"] == pytest.approx(peak.terms["parameters"], rel=0.001)
     plain = memory(dataclasses.replace(one.work, quantised=False))
     assert planned.terms["parameters"] < 0.4 * plain.terms["parameters"]
