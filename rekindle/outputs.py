@@ -101,31 +101,31 @@ class ScheduleDeleted(VersionedRecord):
     deleted: bool
 
 
-class Cost(Record):
-    """What a run on a platform cost: machine hours, dollars, and those that spot machines saved.
-    `billed` steps have the seconds that the platform says it bills, others how long they ran;
-    `unpriced` steps are in no sum of dollars."""
+class Spent(Record):
+    """Machine hours, dollars, those that spot machines saved, and how often they were taken."""
+
+    hours: float
+    usd: float
+    saved_usd: float
+    interruptions: int
+
+
+class Cost(Spent):
+    """Of a run on a platform. `billed` steps have the seconds that the platform says it bills,
+    others how long they ran; `unpriced` steps are in no sum of dollars."""
 
     run_id: str
     platform: str
     started_at: str
-    hours: float
-    usd: float
-    saved_usd: float
-    interruptions: int
     billed: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
 
 
-class CostOfMonth(Record):
+class CostOfMonth(Spent):
     """The sums over the runs that began in a month, `2026-11`."""
 
     month: str
     runs: int
-    hours: float
-    usd: float
-    saved_usd: float
-    interruptions: int
 
 
 class Costs(VersionedRecord):

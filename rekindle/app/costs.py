@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rekindle.app.runs import newest_first
 from rekindle.catalog.prices import PriceBook, book
-from rekindle.outputs import Cost, CostOfMonth, Costs
+from rekindle.outputs import Cost, CostOfMonth, Costs, Spent
 from rekindle.records import RunRecord, Submission
 
 
@@ -25,11 +25,9 @@ def costs(home: Path, name: str = "") -> Costs:
     for row in rows:
         months[row.started_at[:7]].append(row)
     totals = tuple(
-        CostOfMonth(
-            month=month, runs=len(found), hours=sum(row.hours for row in found),
-            usd=sum(row.usd for row in found), saved_usd=sum(row.saved_usd for row in found),
-            interruptions=sum(row.interruptions for row in found),
-        ) for month, found in months.items()
+        CostOfMonth(month=month, runs=len(found), **{
+            name: sum(getattr(row, name) for row in found) for name in Spent.model_fields
+        }) for month, found in months.items()
     )  # fmt: skip
     return Costs(runs=tuple(rows), months=totals)
 
@@ -69,9 +67,12 @@ def table(found: Costs) -> Iterator[tuple[str, ...]]:
     for row in found.runs:
         note = "billed seconds" if row.billed else "estimated"
         note += f", without {', '.join(row.unpriced)}: no price" * bool(row.unpriced)
-        figures = f"{row.hours:,.2f}", f"${row.usd:,.2f}", f"${row.saved_usd:,.2f}"
-        yield row.run_id, row.platform, *figures, f"{row.interruptions}", note
+        yield row.run_id, row.platform, *_figures(row), note
     for month in found.months:
-        figures = f"{month.hours:,.2f}", f"${month.usd:,.2f}", f"${month.saved_usd:,.2f}"
         runs = f"{month.runs} run" + "s" * (month.runs != 1)
-        yield f"{month.month}, {runs}", "", *figures, f"{month.interruptions}", ""
+        yield f"{month.month}, {runs}", "", *_figures(month), ""
+
+
+def _figures(spent: Spent) -> tuple[str, ...]:
+    dollars = f"${spent.usd:,.2f}", f"${spent.saved_usd:,.2f}"
+    return f"{spent.hours:,.2f}", *dollars, f"{spent.interruptions}"

@@ -12,27 +12,18 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle import formats
+from rekindle import errors, formats
 from rekindle.app.follow import asked
 from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
 from rekindle.app.triggers import Past, due
 from rekindle.data.arrivals import arrivals
-from rekindle.errors import (
-    DataError,
-    InterruptedRunError,
-    PlatformError,
-    PreemptedError,
-    RekindleError,
-    RequestError,
-)  # fmt: skip
 from rekindle.platforms.local.store import is_alive, locked, make_home, slug
 from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import Turn, write_atomically
 from rekindle.report.collect import Findings, collect
 from rekindle.report.index import render_index
-from rekindle.report.ledger import Entry, ledger
-from rekindle.report.turns import path_of, turns
+from rekindle.report.ledger import Entry, ledger, path_of, turns
 from rekindle.spec.model import DataSpec, Outcome, Spec
 from rekindle.spec.schedule import TriggersSpec
 
@@ -49,7 +40,7 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
     they cannot be read; errors of the run are raised."""
     if spec.data is None or not spec.task:
         fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
-        raise RequestError("without data and task nothing can be watched", where="data", fix=fix)
+        raise errors.RequestError("nothing is there to be watched", where="data", fix=fix)
     now = now or dt.datetime.now(dt.UTC)
     begun = Turn(turn=secrets.token_hex(8), at=now.isoformat(timespec="seconds"), name=spec.name)
     path = path_of(home, slug(spec.name))
@@ -66,10 +57,10 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
             undecided = _noted(path, begun, because=f"it could not be decided: {what}")
             if not before or before[-1].because != undecided.because:
                 tell(spec.notify, "failure", f"{spec.name}: {undecided.because}")
-            if isinstance(error, RekindleError | OSError):
+            if isinstance(error, errors.RekindleError | OSError):
                 raise
             fix = "check data.source, and the network"  # of a store's or a hub's client
-            raise DataError(f"the data cannot be read: {what}", fix=fix) from error
+            raise errors.DataError(f"the data cannot be read: {what}", fix=fix) from error
         if decided.turn == begun.turn:
             _noted(path, decided)
         if decided.decision == "suggested":
@@ -98,17 +89,16 @@ def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.dateti
         _noted(path, last, outcome="given up: its data were judged meanwhile, or nothing may run")
     is_due, because = due(triggers, now, held, past)
     acts = "suggested" if triggers.act == "suggest" else "ran"
-    decision = acts if is_due else "skipped"
     update = {"because": because, "window": held.window, "new_rows": held.new}
-    return begun.model_copy(update={**update, "decision": decision})
+    return begun.model_copy(update={**update, "decision": acts if is_due else "skipped"})
 
 
 def _acted(path: Path, spec: Spec, begun: Turn, act: Act) -> Turn:
     try:
         run_id, outcome, heard = act(begun)
-    except (PreemptedError, InterruptedRunError, PlatformError):
+    except (errors.PreemptedError, errors.InterruptedRunError, errors.PlatformError):
         raise  # the next turn goes on with this one
-    except RekindleError as error:
+    except errors.RekindleError as error:
         outcome = f"{FAILED}: {_first_line(error)}"
         if all(one.outcome != outcome for one in turns(path) if one.decision == "ran"):
             tell(spec.notify, "failure", f"{spec.name}: {outcome}. It ran because {begun.because}")
@@ -121,7 +111,7 @@ def _acted(path: Path, spec: Spec, begun: Turn, act: Act) -> Turn:
 
 
 def _first_line(error: Exception) -> str:
-    if isinstance(error, RekindleError):
+    if isinstance(error, errors.RekindleError):
         return error.problems[0].what
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -159,34 +149,25 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
     failed = (one.outcome.startswith(FAILED) for one in before[::-1] if one.decision == "ran")
     lost = max(_lost(known), sum(1 for _ in itertools.takewhile(bool, failed)))
     past = Past(tuple(time for time in times.values() if time), lost=lost)
-    ended = (run for run in known if run.status == "succeeded" and not _of_a_grid(run))
-    judged = next(ended, None)
+    ended = (run.summary for run in known if run.status == "succeeded")
+    # one training of a grid has no gate: the best of them is judged in a run of its own
+    judged = next((run for run in ended if run["gate"] or not run["settings"]), None)
     if judged is None:
         return past, Findings()
-    record = read_run(home, judged.run_id)
+    record = read_run(home, judged["run_id"])
     found = collect(record, history=False)
-    if found.fingerprint is None or not judged.summary["gate"]:
-        what = f"{judged.run_id} succeeded without a fingerprint of its data and a gate"
+    if found.fingerprint is None or not judged["gate"]:
+        what = f"{record.run_id} succeeded without a fingerprint of its data and a gate"
         fix = "keep the steps fingerprint and evaluate, or start it by `rekindle schedule`"
-        raise RequestError(f"{what}: nothing tells what is new", where="pipeline", fix=fix)
+        raise errors.RequestError(f"{what}: nothing tells what is new", where="pipeline", fix=fix)
     return dataclasses.replace(
-        past, judged=judged.run_id, judged_at=times[judged.run_id], because=record.because,
-        read=found.fingerprint, refused=_is_refused(judged),
+        past, judged=record.run_id, judged_at=times[record.run_id], because=record.because,
+        read=found.fingerprint, refused=judged["gate"]["decision"] == "refused",
     ), found  # fmt: skip
 
 
 def _lost(known: list[Entry]) -> int:
     """How many of the newest runs in a row failed, or had a candidate that was refused."""
     ended = (run for run in known if run.status in ("succeeded", "failed"))
-    lost = (run.status == "failed" or _is_refused(run) for run in ended)
-    return sum(1 for _ in itertools.takewhile(bool, lost))
-
-
-def _of_a_grid(run: Entry) -> bool:
-    """Whether it is one training of several, of which the best is judged in a run of its own."""
-    return bool(run.summary["settings"] and not run.summary["gate"])
-
-
-def _is_refused(run: Entry) -> bool:
-    gate = run.summary["gate"]
-    return bool(gate and gate["decision"] == "refused")
+    gates = ((run.summary["gate"] or {}).get("decision", run.status) for run in ended)
+    return sum(1 for _ in itertools.takewhile(lambda gate: gate in ("refused", "failed"), gates))

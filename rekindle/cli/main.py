@@ -42,7 +42,6 @@ VERBS = {
     "report": "the HTML card of a run, and the index of all",
     "gc": "list and remove what old runs left",
     "prices": "list machine prices and their age",
-    "completion": "print the shell completion script",
 }
 
 

@@ -1,9 +1,7 @@
 """The one way into a source of any kind: `open_source` gives its raw batches and its fingerprint.
 
-Files, the hub (hub.py), and the data sets that come with scikit-learn. `sklearn:digits` are 1,797
-grey images of 8 x 8 pixels, whose 17 intensities are spread over 0..255. `iris`, `wine` and
-`breast_cancer` are tables of measurements; a row becomes a text such as `sepal length (cm) 5.1;
-sepal width (cm) 3.5; ...`. `diabetes` has no classes and is refused."""
+Files, the hub (hub.py), and `sklearn:digits`, which comes with scikit-learn: 1,797 grey images of
+8 x 8 pixels, whose 17 intensities are spread over 0..255."""
 
 import contextlib
 import hashlib
@@ -12,7 +10,6 @@ import lzma
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +28,6 @@ from rekindle.spec.model import DataSpec
 
 _IMAGES_AT_ONCE = 64
 BUNDLED = "sklearn:"
-_IMAGES = {"digits": "digits.csv.gz"}
-_TABLES = {"iris": "iris.csv", "wine": "wine_data.csv", "breast_cancer": "breast_cancer.csv"}
 _BATCH_ROWS = 512
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -142,47 +137,35 @@ def _held_at_once(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
 
 
 class BundledSource(Source):
-    """One bundled set; raises RequestError for a name that is none, or none that a task can use."""
+    """`sklearn:digits`; raises RequestError for another name, or a task that reads no images."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
-        self._name = data.source.removeprefix(BUNDLED)
         self._columns = data.columns
-        if self._name not in _IMAGES | _TABLES:
-            names = ", ".join(BUNDLED + name for name in _IMAGES | _TABLES)
-            what = f"scikit-learn bundles no set of classes `{self._name}`"
-            raise RequestError(what, where="data.source", fix=f"use one of {names}")
-        held = "image" if self._name in _IMAGES else "text"
-        if modality != held:
-            what = f"{data.source} holds {held}s, and the task reads {modality}s"
-            fix = f"use task {held}_classification, or another source"
+        if (name := data.source.removeprefix(BUNDLED)) != "digits":
+            what = f"scikit-learn bundles no images called `{name}`"
+            raise RequestError(what, where="data.source", fix=f"use {BUNDLED}digits")
+        if modality != "image":
+            what = f"{data.source} holds images, and the task reads {modality}s"
+            fix = "use task image_classification, or another source"
             raise RequestError(what, where="data.source", fix=fix)
-        self._content = data.columns.image if held == "image" else data.columns.text
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-        present = [self._content, self._columns.label]
-        if findings.missing_columns(BUNDLED + self._name, columns, present):
+        present = [self._columns.image, self._columns.label]
+        if findings.missing_columns(f"{BUNDLED}digits", columns, present):
             return
         from sklearn import datasets
 
-        content: Any
-        if self._name in _IMAGES:
-            digits = datasets.load_digits()
-            content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
-            labels = pa.array(digits.target.astype(np.int64))
-        else:
-            table = getattr(datasets, f"load_{self._name}")()
-            named = (zip(table.feature_names, row, strict=True) for row in table.data)
-            texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
-            names = [str(table.target_names[index]) for index in table.target]
-            content, labels = pa.array(texts, pa.string()), pa.array(names, pa.string())
+        digits = datasets.load_digits()
+        content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
+        labels = pa.array(digits.target.astype(np.int64))
         for start in range(0, len(content), _BATCH_ROWS):
             rows = slice(start, start + _BATCH_ROWS)
-            values = {self._content: content[rows], self._columns.label: labels[rows]}
+            values = {self._columns.image: content[rows], self._columns.label: labels[rows]}
             lines = np.arange(start, start + len(content[rows])) + 1
-            yield RawBatch(values, lines, self._name)
+            yield RawBatch(values, lines, "digits")
 
     def fingerprint(self) -> str:
-        text = f"{self._name}\0{file_sha256(self._file())}"
+        text = f"digits\0{file_sha256(self._file())}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def extent(self) -> tuple[int, int]:
@@ -193,8 +176,7 @@ class BundledSource(Source):
         if found is None or not found.submodule_search_locations:
             fix = "pip install scikit-learn"
             raise RequestError("scikit-learn is not installed", where="data.source", fix=fix)
-        folder = Path(found.submodule_search_locations[0], "datasets", "data")
-        return folder / (_IMAGES | _TABLES)[self._name]
+        return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
 def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:

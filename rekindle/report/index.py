@@ -14,8 +14,7 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.records import Turn, write_atomically
 from rekindle.report import page, plots, texts
-from rekindle.report.ledger import Entry, ledger
-from rekindle.report.turns import turns
+from rekindle.report.ledger import Entry, ledger, turns
 
 _SPARK_RUNS = 50
 _PAGE_RUNS = 200

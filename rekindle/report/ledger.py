@@ -1,4 +1,5 @@
-"""The runs of a home in the order in which they began, with what lists show of each.
+"""The runs of a home in the order in which they began, with what lists show of each; and the turns
+of `rekindle watch`.
 
 Reading ten thousand records takes seconds, so `runs/.index.jsonl` keeps a row a run, beside the
 size, times and inode of the `run.json` that it was made from. A row is taken only while these are
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import rekindle
 from rekindle import formats
-from rekindle.records import RunRecord, write_atomically
+from rekindle.records import RunRecord, Turn, write_atomically
 from rekindle.report import verdicts
 from rekindle.report.collect import collect, summarised
 
@@ -108,6 +109,22 @@ def ledger(home: Path) -> Ledger:
             write_atomically(folder / INDEX, f"{json.dumps(_FORMAT)}\n{text}\n")
     entries.sort(key=lambda entry: (entry.number, entry.moment, entry.run_id))
     return Ledger(tuple(entries), tuple(sorted(unreadable)))
+
+
+def path_of(home: Path, slug: str) -> Path:
+    """The file of the turns of a name."""
+    return home / "watch" / f"{slug}.jsonl"
+
+
+def turns(path: Path) -> list[Turn]:
+    """The turns in such a file, the oldest first, each as it ended; none where there is no file."""
+    found = dict[str, Turn]()
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # cut short, or of another version
+                one = Turn.model_validate_json(line)
+                found[one.turn] = one
+    return list(found.values())
 
 
 def record_in(folder: Path, run_id: str) -> RunRecord:

@@ -20,7 +20,7 @@ from rekindle.data.fingerprint import fingerprint
 from rekindle.errors import PlatformError, PreemptedError, StepError
 from rekindle.platforms.local.store import locked
 from rekindle.records import Fingerprint
-from rekindle.report.turns import path_of, turns
+from rekindle.report.ledger import path_of, turns
 from rekindle.spec.load import load_target
 from rekindle.spec.schedule import TriggersSpec
 from tests.cli.world import World

@@ -172,18 +172,3 @@ def test_times_and_numbers_of_parquet_become_text(tmp_path):
     assert summary.rows == {"train": 240, "validation": 30, "test": 30}
     last = all_examples(tmp_path / "out").slice(299).to_pylist()[0]
     assert (last["day"], last["flag"], last["label"]) == ("2026-10-27", "false", "1")
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "classes", "begins"),
-    [
-        ("iris", 150, 3, "sepal length (cm) 5.1; sepal width (cm) 3.5; "),
-        ("wine", 178, 3, "alcohol 14.23; malic_acid 1.71; "),
-        ("breast_cancer", 569, 2, "mean radius 17.99; "),
-    ],
-)
-def test_a_bundled_table_becomes_texts(tmp_path, name, rows, classes, begins):
-    summary = ingested(text_spec(f"sklearn:{name}"), tmp_path)
-    assert sum(summary.rows.values()) == rows
-    assert len(summary.labels) == classes
-    assert any(text.startswith(begins) for text in all_examples(tmp_path)["text"].to_pylist())

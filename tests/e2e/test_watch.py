@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import rekindle
-from rekindle.report.turns import path_of, turns
+from rekindle.report.ledger import path_of, turns
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MONTHS = ("2026-03", "2026-04", "2026-05", "2026-05", "2026-06")
