@@ -169,7 +169,7 @@ def test_a_window_that_selects_nothing_says_what_there_is(tmp_path):
 REQUESTS = {
     "no such file": ({"source": "/nowhere/*.csv"}, "names no file"),
     "no such protocol": ({"source": "gopher://x/y.csv"}, "cannot open"),
-    "no such bundled set": ({"source": "sklearn:diabetes"}, "no set of classes `diabetes`"),
+    "no such bundled set": ({"source": "sklearn:diabetes"}, "bundles no images called `diabetes`"),
     "images for a text task": (
         {"source": "sklearn:digits"},
         "holds images, and the task reads texts",
