@@ -67,7 +67,10 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
             lately = itertools.takewhile(lambda one: one.decision != "ran", before[::-1])
             if all(one.decision != "suggested" for one in lately):
                 tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
-        return _acted(path, spec, decided, act) if decided.decision == "ran" else decided
+        if decided.decision != "ran":
+            return decided
+        last = next((one for one in before[::-1] if one.decision == "ran"), None)
+        return _acted(path, spec, decided, last, act)
 
 
 def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime) -> Turn:
@@ -93,16 +96,19 @@ def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.dateti
     return begun.model_copy(update={**update, "decision": acts if is_due else "skipped"})
 
 
-def _acted(path: Path, spec: Spec, begun: Turn, act: Act) -> Turn:
+def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> Turn:
+    """Act, and tell what came of it, but of two turns in a row that fail alike only once."""
     try:
         run_id, outcome, heard = act(begun)
-    except (errors.PreemptedError, errors.InterruptedRunError, errors.PlatformError):
+    except (errors.PreemptedError, errors.InterruptedRunError):
         raise  # the next turn goes on with this one
     except errors.RekindleError as error:
         outcome = f"{FAILED}: {_first_line(error)}"
-        if all(one.outcome != outcome for one in turns(path) if one.decision == "ran"):
+        goes_on = isinstance(error, errors.PlatformError)  # the next turn, with this one
+        if last is None or (last.turn != begun.turn if goes_on else last.outcome != outcome):
             tell(spec.notify, "failure", f"{spec.name}: {outcome}. It ran because {begun.because}")
-        _noted(path, begun, outcome=outcome)
+        if not goes_on:
+            _noted(path, begun, outcome=outcome)
         raise
     if heard is not None:
         why = f"It ran because {begun.because}. Run {run_id}"

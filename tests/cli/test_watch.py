@@ -298,6 +298,33 @@ def test_a_pipeline_that_judges_nothing_is_refused_once_that_is_known(job):
     assert "without a fingerprint of its data and a gate: nothing tells what is new" in done.stderr
 
 
+def test_the_loop_outlives_what_fails_after_its_first_look(judged, monkeypatch, capsys, caplog):
+    """Between looks the data go, come back, and the disk is full for a while."""
+    pauses, data = [], Path("r.jsonl")
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            data.rename("away.jsonl")
+        elif len(pauses) == 2:
+            Path("away.jsonl").rename(data)
+            Path(".rekindle/watch").rename("kept")
+            Path(".rekindle/watch").write_text("no folder")
+        elif len(pauses) == 3:
+            Path(".rekindle/watch").unlink()
+            Path("kept").rename(".rekindle/watch")
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rekindle.cli.watch.time.sleep", pause)
+    assert invoke(["watch", "c.yaml", "--interval", "2 hours"]) == 130
+    assert pauses == [7200.0] * 4
+    assert capsys.readouterr().out.count("skipped because the data have not changed") == 2
+    said = [line.getMessage() for line in caplog.records if line.name == "rekindle.cli.watch"]
+    assert len(said) == 2
+    assert all(text.endswith("the next look is in 2 hours") for text in said)
+
+
 def test_data_without_rows_are_an_error_and_told_once(judged, monkeypatch):
     monkeypatch.setenv("HOOK", "")
     said = ""
