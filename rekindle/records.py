@@ -511,6 +511,16 @@ class Smoke(Record):
     rows: tuple[SmokeRow, ...]
 
 
+class Reference(Record):
+    """What production is compared with: of rows that judged a model the `inputs`, the numbers of
+    each signal (data/signals.py), and how sure it was of its answers, if they are classes. `words`
+    are the hashes of words that it was trained on: base64 of 32-bit numbers, little endian."""
+
+    words: str = ""
+    inputs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
+    confidence: tuple[float, ...] = ()
+
+
 class Contender(Record):
     """How a model was scored. `run_key` identifies its training, `digest` hashes the files of its
     folder; `scores` is the key of its scores (files, examples, settings, code); `labels` as in
@@ -536,8 +546,8 @@ class Scores(VersionedRecord):
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
     `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
-    as in `Evidence`; `samples` and `smoke` are the candidate's. `must_pass` is the text of
-    the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none."""
+    as in `Evidence`; `samples`, `smoke` and `reference` are the candidate's. `must_pass` is the
+    text of the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none."""
 
     objective: Objective
     candidate: Contender
@@ -552,6 +562,7 @@ class Scores(VersionedRecord):
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
+    reference: Reference | None = None
     must_pass: str = ""
 
 
@@ -569,7 +580,7 @@ class Evidence(VersionedRecord):
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
     model that was judged, `champion_digest` those of the champion; `churn` is of the two.
     `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
-    is null where no row is fit for it, and in evidence of before it was kept."""
+    is null where no row is fit for it, it and `reference` in evidence of before they were kept."""
 
     run_key: str
     model_digest: str = ""
@@ -589,6 +600,7 @@ class Evidence(VersionedRecord):
     slices: tuple[Slice, ...] = ()
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
+    reference: Reference | None = None
     rows: int
     excluded: int = 0
     examples: str
@@ -606,6 +618,43 @@ class Evidence(VersionedRecord):
         more = len(never) - len(first)
         rest = f" and {more:,} more of {len(self.classes):,} classes" if more else ""
         return (f"the model never predicts {names}{rest}",)
+
+
+class Signal(Record):
+    """What a monitor compared: the mean (of `prediction` the share of the class that was the most
+    frequent) `before`, in the rows that judged the model, and in `rows` `now`. `effect` is how far
+    both are apart: in points of unknown words and accuracy, else the distance of distributions, 0
+    to 1. `detectable` is about the change of the mean that is found in 80 of 100 checks."""
+
+    name: str
+    before: float
+    now: float
+    effect: float
+    rows: int
+    p_value: float
+    detectable: float | None = None
+    alarm: bool = False
+
+
+class Monitored(VersionedRecord):
+    """Kind `monitored`: a check of what a model answered from `start` to `end`. `rows` of its
+    `version` were logged; `left_out` others by why they do not count. `verdict` says whether there
+    is an alarm, `quiet`, or there are `too_few` rows to tell; `reason` says it in a sentence.
+    `expected_accuracy` is estimated from confidence, without labels; `p99_seconds` is how long
+    99 of 100 requests took."""
+
+    name: str
+    version: str
+    at: str
+    start: str
+    end: str
+    verdict: Literal["alarm", "quiet", "too_few"]
+    reason: str
+    rows: int
+    left_out: Mapping[str, int] = Field(default_factory=dict)
+    signals: tuple[Signal, ...] = ()
+    expected_accuracy: float | None = None
+    p99_seconds: float | None = None
 
 
 class Registration(VersionedRecord):

@@ -19,7 +19,7 @@ from rekindle.registry.served import served_model
 from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
 from rekindle.serve.deployed import BOUNDS_MS, Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.model import LogTo, ServedModel
 from rekindle.serve.rollout import Endpoint, Log, Rollout, serving
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
@@ -27,7 +27,7 @@ from rekindle.train.storage import storage_of
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENTS = "deployments"
+DEPLOYMENTS, PREDICTIONS = "deployments", "predictions"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +45,22 @@ class Options:
     on_traffic: Callable[[RolloutEvent, Traffic], None] = lambda event, traffic: None
 
 
-def served(spec: Spec, home: Path, version: str = "") -> ServedModel:
+def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
+    """Where servers on a platform log predictions, if they are to."""
+    if spec.monitor is None:
+        return None
+    root = str(home.resolve()) if platform == "local" else ""
+    root = root or getattr(spec.platforms, platform).artifact_root.rstrip("/")
+    key = spec.data.columns.key if spec.data else ""
+    text = spec.monitor.text == "store"
+    return LogTo(spec.monitor.log or f"{root}/{PREDICTIONS}", key or "", text)
+
+
+def served(spec: Spec, home: Path, version: str = "", platform: str = "local") -> ServedModel:
     """The champion, or this version, in the precision that the config asks for."""
     where = champion.registry_of(spec, home)
     model = served_model(where, spec.data, spec.task, version)
+    model = dataclasses.replace(model, log=log_to(spec, home, platform))
     if not spec.deploy.precision:
         return model
     from rekindle.serve.precision import lowered
@@ -68,7 +80,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     """Roll the champion out. Raises StepError where it had to be rolled back, which moves the alias
     back, too."""
     where = champion.registry_of(spec, home)
-    model = served(spec, home)
+    model = served(spec, home, platform=options.platform)
     with _alone(spec, home, options.platform):
         rollout = _rollout(spec, home, options)
         machines, usd = rollout.endpoint.usd_per_day()
@@ -77,7 +89,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
         if not options.may(machines, usd, serving(last) != model.version):
             return None
         if spec.deploy.shadow and (now := serving(last)) not in ("", model.version):
-            rollout.before = served(spec, home, now)
+            rollout.before = served(spec, home, now, options.platform)
         back = last if last and last.state == "rolled_back" and last.previous else None
         if not (back and back.version == model.version and change and change.at <= back.at):
             last = rollout.to(model)  # else only the alias is left to do
@@ -112,7 +124,7 @@ def roll_back(
             last = rollout.log.last()
             if last is None or last.state in ("delete", "deleted"):
                 continue
-            model = served(spec, home, moved[1])
+            model = served(spec, home, moved[1], platform)
             if last.previous == moved[1] and last.version != moved[1]:
                 rollout.endpoint.create(model, last.number)  # it may have ended since
                 rollout.back(reason)

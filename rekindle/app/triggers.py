@@ -8,11 +8,12 @@ from typing import Self
 
 from rekindle.data.arrivals import Arrivals
 from rekindle.data.window import Duration, parse_duration, shift
-from rekindle.records import Fingerprint
+from rekindle.records import Fingerprint, Monitored
 from rekindle.spec.schedule import TriggersSpec
 
 MOST_DOUBLED = 5  # times, of a cooldown
 _WEEK = dt.timedelta(days=7)
+Moved = tuple[bool, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,11 @@ class Past:
         return dataclasses.replace(self, began=began, judged_at=judged_at)
 
 
-def due(triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past) -> tuple[bool, str]:
-    """Whether a run is due at `now` (UTC), and because of what it is or is not."""
+def due(
+    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None = None
+) -> tuple[bool, str]:
+    """Whether a run is due at `now` (UTC), and because of what it is or is not; `moved`
+    is what a monitor says, if one is asked."""
     past = past.before(now)
     if past.read is None:
         fired, why = True, "no run was judged before"
@@ -53,17 +57,17 @@ def due(triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past) ->
         if past.failed:  # such as a deployment after the promotion
             fired, why = True, f"the last turn {past.failed}"
     else:
-        fired, why = _fired(triggers, now, held, past)
+        fired, why = _fired(triggers, now, held, past, moved)
     if fired and (against := _held_back(triggers, now, past)):
         return False, f"{why}, but {against}"
     return fired, why
 
 
 def _fired(
-    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past
+    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None = None
 ) -> tuple[bool, str]:
     """Whether one of the triggers fires, and those that do, or what they wait for."""
-    if triggers.new_rows is None and triggers.every is None:
+    if not triggers.fire:
         return True, f"the data have changed since {past.judged}"
     found = list[tuple[bool, str]]()
     if (asked := triggers.new_rows) is not None:
@@ -74,8 +78,20 @@ def _fired(
         ago = f"the last judged run began at least {triggers.every} ago"
         words = ago if at <= now else f"due at {_said(at)}"
         found.append((at <= now, words))
+    if moved is not None:
+        found.append(moved)
     fired = any(fires for fires, _ in found)
     return fired, "; ".join(words for fires, words in found if fires == fired)
+
+
+def moved(triggers: TriggersSpec, seen: Monitored) -> Moved:
+    """Whether the monitor's alarms are of those that make a run due, and what it says."""
+    alarms = []
+    for one in seen.signals:
+        least = (0.0 if triggers.drift else None) if one.name != "accuracy" else triggers.live_drop
+        if one.alarm and least is not None and one.effect >= least:
+            alarms.append(f"{one.name} went from {one.before:.3g} to {one.now:.3g}")
+    return bool(alarms), "; ".join(alarms) or f"nothing moved: {seen.reason}"
 
 
 def _held_back(triggers: TriggersSpec, now: dt.datetime, past: Past) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from rekindle import errors, formats
 from rekindle.app.follow import asked
+from rekindle.app.monitor import check
 from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
-from rekindle.app.triggers import Past, due
+from rekindle.app.triggers import Moved, Past, due, moved
 from rekindle.data.arrivals import arrivals
 from rekindle.platforms.local.store import is_alive, locked, make_home, slug
 from rekindle.platforms.snapshot import ENDED_RUN
@@ -34,10 +35,12 @@ MOST_BYTES = 4 << 20  # of the turns of a name; the older half goes
 Act = Callable[[Turn], tuple[str, str, Outcome | None]]
 
 
-def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Turn:
+def turn(
+    spec: Spec, home: Path, act: Act, now: dt.datetime | None = None, platform: str = "local"
+) -> Turn:
     """Decide and, where a run is due, `act`; what happened is on record, and told as `notify` asks.
-    `now` (UTC) in place of the clock. RequestError where the config names no data; DataError where
-    they cannot be read; errors of the run are raised."""
+    `now` (UTC) in place of the clock; `platform` is where the model serves. RequestError where the
+    config names no data; DataError where they cannot be read; errors of the run are raised."""
     if spec.data is None or not spec.task:
         fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
         raise errors.RequestError("nothing is there to be watched", where="data", fix=fix)
@@ -51,7 +54,7 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
             return begun.model_copy(update={"because": "another watch of this name decides now"})
         before = turns(path)
         try:
-            decided = _decided(spec, spec.data, home, begun, now)
+            decided = _decided(spec, spec.data, home, begun, now, platform)
         except Exception as error:
             what = _first_line(error)
             undecided = _noted(path, begun, because=f"it could not be decided: {what}")
@@ -73,7 +76,9 @@ def turn(spec: Spec, home: Path, act: Act, now: dt.datetime | None = None) -> Tu
         return _acted(path, spec, decided, last, act)
 
 
-def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime) -> Turn:
+def _decided(
+    spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime, platform: str
+) -> Turn:
     """The turn with its decision, or an earlier one that has to be completed."""
     path, triggers = path_of(home, slug(spec.name)), spec.triggers or TriggersSpec()
     before = turns(path)
@@ -90,10 +95,21 @@ def _decided(spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.dateti
         past = dataclasses.replace(past, failed=failed)
     if last is not None and not last.outcome:
         _noted(path, last, outcome="given up: its data were judged meanwhile, or nothing may run")
-    is_due, because = due(triggers, now, held, past)
+    seen = _moved(spec, triggers, home, platform, now) if past.read and triggers.watches else None
+    is_due, because = due(triggers, now, held, past, seen)
     acts = "suggested" if triggers.act == "suggest" else "ran"
     update = {"because": because, "window": held.window, "new_rows": held.new}
     return begun.model_copy(update={**update, "decision": acts if is_due else "skipped"})
+
+
+def _moved(
+    spec: Spec, triggers: TriggersSpec, home: Path, platform: str, now: dt.datetime
+) -> Moved:
+    """What the monitor says; that it can say nothing makes no run due."""
+    try:
+        return moved(triggers, check(spec, home, platform, now))
+    except errors.RekindleError as error:
+        return False, f"the monitor cannot tell: {_first_line(error)}"
 
 
 def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> Turn:

@@ -33,6 +33,7 @@ VERBS = {
     "serve": "answer requests over HTTP with the champion",
     "deploy": "roll the champion out beside the version before, and back if it is worse",
     "predict": "write the champion's predictions for a file",
+    "monitor": "whether what is asked and answered is still like what was judged",
     "runs": "list runs, with metric, gate and model version",
     "compare": "what differs between runs, and which model is better",
     "status": "the steps of a run",

@@ -1,5 +1,6 @@
 """Options that several verbs share."""
 
+import datetime as dt
 import logging
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from rekindle.app.runs import DEFAULT_HOME
+from rekindle.data.window import parse_time
 from rekindle.errors import RequestError
 from rekindle.masking import masked
 from rekindle.records import Record
@@ -83,3 +85,12 @@ def at_home(function: Decorated) -> Decorated:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def moment(now: str | None) -> dt.datetime | None:
+    """The time of --now, in UTC; RequestError for what is none."""
+    try:
+        return parse_time(now).replace(tzinfo=dt.UTC) if now else None
+    except ValueError:
+        fix = "write it as 2026-07-01 or 2026-07-01T12:00"
+        raise RequestError(f"`{now}` is not a time", where="--now", fix=fix) from None

@@ -1,6 +1,5 @@
 """`rekindle watch CONFIG`: retrains when the data say so, and says why or why not."""
 
-import datetime as dt
 import logging
 import time
 from pathlib import Path
@@ -11,10 +10,10 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.run import Options, windows
 from rekindle.app.submit import submitted
 from rekindle.app.watch import Act, turn
-from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.options import Overrides, agree, config, moment, overrides, shared, tell, yes
 from rekindle.cli.run import WORDS, carry_out
 from rekindle.cli.submit import show
-from rekindle.data.window import parse_duration, parse_time
+from rekindle.data.window import parse_duration
 from rekindle.errors import InterruptedRunError, PreemptedError, RekindleError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms.platform import PLATFORMS
@@ -51,12 +50,14 @@ def command(
 
     Exit codes with --once: 0 ran or skipped, 3 a run is due and `act: suggest` keeps it from
     starting, else those of `rekindle run` or `submit`."""
-    pause, at = _seconds(interval), _moment(now)
+    pause, at = _seconds(interval), moment(now)
     first = True
     while True:
         try:
             spec = windows(load_target(config, overrides))[-1]
-            done = turn(spec, home, _act(spec, platform, home, yes, as_json), at)
+            done = turn(
+                spec, home, _act(spec, platform, home, yes, as_json), at, platform or "local"
+            )
         except (RekindleError, OSError) as error:
             ends = isinstance(error, PreemptedError | InterruptedRunError)
             if once or first or ends:
@@ -107,11 +108,3 @@ def _seconds(interval: str) -> float:
         fix = "use a number and a unit, such as `6 hours`"
         raise RequestError(str(error), where="--interval", fix=fix) from None
     return length.seconds + length.months * 30.4375 * 86_400.0
-
-
-def _moment(now: str | None) -> dt.datetime | None:
-    try:
-        return parse_time(now).replace(tzinfo=dt.UTC) if now else None
-    except ValueError:
-        fix = "write it as 2026-07-01 or 2026-07-01T12:00"
-        raise RequestError(f"`{now}` is not a time", where="--now", fix=fix) from None

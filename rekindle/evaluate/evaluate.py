@@ -34,6 +34,7 @@ from rekindle.spec.model import EvaluateSpec, GateSpec
 CHUNK_ELEMENTS = 4_000_000
 
 _POWER = 0.8
+_REFERENCE_ROWS = 2_000
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
@@ -59,13 +60,19 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         verdict = refused(*record.incomparable)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further)
+    reference = record.reference
+    if reference is not None and ours.finite and (sure := ours.confidence()) is not None:
+        every_N = np.linspace(0, len(sure) - 1, min(_REFERENCE_ROWS, len(sure))).astype(int)
+        update = {"confidence": tuple(round(float(one), 4) for one in sure[every_N])}
+        reference = reference.model_copy(update=update)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
             "examples", "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
-        calibration=ours.calibration(), slices=tuple(slices), churn=churn, **vars(verdict),
+        calibration=ours.calibration(), slices=tuple(slices), churn=churn, reference=reference,
+        **vars(verdict),
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -277,7 +284,7 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     checks = []
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
-    sure = _holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
+    sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
         ours, theirs = (side.get(metric, math.nan) for side in (part.candidate, part.champion))
         drop = sign * (theirs - ours)
@@ -298,8 +305,8 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     return checks
 
 
-def _holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several drops chance does not explain, all together at this level."""
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which of several changes chance does not explain, all together at this level."""
     sure = [False] * len(p_values)
     for done, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[at] > level / (len(p_values) - done):

@@ -23,13 +23,15 @@ from rekindle.train.modelfolder import ModelFolder
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """`column` holds what the model reads; `form` is that of a language model, else ""."""
+    """`column` holds what the model reads, and `key` the id of an instance, if it is to be logged;
+    `form` is that of a language model, else ""."""
 
     modality: str
     column: str
     form: str
     image_size: tuple[int, int] | None
     image_shape: tuple[int, int, int] | None
+    key: str = ""
 
     @classmethod
     def of(cls, model: ServedModel, opened: ModelFolder) -> Inputs:
@@ -43,7 +45,8 @@ class Inputs:
             "words": names.words, "image": names.image, "completion": names.prompt,
             "chat": names.messages,
         }.get(form or modality) or names.text  # fmt: skip
-        return cls(modality, column, form, model.image_size, tuple(shape) if shape else None)
+        key = model.log.key if model.log else ""
+        return cls(modality, column, form, model.image_size, tuple(shape) if shape else None, key)
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
         """The contents of a request's instances; RefusedError 400 for the first that has none."""

@@ -8,6 +8,16 @@ from rekindle.spec.model import ColumnsSpec
 
 
 @dataclasses.dataclass(frozen=True)
+class LogTo:
+    """Where a server logs its predictions, which column of an instance is its id, "" for none, and
+    whether texts are kept."""
+
+    root: str
+    key: str = ""
+    text: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class ServedModel:
     """A version in the folder `path`, whose files have the hash `digest`. `evidence` is the file
     that is kept beside it, "" for none; `code` as for `open_model`; the rest as in the config."""
@@ -22,6 +32,7 @@ class ServedModel:
     image_size: tuple[int, int] | None
     precision: str = ""
     """bf16 or int8; "": as trained."""
+    log: LogTo | None = None
     shadow: Optional["ServedModel"] = None
     """Another one that is given what this one answered, and whose answers are only counted."""
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import prometheus_client as prometheus
@@ -31,6 +31,7 @@ from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Shadowed
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import loaded
+from rekindle.serve.log import PredictionLog
 from rekindle.serve.model import ServedModel, ServeJob
 from rekindle.serve.smoke import instance_of, smoke
 from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
@@ -59,6 +60,8 @@ class Figures:
         self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
         self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
         self.dropped = count("rekindle_dropped", "instances whose client went away")
+        gauge = "rekindle_unlogged", "instances that the log of predictions dropped"
+        self.unlogged = prometheus.Gauge(*gauge, registry=known)
         queue = prometheus.Gauge("rekindle_waiting_instances", "in the queue", registry=known)
         queue.set_function(lambda: len(waiting))
 
@@ -117,6 +120,7 @@ class Server:
         self.figures = Figures(self.waiting)
         self.kept = self._kept() if job.smoke else None
         self.shadow = Shadow() if job.model.shadow else None
+        self.log = PredictionLog(self.model.log, self.model) if self.model.log else None
         self.inputs: Inputs
         self.decode: Decode
         self.uvicorn = http_server(list(self._routes()))
@@ -220,6 +224,8 @@ class Server:
         give_up = time.monotonic() + DRAIN_SECONDS
         while self.accepted and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
+        if self.log:
+            await asyncio.to_thread(self.log.close)
         self.uvicorn.should_exit = True
 
     def _counted(self, route: str, endpoint: Endpoint) -> Endpoint:
@@ -261,16 +267,17 @@ class Server:
             read = functools.partial(form, body, request.headers, self.inputs, self.about)
             images = self.inputs.modality == "image"  # which take a while to decode
             asked = await asyncio.to_thread(read) if images else read()
-            found = await self.predictions(request, asked.contents, asked.options)
+            found = await self.predictions(request, asked.contents, asked.options, asked.ids)
             return Response(asked.render(found), 200, asked.headers, asked.media)
 
         return endpoint
 
     async def predictions(
-        self, request: Request, contents: list[Any], options: Options
+        self, request: Request, contents: list[Any], options: Options, ids: Sequence[str] = ()
     ) -> list[Prediction]:
-        """What the model makes of the contents. Raises ClientDisconnect where the client went
-        away, and RefusedError where one of them could not be answered."""
+        """What the model makes of the contents, which have these ids, if any. Raises
+        ClientDisconnect where the client went away, and RefusedError where one of them could not
+        be answered."""
         loop = asyncio.get_running_loop()
         works = [Work(content, options, loop.create_future()) for content in contents]
         began = time.perf_counter()
@@ -287,8 +294,12 @@ class Server:
         for i, found in enumerate(everything.result()):
             if isinstance(found, RefusedError):
                 raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
+        taken = time.perf_counter() - began
         if self.shadow:
-            self.shadow.give(works, everything.result(), time.perf_counter() - began)
+            self.shadow.give(works, everything.result(), taken)
+        if self.log and request.headers.get(_PROOF) != self.token:
+            self.log.put(ids, contents, everything.result(), taken)
+            self.figures.unlogged.set(self.log.dropped)
         return everything.result()
 
     def drop(self, works: list[Work]) -> None:

@@ -65,20 +65,26 @@ class Infer(Body):
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """What a request asks; `render` makes the body of the response, of type `media`, and may fill
-    its `headers`."""
+    its `headers`. `ids` are those of the contents, if these have any."""
 
     contents: list[Any]
     options: Options
     render: Callable[[list[Prediction]], bytes]
     media: str = JSON
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    ids: list[str] = dataclasses.field(default_factory=list)
 
 
 def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
     """{"instances": [{column: value}], "parameters": {...}} -> {"predictions": [...], "model"}."""
     asked = read(Predict, body)
     contents, options = inputs.contents(asked.instances), _options(asked.parameters, inputs)
-    return Asked(contents, options, lambda found: dumped({"predictions": found, "model": about}))
+    ids = [str(one.get(inputs.key, "")) for one in asked.instances] if inputs.key else []
+
+    def render(found: list[Prediction]) -> bytes:
+        return dumped({"predictions": found, "model": about})
+
+    return Asked(contents, options, render, ids=ids)
 
 
 def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
@@ -141,7 +147,8 @@ def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -
         answer_headers.update({_JSON_LENGTH: str(len(head))} if end else {})
         return head + end
 
-    return Asked(contents, options, render, headers=answer_headers)
+    ids = [asked.id] if inputs.key and len(values) == 1 else []
+    return Asked(contents, options, render, headers=answer_headers, ids=ids)
 
 
 def outputs(inputs: Inputs) -> list[dict[str, Any]]:

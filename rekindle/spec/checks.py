@@ -354,10 +354,28 @@ def _schedule(spec: Spec) -> Iterator[Finding]:
             yield ("schedule", field), what, fix
 
 
+def _monitored(spec: Spec) -> Iterator[Finding]:
+    monitor, triggers, data = spec.monitor, spec.triggers, spec.data
+    if triggers is not None and triggers.watches and monitor is None:
+        field = "drift" if triggers.drift else "live_drop"
+        yield ("triggers", field), "nothing is monitored", "add the section `monitor: {}`"
+    labels = monitor.labels if monitor else ""
+    if monitor and triggers is not None and triggers.live_drop is not None and not labels:
+        yield ("triggers", "live_drop"), "no labels arrive", "set monitor.labels"
+    if labels and data is not None and not data.columns.key:
+        fix = "name the column of ids in data.columns.key, and send it with each instance"
+        yield ("monitor", "labels"), "labels are joined by a key, and the data have none", fix
+
+
 def _secrets(spec: Spec) -> Iterator[Finding]:
     places: tuple[tuple[KeyPath, str], ...] = (
         (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
         *((("data", "source"), part.source) for part in (spec.data.parts if spec.data else ())),
+        *(
+            (("monitor", name), getattr(spec.monitor, name))
+            for name in ("log", "labels")
+            if spec.monitor
+        ),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
         (("model", "source"), spec.model.source if isinstance(spec.model.source, str) else ""),
@@ -410,5 +428,6 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 _RULES = (
     _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
-    _entrypoint, _gate, _answers, _published, _schedule, _secrets,
+    _entrypoint, _gate, _answers, _published, _schedule, _monitored,
+    _secrets,
 )  # fmt: skip

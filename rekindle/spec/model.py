@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, Wit
 
 from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.monitor import MonitorSpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, Section
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 
@@ -636,6 +637,8 @@ class Spec(Section):
     """When the platform starts scheduled runs, after `rekindle schedule set`."""
     triggers: TriggersSpec | None = Field(None, exclude_if=lambda triggers: triggers is None)
     """What makes retraining due, for `rekindle watch`."""
+    monitor: MonitorSpec | None = Field(None, exclude_if=lambda monitor: monitor is None)
+    """How what serves is watched, by `rekindle monitor`; without it nothing is logged."""
     notify: NotifySpec | None = Field(None, exclude_if=lambda notify: notify is None)
     """Who is told how runs end."""
     image: ImageSpec = ImageSpec()

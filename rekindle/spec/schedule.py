@@ -50,6 +50,11 @@ class TriggersSpec(Section):
     had."""
     every: Duration | None = None
     """How long after the last run began it is due, such as `1 month`, if the data have changed."""
+    drift: bool = False
+    """Whether an alarm of `rekindle monitor` about inputs or predictions makes it due."""
+    live_drop: float | None = Field(None, gt=0, lt=1)
+    """By how much live accuracy must have fallen, in an alarm of `rekindle monitor`, to make it
+    due."""
     cooldown: Duration | None = None
     """How long after a run began no other does. It doubles with each run in a row that failed or
     whose candidate was refused, up to 32 times."""
@@ -57,6 +62,16 @@ class TriggersSpec(Section):
     """How many runs may begin in seven days."""
     act: Literal["run", "suggest"] = "run"
     """`run`, or only `suggest` it: exit code 3."""
+
+    @property
+    def fire(self) -> bool:
+        """Whether something else than changed data makes it due."""
+        return not (self.new_rows is None and self.every is None) or self.watches
+
+    @property
+    def watches(self) -> bool:
+        """Whether the monitor is asked."""
+        return self.drift or self.live_drop is not None
 
 
 def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:

@@ -3,7 +3,6 @@ real runs leave them, over a source whose fingerprint is real."""
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import signal
@@ -19,10 +18,10 @@ from rekindle.data.arrivals import Arrivals
 from rekindle.data.fingerprint import fingerprint
 from rekindle.errors import PlatformError, PreemptedError, StepError
 from rekindle.platforms.local.store import locked
-from rekindle.records import Fingerprint
 from rekindle.report.ledger import path_of, turns
 from rekindle.spec.load import load_target
 from rekindle.spec.schedule import TriggersSpec
+from tests.cli.turns import NOW, ago, past
 from tests.cli.world import World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
@@ -30,20 +29,6 @@ from tests.cli.world import world as world
 from tests.data.corpora import rows, write_jsonl
 from tests.report import homes, runs
 from tests.support.cli import rekindle
-
-NOW = dt.datetime(2026, 7, 15, 12, tzinfo=dt.UTC)
-READ = Fingerprint(
-    data="a", window="", files=1, bytes=1, run_key="k", work_key="w", init_from="base", champion=""
-)
-
-
-def ago(**length: float) -> dt.datetime:
-    return NOW - dt.timedelta(**length)
-
-
-def past(*began: dt.datetime, **fields: object) -> Past:
-    fields = {"judged_at": (began or (ago(days=10),))[0], "read": READ, **fields}
-    return Past(began or (ago(days=10),), "r1", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ class Scores(Protocol):
         """The class of each answer and the true one; None where there are no classes."""
         return None
 
+    def confidence(self) -> Floats | None:
+        """[N]: how probable each answer is; None where there is no one class."""
+        return None
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""
         return ()

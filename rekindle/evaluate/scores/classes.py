@@ -98,6 +98,10 @@ class ClassScores(Scores):
     def answers(self) -> tuple[Ints, Ints]:
         return self.probabilities_NC.argmax(1), self.labels_N
 
+    def confidence(self) -> Floats:
+        top_N: Floats = self.probabilities_NC.max(1)
+        return top_N
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(n) for n in row) for row in self._counts)
 

@@ -1,0 +1,95 @@
+"""`rekindle monitor`: a check of what serves, kept under the home for pages and for `watch`."""
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+
+from rekindle import formats
+from rekindle.app import champion
+from rekindle.app.deploy import log_to
+from rekindle.data.window import parse_duration, shift
+from rekindle.errors import RequestError
+from rekindle.monitor import look, verdict
+from rekindle.platforms.local.store import make_home, slug
+from rekindle.records import Evidence, Monitored, Signal, write_atomically
+from rekindle.registry.served import served_model
+from rekindle.spec.model import Spec
+from rekindle.spec.monitor import MonitorSpec
+from rekindle.tasks import load_task
+
+MONITORED = "monitored"
+_SHARES = ("unknown", "prediction", "accuracy", "confidence", "brightness", "contrast")
+
+
+def check(
+    spec: Spec, home: Path, platform: str = "local", now: dt.datetime | None = None
+) -> Monitored:
+    """Judge what the champion answered within `monitor.window` before `now` (UTC), and keep what
+    was found. RequestError where nothing is logged, or the champion keeps no reference."""
+    asked, to = spec.monitor or MonitorSpec(), log_to(spec, home, platform)
+    if to is None or spec.data is None:
+        fix = "add `monitor: {}`, deploy, and send requests"
+        raise RequestError("the config has no section `monitor`", where="monitor", fix=fix)
+    now = now or dt.datetime.now(dt.UTC)
+    start = _before(now, asked.window)
+    model = served_model(champion.registry_of(spec, home), spec.data, spec.task)
+    evidence = Evidence.read(model.evidence) if model.evidence else None
+    if evidence is None or evidence.reference is None:
+        what = f"version {model.version} was registered without rows to compare with"
+        fix = "train it again: what is registered now keeps them"
+        raise RequestError(what, where=model.name, fix=fix)
+    seen = look.seen(to.root, model.name, model.digest, start, now)
+    rows, labels = seen.rows, dict[str, str]()
+    if asked.labels and len(rows):
+        labels = look.labels(spec.data, load_task(spec.task).modality, asked.labels)
+        young = _before(now, asked.label_delay) if asked.label_delay else now
+        old = [time.timestamp() < young.timestamp() for time in rows.column("time").to_pylist()]
+        ids = [
+            name for name, is_old in zip(rows.column("id").to_pylist(), old, strict=True) if is_old
+        ]
+        labels = {name: labels[name] for name in ids if name in labels}
+    signals = verdict.judge(evidence, rows, labels, asked.min_rows, asked.false_alarms)
+    found = Monitored(
+        name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
+        start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
+        **_said(signals, seen.total, asked.min_rows, f"{to.root}/{model.name}"),
+        signals=signals,
+        rows=seen.total, left_out=seen.left_out,
+        expected_accuracy=verdict.expected_accuracy(evidence, rows),
+        p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
+    )  # fmt: skip
+    make_home(home)
+    file = home / MONITORED / f"{slug(spec.name)}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_atomically(file, f"{before}{found.to_json()}\n")
+    return found
+
+
+def _before(now: dt.datetime, length: str) -> dt.datetime:
+    return shift(now.replace(tzinfo=None), parse_duration(length), back=True).replace(tzinfo=dt.UTC)
+
+
+def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dict[str, str]:
+    alarms = [one for one in signals if one.alarm]
+    if alarms:
+        return {"verdict": "alarm", "reason": "; ".join(map(sentence, alarms))}
+    if not signals:
+        reason = f"{rows:,} rows in {place} are too few to tell: {least:,} are needed, as in the "
+        reason += "test split"
+        return {"verdict": "too_few", "reason": reason}
+    reason = f"{len(signals)} signals are as they were when the model was judged"
+    return {"verdict": "quiet", "reason": reason}
+
+
+def sentence(one: Signal) -> str:
+    """What a signal says, in words."""
+    before, now = (
+        f"{value:.1%}" if one.name in _SHARES else formats.metric(value)
+        for value in (one.before, one.now)
+    )
+    what = {"unknown": "unknown words", "prediction": "the most frequent class"}.get(
+        one.name, one.name
+    )
+    return f"{what} went from {before} to {now} ({one.rows:,} rows, p = {one.p_value:.2g})"

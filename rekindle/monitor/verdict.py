@@ -1,0 +1,150 @@
+"""Whether what a model is given, and how it answers, is still like what it was judged on.
+
+A test a signal, against the model's held-out rows: unknown words by the one-sided test of Mann and
+Whitney (more of them), other numbers by that of Kolmogorov and Smirnov, predicted classes by
+chi-squared, live accuracy by one-sided proportions (less of it). Holm's steps (1979) bound the
+chance of any false alarm of a check by `false_alarms`; besides, the effect must reach a floor, so
+that a million rows do not alarm about nothing. Too few rows never say "no drift". N rows now."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import NormalDist
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.evaluate.evaluate import holm
+from rekindle.records import Evidence, Signal
+
+_POWER = 0.8
+_POINTS = {"unknown": 0.02, "accuracy": 0.03}  # of a share
+_DISTANCE = 0.1  # of two distributions, between 0 and 1
+_LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
+
+
+def judge(
+    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], min_rows: int, level: float
+) -> tuple[Signal, ...]:
+    """Each signal of which both sides have `min_rows`; all together raise a false alarm with
+    probability `level`. `labels` by the `id` of rows."""
+    found = [*_inputs(evidence, rows, min_rows, level), *_predictions(evidence, rows, min_rows)]
+    found += _accuracy(evidence, rows, labels, min_rows, level)
+    sure = holm([one.p_value for one in found], level)
+    return tuple(
+        one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one.name)})
+        for one, is_sure in zip(found, sure, strict=True)
+    )
+
+
+def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
+    """What accuracy the confidence of answers lets expect, by how right as confident ones were on
+    the test split: an estimate that needs no labels, blind to what moves confidence alone."""
+    sure_N = _numbers(rows, "probability")
+    bins = evidence.calibration
+    if not len(sure_N) or not bins:
+        return None
+    at_N = np.clip(np.searchsorted([one.upper for one in bins], sure_N), 0, len(bins) - 1)
+    return float(np.array([one.accuracy for one in bins])[at_N].mean())
+
+
+def _floor(name: str) -> float:
+    return _POINTS.get(name, _DISTANCE)
+
+
+def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:
+    from scipy.stats import ks_2samp, mannwhitneyu
+
+    assert evidence.reference is not None
+    sure = {"confidence": evidence.reference.confidence}
+    for name, values in {**evidence.reference.inputs, **sure}.items():
+        before_M = np.array(values)
+        now_N = _numbers(rows, "probability" if name == "confidence" else name)
+        if min(len(before_M), len(now_N)) < least:
+            continue
+        means = float(before_M.mean()), float(now_N.mean())
+        if name == "unknown":
+            p_value = mannwhitneyu(now_N, before_M, alternative="greater", method="asymptotic")[1]
+            effect = means[1] - means[0]
+        else:
+            # a reference of 4 digits; more would tell constants apart
+            effect, p_value = ks_2samp(before_M, np.round(now_N, 4), method="asymp")
+        deviation = float(before_M.std()) * math.sqrt(1 / len(before_M) + 1 / len(now_N))
+        yield Signal(
+            name=name, before=means[0], now=means[1], effect=float(effect), rows=len(now_N),
+            p_value=_finite(p_value), detectable=_z(level) * deviation,
+        )  # fmt: skip
+
+
+def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Signal]:
+    """The classes that were answered; `before` and `now` are the share of the most frequent one."""
+    from scipy.stats import chi2_contingency
+
+    label = rows.column("label").to_pylist() if "label" in rows.column_names else []
+    counts = {one.label: one.predicted for one in evidence.classes}
+    answered = [one for one in label if one is not None]
+    if len(counts) < 2 or min(len(answered), sum(counts.values())) < least:
+        return
+    index = {name: i for i, name in enumerate(counts)}
+    now_C = np.bincount([index.get(one, len(index)) for one in answered], minlength=len(index) + 1)
+    table_2C = np.array([[*counts.values(), 0], now_C], np.float64)
+    shares_2C = table_2C / table_2C.sum(1, keepdims=True)
+    top = int(shares_2C[0].argmax())
+    joined_2C = _joined(table_2C)
+    chance = chi2_contingency(joined_2C)[1] if joined_2C.shape[1] > 1 else 1.0
+    yield Signal(
+        name="prediction", before=float(shares_2C[0, top]), now=float(shares_2C[1, top]),
+        effect=float(np.abs(shares_2C[0] - shares_2C[1]).sum() / 2), rows=len(answered),
+        p_value=_finite(chance),
+    )  # fmt: skip
+
+
+def _joined(table_2C: np.ndarray) -> np.ndarray:
+    """The columns whose expected counts suffice for the test, and the others as one."""
+    expected_C = table_2C.sum(0) * table_2C.sum(1).min() / table_2C.sum()
+    rare_C = expected_C < _LEAST_EXPECTED
+    table = np.column_stack([table_2C[:, ~rare_C], table_2C[:, rare_C].sum(1)])
+    return table[:, table.sum(0) > 0]
+
+
+def _accuracy(
+    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], least: int, level: float
+) -> Iterator[Signal]:
+    right_N = np.array(
+        [row["label"] == labels[row["id"]] for row in _labelled(rows, labels)], np.float64
+    )
+    before, count = evidence.metrics.get("accuracy"), evidence.rows
+    if before is None or min(len(right_N), count) < least:
+        return
+    now, rows_now = float(right_N.mean()), len(right_N)
+    pooled = (before * count + now * rows_now) / (count + rows_now)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / count + 1 / rows_now))
+    chance = NormalDist().cdf((now - before) / deviation) if deviation else float(now >= before)
+    yield Signal(
+        name="accuracy", before=before, now=now, effect=before - now, rows=rows_now,
+        p_value=chance, detectable=_z(level) * deviation,
+    )  # fmt: skip
+
+
+def _labelled(rows: pa.Table, labels: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
+    """The rows that were answered with a class and have a label, the last one of each id."""
+    if not labels or not len(rows):
+        return []
+    found = rows.select(["id", "label"]).to_pylist()
+    last = {row["id"]: row for row in found if row["label"] is not None and row["id"] in labels}
+    return list(last.values())
+
+
+def _numbers(rows: pa.Table, column: str) -> np.ndarray:
+    if column not in rows.column_names:
+        return np.zeros(0)
+    return np.asarray(rows.column(column).drop_null().to_numpy(), np.float64)
+
+
+def _z(level: float) -> float:
+    """Deviations that a change needs to be found in `_POWER` of checks, by one signal alone."""
+    return NormalDist().inv_cdf(1 - level) + NormalDist().inv_cdf(_POWER)
+
+
+def _finite(p_value: float) -> float:
+    """NaN, of rows that are all alike, is no sign of anything."""
+    return 1.0 if math.isnan(p_value) else float(p_value)

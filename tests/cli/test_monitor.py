@@ -1,0 +1,179 @@
+"""`rekindle monitor` over a log that a server's own thread wrote, with a champion in a real registry."""
+
+import dataclasses
+import datetime as dt
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rekindle.app.monitor import check
+from rekindle.app.triggers import due, moved
+from rekindle.records import Monitored, Signal
+from rekindle.serve.log import PredictionLog
+from rekindle.serve.model import LogTo
+from rekindle.spec.load import load_target
+from rekindle.spec.schedule import TriggersSpec
+from tests.cli.turns import NOW, held, past
+from tests.data.corpora import write_jsonl
+from tests.monitor.watched import texts, watched
+from tests.serve import models
+from tests.support.cli import rekindle
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory):
+    """A home with a champion that keeps a reference."""
+    folder = tmp_path_factory.mktemp("registered")
+    model = watched(folder / "made", "nowhere")
+    models.champion(folder / "home", model)
+    return folder, model
+
+
+@pytest.fixture
+def job(registered, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, model = registered
+    columns = {"text": "body", "label": "label", "key": "id"}
+    config = {
+        "name": "tickets", "task": "text_classification", "data": {"source": "r.jsonl", "columns": columns},
+        "model": {"source": {"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2}},
+        "monitor": {"log": str(tmp_path / "log"), "labels": "labels.jsonl"},
+        "triggers": {"drift": True, "live_drop": 0.05},
+    }  # fmt: skip
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    Path("home").symlink_to(folder / "home")
+    write_jsonl(Path("labels.jsonl"), [{"id": "nobody", "label": "other"}])
+    return model
+
+
+def logged(model, count, unknown=0.1, seed=5, version=""):
+    """Have so many predictions logged, a third of each class."""
+    if version:
+        model = dataclasses.replace(model, version=version, digest=version)
+    log = PredictionLog(LogTo(str(Path("log").absolute()), "id"), model)
+    draw, asked = np.random.default_rng(seed), texts(count, seed, unknown)
+    found = [
+        {"label": models.LABELS[i % 3], "probability": float(draw.uniform(0.5, 1))}
+        for i in range(count)
+    ]
+    log.put([f"r{i}" for i in range(count)], asked, found, 0.01)
+    log.close()
+    return [one["label"] for one in found]
+
+
+def look(*words, check=True):
+    done = rekindle("monitor", "c.yaml", "--home", "home", "--json", *words, check=check)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_stream_as_before_is_quiet_and_new_words_are_an_alarm(job):
+    logged(job, 200)
+    code, found = look()
+    assert (code, found["verdict"], found["rows"]) == (0, "quiet", 200)
+    assert {one["name"] for one in found["signals"]} == {
+        "length",
+        "unknown",
+        "confidence",
+        "prediction",
+    }
+    assert found["expected_accuracy"] == pytest.approx(0.8)
+    logged(job, 400, unknown=0.5)
+    logged(job, 50, version="4")
+    code, found = look(check=False)
+    assert (code, found["verdict"], found["left_out"]) == (3, "alarm", {"of another version": 50})
+    assert [one["name"] for one in found["signals"] if one["alarm"]] == ["unknown"]
+    assert "unknown words went from 9.5% to 37.6% (600 rows" in found["reason"]
+    kept = Path("home/monitored/tickets.jsonl").read_text().splitlines()
+    assert [json.loads(line)["verdict"] for line in kept][-2:] == ["quiet", "alarm"]
+    text = rekindle("monitor", "c.yaml", "--home", "home", check=False).stdout
+    assert "ALARM" in text
+    assert text.splitlines()[0].endswith("600 rows (50 of another version left out)")
+
+
+def test_too_few_rows_and_none_are_no_alarm_and_say_so(job):
+    code, found = look()
+    assert (code, found["verdict"], found["rows"]) == (0, "too_few", 0)
+    logged(job, 99)
+    code, found = look()
+    assert (code, found["verdict"], found["signals"]) == (0, "too_few", [])
+    assert "99 rows in" in found["reason"]
+    tomorrow = dt.datetime.now(dt.UTC) - dt.timedelta(hours=2)  # all rows are from the future then
+    _, found = look("--now", f"{tomorrow:%Y-%m-%dT%H:%M}")
+    assert found["rows"] == 0
+
+
+def test_labels_that_arrive_tell_live_accuracy(job):
+    answered = logged(job, 300)
+    wrong = {one: models.LABELS[(i + 1) % 3] for i, one in enumerate(models.LABELS)}
+    truth = [
+        {"id": f"r{i}", "label": one if i % 2 else wrong[one]} for i, one in enumerate(answered)
+    ]
+    # twice, the later one counts; of unknown ids; never: all that is quiet
+    write_jsonl(
+        Path("labels.jsonl"),
+        [{"id": "r1", "label": wrong[answered[1]]}, *truth, {"id": "x", "label": "other"}],
+    )
+    code, found = look(check=False)
+    (accuracy,) = [one for one in found["signals"] if one["name"] == "accuracy"]
+    assert (code, accuracy["alarm"], accuracy["before"], accuracy["now"], accuracy["rows"]) == (
+        3,
+        True,
+        0.8,
+        0.5,
+        300,
+    )
+    _, found = look("--set", "monitor.label_delay=1 day")  # nothing is so old yet
+    assert "accuracy" not in {one["name"] for one in found["signals"]}
+    spec = load_target("c.yaml")
+    seen = check(spec, Path("home"))
+    fires, because = moved(spec.triggers, seen)
+    assert (fires, because) == (True, "accuracy went from 0.8 to 0.5")
+    assert not moved(TriggersSpec(live_drop=0.4), seen)[0]
+    assert not moved(TriggersSpec(drift=True), seen)[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        (["triggers.live_drop=null", "monitor=null"], "nothing is monitored"),
+        (["monitor.labels="], "no labels arrive"),
+        (["data.columns.key=null"], "labels are joined by a key, and the data have none"),
+        (["monitor.window=often"], "use a number and a unit"),
+        (["monitor.text=maybe"], "hash"),
+        (["monitor.log=s3://key:secret@bucket/log"], "password"),
+    ],
+)
+def test_what_cannot_be_monitored_is_refused(job, changed, what):
+    words = [word for one in changed for word in ("--set", one)]
+    done = rekindle("monitor", "c.yaml", "--home", "home", *words, check=False)
+    assert (done.returncode, what in done.stderr) == (2, True), done.stderr
+
+
+def test_a_config_without_the_section_is_told_to_add_it(job):
+    done = rekindle("monitor", "c.yaml", "--home", "home", "--set", "monitor=null", "--set", "triggers=null", check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert "add `monitor: {}`, deploy, and send requests" in done.stderr
+
+
+def test_an_alarm_makes_a_run_due_where_the_data_have_changed():
+    fields = {"before": 0.1, "now": 0.3, "effect": 0.2, "rows": 200, "p_value": 1e-9}
+    signal = Signal(name="unknown", alarm=True, **fields)
+    times = dict.fromkeys(("at", "start", "end"), "2026-07-15T12:00:00+00:00")
+    seen = Monitored(
+        name="n", version="1", verdict="alarm", reason="r", rows=200, signals=(signal,), **times
+    )
+    triggers = TriggersSpec(drift=True, new_rows=50)
+    words = moved(triggers, seen)
+    assert due(triggers, NOW, held("b", 3), past(), words) == (True, "unknown went from 0.1 to 0.3")
+    is_due, because = due(triggers, NOW, held("a", 0), past(), words)
+    assert (is_due, because) == (False, "the data have not changed since r1")
+    quiet = moved(triggers, seen.model_copy(update={"signals": ()}))
+    assert due(triggers, NOW, held("b", 3), past(), quiet) == (
+        False,
+        "3 new rows (due from 50); nothing moved: r",
+    )
+    cooled = TriggersSpec(drift=True, cooldown="2 weeks")
+    assert due(cooled, NOW, held("b", 3), past(), words)[0] is False

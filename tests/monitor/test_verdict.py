@@ -1,0 +1,171 @@
+"""How often the monitor alarms where nothing changed, and how often it finds what did: streams of numbers and images with
+known changes, and (slow) ten months of reviews."""
+
+import collections
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rekindle.data.signals import _hashes, signals
+from rekindle.evaluate.evaluate import holm
+from rekindle.monitor.verdict import judge
+from rekindle.records import ClassResult, Evidence, Reference
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PLAIN = Evidence(run_key="", promote=True, reason="", checks=(), metrics={}, rows=0, examples="")
+
+
+def evidence_of(rows, labels, right=None, names=()):
+    """The evidence of rows of signals and confidence, answered so."""
+    inputs = {name: tuple(row[name] for row in rows) for name in rows[0] if name != "probability"}
+    reference = Reference(inputs=inputs, confidence=tuple(row["probability"] for row in rows))
+    counts = collections.Counter(labels)
+    classes = tuple(ClassResult(label=n, rows=0, predicted=counts[n]) for n in names or counts)
+    metrics = {} if right is None else {"accuracy": float(np.mean(right))}
+    update = {"reference": reference, "classes": classes, "rows": len(rows), "metrics": metrics}
+    return PLAIN.model_copy(update=update)
+
+
+def table(rows, labels):
+    facts = zip(rows, labels, strict=True)
+    found = [{"id": str(i), "label": label, **row} for i, (row, label) in enumerate(facts)]
+    return pa.Table.from_pylist(found)
+
+
+def stream(draw, count, length=0.0, sure=0.0, share=0.3):
+    """Rows of a stream of lengths and confidences, with changes of these sizes, and their labels."""
+    rows = [{"length": float(n), "probability": float(p)} for n, p in zip(
+        np.round(draw.lognormal(3 + length, 0.5, count)), np.clip(draw.beta(8, 2, count) - sure, 0, 1), strict=True)]  # fmt: skip
+    return rows, np.where(draw.random(count) < share, "a", "b").tolist()
+
+
+def alarms_of(evidence, rows, labels, truth=None, level=0.05):
+    return {
+        one.name
+        for one in judge(evidence, table(rows, labels), truth or {}, 100, level)
+        if one.alarm
+    }
+
+
+def test_a_stream_that_does_not_change_rarely_alarms_and_known_changes_are_found():
+    draw = np.random.default_rng(0)
+    times, found = 100, collections.Counter()
+    for _ in range(times):
+        evidence = evidence_of(*stream(draw, 300))
+        found["nothing"] += bool(alarms_of(evidence, *stream(draw, 300)))
+        found["length"] += "length" in alarms_of(evidence, *stream(draw, 300, length=0.3))
+        found["confidence"] += "confidence" in alarms_of(evidence, *stream(draw, 300, sure=0.1))
+        found["prediction"] += "prediction" in alarms_of(evidence, *stream(draw, 300, share=0.5))
+    assert found["nothing"] <= 9  # 5 of 100 on average; more than 9 in 3 of 100 such hundreds
+    assert min(found[name] for name in ("length", "confidence", "prediction")) >= 80, found
+
+
+def test_images_that_become_darker_are_found():
+    draw = np.random.default_rng(1)
+
+    def pictures(darker, count=200):
+        shades = draw.integers(40, 216, (count, 1, 1, 1)) + draw.integers(-40, 40, (count, 8, 8, 1))
+        rows = [signals((pixels * (1 - darker)).astype(np.uint8), ()) for pixels in shades]
+        return [{**row, "probability": 0.9} for row in rows], ["a"] * count
+
+    evidence = evidence_of(*pictures(0.0))
+    assert alarms_of(evidence, *pictures(0.0)) == set()
+    assert alarms_of(evidence, *pictures(0.3)) >= {"brightness"}
+
+
+def test_accuracy_falls_only_where_labels_say_so():
+    draw = np.random.default_rng(2)
+    rows, labels = stream(draw, 400)
+    right = draw.random(400) < 0.8
+    evidence = evidence_of(rows, labels, right)
+
+    def truth(share):
+        flip = {"a": "b", "b": "a"}
+        return {str(i): one if draw.random() < share else flip[one] for i, one in enumerate(labels)}
+
+    assert "accuracy" in alarms_of(evidence, rows, labels, truth(0.6))
+    assert alarms_of(evidence, rows, labels, truth(0.82)) == set()
+    few = dict(list(truth(0.1).items())[:99])  # too few to tell
+    assert alarms_of(evidence, rows, labels, few) == set()
+    (one,) = [
+        s
+        for s in judge(evidence, table(rows, labels), truth(0.6), 100, 0.05)
+        if s.name == "accuracy"
+    ]
+    assert one.detectable == pytest.approx(0.075, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [10, 99])
+def test_too_few_rows_say_nothing(count):
+    draw = np.random.default_rng(3)
+    assert judge(evidence_of(*stream(draw, 300)), table(*stream(draw, count)), {}, 100, 0.05) == ()
+    assert judge(evidence_of(*stream(draw, count)), table(*stream(draw, 300)), {}, 100, 0.05) == ()
+
+
+def test_rows_that_are_all_alike_and_classes_that_are_one_are_no_alarm_against_themselves():
+    rows, labels = [{"length": 5.0, "unknown": 0.0, "probability": 0.5}] * 200, ["a"] * 200
+    evidence = evidence_of(rows, labels, names=("a", "b"))
+    assert alarms_of(evidence, rows, labels) == set()
+    assert "prediction" in alarms_of(evidence, rows, ["b"] * 200)
+
+
+def test_many_rows_do_not_alarm_about_nothing():
+    """50,000 rows tell a hundredth of a deviation from none; it is below the floor of effects."""
+    draw = np.random.default_rng(4)
+    evidence = evidence_of(*stream(draw, 2_000))
+    assert alarms_of(evidence, *stream(draw, 50_000, length=0.02)) == set()
+
+
+def test_holm_stops_at_the_first_that_chance_explains():
+    assert holm([0.04, 0.001, 0.03], 0.05) == [False, True, False]
+
+
+@pytest.mark.slow
+def test_the_vocabulary_drift_of_the_reviews_is_found_from_july_on():
+    """As ../facts on drift detectors measured it: a TF-IDF classifier of 300 texts, 150 held out, a month of 150 rows."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    rows = [
+        json.loads(line) for line in (CONFIGS / "data" / "reviews.jsonl").read_text().splitlines()
+    ]
+    months = {
+        m: [row for row in rows if row["month"] == m] for m in sorted({r["month"] for r in rows})
+    }
+
+    def judged(train, held):
+        vectors = TfidfVectorizer(ngram_range=(1, 2))
+        model = LogisticRegression(C=10, max_iter=500)
+        model.fit(vectors.fit_transform([r["text"] for r in train]), [r["label"] for r in train])
+        words = frozenset(one for row in train for one in _hashes(row["text"]))
+
+        def answered(part):
+            odds = model.predict_proba(vectors.transform([row["text"] for row in part]))
+            found = [signals(row["text"], words) for row in part]
+            sure = [
+                {**row, "probability": float(p)} for row, p in zip(found, odds.max(1), strict=True)
+            ]
+            return sure, model.classes_[odds.argmax(1)].tolist()
+
+        evidence = evidence_of(*answered(held), names=tuple(model.classes_))
+        return lambda part: bool(alarms_of(evidence, *answered(part)))
+
+    draw = np.random.default_rng(0)
+    pool, false = [row for month in list(months)[:4] for row in months[month]], 0
+    for _ in range(200):
+        picked = [pool[i] for i in draw.permutation(len(pool))]
+        false += judged(picked[:300], picked[300:450])(picked[450:600])
+    first, found = (
+        [row for month in list(months)[:3] for row in months[month]],
+        collections.Counter(),
+    )
+    for _ in range(30):
+        picked = [first[i] for i in draw.permutation(len(first))]
+        alarms = judged(picked[:300], picked[300:])
+        found.update({month: alarms(months[month]) for month in list(months)[4:]})
+    print(f"false alarms: {false} of 200; of 30 references found:", dict(found))
+    assert false <= 10
+    assert [found[f"2026-{month:02}"] >= 15 for month in (7, 8, 9, 10)] == [True] * 4

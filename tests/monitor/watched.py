@@ -1,0 +1,44 @@
+"""A model that keeps a reference, and what a client might have asked it."""
+
+import base64
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from rekindle.data.signals import _hashes, signals
+from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
+from rekindle.serve.model import LogTo, ServedModel
+from tests.serve import models
+
+COMMON = [f"word{i:02}" for i in range(40)]
+NEW = [f"neu{i:02}" for i in range(40)]
+
+
+def texts(count: int, seed: int, unknown: float = 0.1) -> list[str]:
+    """Texts of 5 to 30 words, such a share of which is new."""
+    draw = np.random.default_rng(seed)
+    return [
+        " ".join(str(draw.choice(NEW if draw.random() < unknown else COMMON)) for _ in range(draw.integers(5, 30)))
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
+    """A classifier of texts with a reference of 300 rows, right in 80 of 100, that logs."""
+    model = models.made(folder, "text")
+    words = frozenset(one for word in COMMON for one in _hashes(word))
+    rows = [signals(one, words) for one in texts(300, seed=1)]
+    reference = Reference(
+        words=base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode(),
+        inputs={name: tuple(row[name] for row in rows) for name in ("length", "unknown")},
+        confidence=tuple(np.random.default_rng(2).uniform(0.5, 1, 300)),
+    )  # fmt: skip
+    classes = tuple(ClassResult(label=name, rows=100, predicted=100) for name in models.LABELS)
+    bins = tuple(CalibrationBin(lower=lower, upper=lower + 0.5, rows=150, confidence=lower + 0.25, accuracy=accuracy)
+                 for lower, accuracy in ((0.0, 0.5), (0.5, 0.8)))  # fmt: skip
+    evidence = Evidence.read(model.evidence).model_copy(
+        update={"reference": reference, "classes": classes, "rows": 300, "metrics": {"accuracy": 0.8}, "calibration": bins}
+    )  # fmt: skip
+    evidence.write(Path(model.evidence))
+    return dataclasses.replace(model, log=LogTo(str(log), "id", text))

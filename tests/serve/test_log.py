@@ -1,0 +1,78 @@
+"""What a real server logs of its predictions, and that it serves on where it cannot."""
+
+import os
+import signal
+
+import pyarrow.parquet as pq
+import pytest
+
+from rekindle.records import Evidence
+from rekindle.serve import log
+from rekindle.serve.log import PredictionLog
+from rekindle.serve.model import LogTo
+from tests.monitor.watched import texts, watched
+from tests.serve.servers import running
+
+
+def rows_in(folder):
+    files = sorted((folder / "tickets").rglob("*.parquet"))
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
+    model, asked = watched(tmp_path / "m", tmp_path / "log"), texts(40, seed=3)
+    proof = Evidence.read(model.evidence).smoke.rows[0].content
+    with running(model) as server:
+        body = {"instances": [{"body": text, "id": f"r{i}"} for i, text in enumerate(asked)]}
+        answers = server.client.post("/predict", json=body).json()["predictions"]
+        tensor = {"name": "body", "shape": [1], "datatype": "BYTES", "data": ["word01 neu01"]}
+        infer = {"id": "one", "inputs": [tensor]}
+        assert server.client.post("/v2/models/tickets/infer", json=infer).status_code == 200
+        assert server.predict(proof).status_code == 200
+        assert server.client.post("/predict", json={"instances": [{"body": ""}]}).status_code == 400
+        pid = server.process.pid
+        server.until(lambda: rows_in(tmp_path / "log"))  # without the server's end
+        assert server.predict("late", "later").status_code == 200
+        os.kill(pid, signal.SIGTERM)
+        assert server.ended() == 0
+    rows = rows_in(tmp_path / "log")
+    assert sorted(row["id"] for row in rows) == sorted(
+        [f"r{i}" for i in range(40)] + ["one", "", ""]
+    )
+    by = {row["id"]: row for row in rows}
+    for i, (text, answer) in enumerate(zip(asked, answers, strict=True)):
+        row = by[f"r{i}"]
+        assert (row["label"], row["probability"]) == (answer["label"], answer["probability"])
+        words = text.split()
+        assert row["length"] == len(words)
+        assert row["unknown"] == pytest.approx(
+            sum(word.startswith("neu") for word in words) / len(words)
+        )
+        assert (row["model"], row["version"], row["text"]) == (model.digest, "3", None)
+    assert by["one"]["unknown"] == 0.5
+    assert len({row["hash"] for row in rows}) == len({*asked, "word01 neu01", "late", "later"})
+
+
+def test_a_log_that_takes_nothing_costs_no_answer_and_is_counted(tmp_path, monkeypatch, caplog):
+    (tmp_path / "log").write_text("a file")
+    model = watched(tmp_path / "m", tmp_path / "log")
+    with running(model) as server:
+        assert server.predict("a text").status_code == 200
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.ended() == 0
+        assert "predictions cannot be logged at" in server.log.read_text()
+    monkeypatch.setattr(log, "MOST_ROWS", 5)
+    kept = PredictionLog(model.log, model)
+    kept.put([], ["x"] * 8, [{"label": "other", "probability": 0.5}] * 8, 0.1)
+    assert kept.dropped == 3
+    kept.close(1)
+
+
+def test_texts_are_kept_only_where_they_are_wanted(tmp_path):
+    model = watched(tmp_path / "m", tmp_path / "log")
+    for text, wanted in ((True, "the text"), (False, None)):
+        folder = tmp_path / f"log-{text}"
+        kept = PredictionLog(LogTo(str(folder), "", text), model)
+        kept.put([], ["the text"], [{"label": "other", "probability": 0.5}], 0.1)
+        kept.close()
+        assert [row["text"] for row in rows_in(folder)] == [wanted]
