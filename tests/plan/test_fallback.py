@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from tests.support.plan_risk import everys, rates, works
 SPOT, ON_DEMAND, WAIT_SECONDS = 1.0, 3.0, 200.0
 # hours; an uninterrupted run takes a little over two
 DEADLINES = (2.2, 2.6, 3.0, 4.0, 6.0)
-WITHOUT_NOTICE = [name for name, (work, _) in SETTINGS.items() if not work.notice_seconds]
 
 
 def _check(setting: str, mtbf_hours: float, deadline_hours: float, runs: int) -> None:
@@ -46,7 +43,7 @@ def test_chance_and_cost_of_the_fallback_are_those_of_ten_thousand_runs(
 @pytest.mark.slow
 @pytest.mark.parametrize("deadline_hours", DEADLINES)
 @pytest.mark.parametrize("mtbf_hours", MTBF_HOURS)
-@pytest.mark.parametrize("setting", WITHOUT_NOTICE)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_chance_and_cost_of_the_fallback_are_those_of_many_runs(
     setting: str, mtbf_hours: float, deadline_hours: float
 ) -> None:
@@ -67,12 +64,6 @@ def test_a_deadline_that_on_demand_machines_miss_is_not_feasible() -> None:
     just = fallback(work, 60, 1.0, least + 0.1, 300)
     assert (just.feasible, just.chance, just.spot_hours) == (True, 1.0, 0.0)
     assert just.on_demand_hours == pytest.approx(least)
-
-
-def test_it_does_not_count_on_the_notice() -> None:
-    warned, _ = SETTINGS["a save on notice"]
-    unwarned = dataclasses.replace(warned, notice_seconds=0.0)
-    assert fallback(warned, 30, 1.0, 3.0, 200) == fallback(unwarned, 30, 1.0, 3.0, 200)
 
 
 @given(works, everys, rates, st.floats(1.0, 4.0), st.floats(0, 3600))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,8 +82,6 @@ def test_without_interruptions_only_the_first_wait_is_left_to_chance() -> None:
     assert drawn.at_most(running_hours=3901 / 3600) == 1.0
     middle = float(np.quantile(drawn.wall, 0.5))
     assert middle * 3600 == pytest.approx(3900 + 600 * np.log(2), rel=0.01)
-    fixed = simulate(dataclasses.replace(work, wait="fixed"), 60, 0.0)
-    assert float(np.quantile(fixed.wall, 0.9)) * 3600 == pytest.approx(4500)
 
 
 def test_where_no_attempt_gets_through_there_is_no_distribution() -> None:
