@@ -81,13 +81,12 @@ def simulate(work: Work, every: int, per_hour: float) -> Runs:
 
 
 def fallback(
-    work: Work, every: int, per_hour: float, deadline_hours: float, on_demand_wait_seconds: float,
-    runs: int = RUNS,
-) -> Fallback:  # fmt: skip
+    work: Work, every: int, per_hour: float, deadline_hours: float, runs: int = RUNS
+) -> Fallback:
     """Chance of the fallback and expected paid hours of both kinds. Right where a save is committed
     before the next one is due, as `interval` sees to, and a hair early elsewhere."""
     total = uninterrupted_seconds(work, every)
-    latest = deadline_hours * 3600 - on_demand_wait_seconds - total
+    latest = deadline_hours * 3600 - total
     slack = latest - work.restart_seconds - work.commit_seconds
     if slack < segments(work, every)[0].through:
         return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)

@@ -28,10 +28,9 @@ class Runs:
 
 @dataclasses.dataclass(frozen=True)
 class Deadline:
-    """When it has to be done, and how long on-demand machines take to come."""
+    """When it has to be done."""
 
     hours: float
-    wait_seconds: float
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -73,12 +72,11 @@ class _Simulation:
         self.rest = np.zeros(self.work.steps + 1)
         for saved in range(0, self.work.steps, self.every):
             self.rest[saved] = remaining_seconds(self.work, self.every, saved)
-            latest = deadline.hours * 3600 - deadline.wait_seconds - self.rest[saved]
+            latest = deadline.hours * 3600 - self.rest[saved]
             self.give_up[saved] = latest
         first = dataclasses.replace(self.work, steps=min(self.every, self.work.steps))
         if remaining_seconds(first, self.every, 0) > self.give_up[0]:
             self.give_up[0] = 0.0
-        self.deadline = deadline
 
     def waits(self, count: int) -> np.ndarray:
         return self.rng.exponential(self.work.wait_seconds, count)
@@ -118,7 +116,7 @@ class _Simulation:
     def rescue(self, who: np.ndarray) -> None:
         if self.give_up is not None:
             self.on_demand[who] = self.rest[self.saved[who]]
-            self.clock[who] += self.deadline.wait_seconds + self.on_demand[who]
+            self.clock[who] += self.on_demand[who]
         self.rescued[who], self.state[who] = True, OVER
 
     def strike(self, who: np.ndarray) -> None:
