@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
-from rekindle.spec.model import TokenizerSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
 from rekindle.tasks.base import Modality, Settings
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import tokenizers
     import torch
 
-    from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns, Passes
 
 
