@@ -7,14 +7,13 @@ constant rate while machines are paid for; one takes all machines, and the work 
 committed checkpoint is done again. A save holds training up for `save_seconds` and is committed
 `commit_seconds` later, beside training; the next one waits for that, as train/checkpoint.py does.
 
-The formula. With rate r and M = 1/r, `try_until(q)` runs a stretch of q seconds until it gets
-through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006, eq.
-20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
-from the commit before it to its own: it gets through with probability e^(-rs), and else a stretch
-of q seconds is tried: the start, all its steps, the save and its commit. So a segment has (1 -
-e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where saves block
-and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the wait and the
-tail of a save are ours. A notice is not counted on.
+The formula. With rate r and M = 1/r, a stretch of q seconds gets through after e^(rq) attempts and
+M (e^(rq) - 1) seconds of running (Daly 2006, eq. 20), with a wait of mean w before each. A segment
+needs s seconds from the commit before it to its own: it gets through with probability e^(-rs), and
+else a stretch of q seconds is tried: the start, all its steps, the save and its commit. So a
+segment has (1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions.
+Where saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a
+segment; the wait and the tail of a save are ours. A notice is not counted on.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from rekindle.formats import duration
 from rekindle.plan import risk
 from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
-from rekindle.plan.simulation import Fallback, fallback, hopeless, simulate
+from rekindle.plan.simulation import Fallback, fallback, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
 # hazard, which is not known to a factor of two.
@@ -111,23 +111,20 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
-    runs = None if hopeless(work, every, per_hour) else simulate(work, every, per_hour)
+    runs = simulate(work, every, per_hour)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
         mixed = fallback(work, every, per_hour, needs.deadline_hours)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
-
-    def within(wall_hours: float | None, running_hours: float | None) -> float:
-        return runs.at_most(wall_hours, running_hours) if runs else 0.0
-
     limits = needs.max_run_hours, paid_hours
     return Outlook(
         mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
         expected_usd=mean.cost_usd(price),
-        in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
-        in_budget=None if paid_hours is None else within(None, paid_hours),
-        in_both=None if None in limits else within(*limits), fallback=mixed, fallback_usd=mixed_usd,
+        in_time=None if needs.max_run_hours is None else runs.at_most(needs.max_run_hours),
+        in_budget=None if paid_hours is None else runs.at_most(None, paid_hours),
+        in_both=None if None in limits else runs.at_most(*limits), fallback=mixed,
+        fallback_usd=mixed_usd,
     )  # fmt: skip
 
 
