@@ -87,7 +87,10 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
         raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
-        check_residual(source)
+        if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
+            what = f"not a network this task can build: {source}"
+            fix = f"{{architecture: {' or '.join(_SHAPES)}}}"
+            raise RequestError(what, where="model.source", fix=fix)
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
@@ -168,14 +171,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "resnet50": {"layer_type": "bottleneck", "depths": [3, 4, 6, 3]},
 }
 _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
-
-
-def check_residual(source: dict[str, Any]) -> None:
-    """Refuse a name that is none; raises RequestError."""
-    if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
-        what = f"not a network this task can build: {source}"
-        fix = f"{{architecture: {' or '.join(_SHAPES)}}}"
-        raise RequestError(what, where="model.source", fix=fix)
 
 
 def check_size(height: int, width: int) -> None:

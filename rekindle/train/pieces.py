@@ -38,7 +38,7 @@ from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train.job import Stored
-from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
+from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
 from rekindle.train.storage import storage_of
 
 TEST = "test"
@@ -124,11 +124,11 @@ _Samples: TypeAdapter[tuple[Sample, ...]] = TypeAdapter(tuple[Sample, ...])
 
 def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
     """bool [rows]: whether the model was trained on the example with each hash."""
-    trained, prefixes_N = model.trained_on(), hash_prefixes(hashes)
-    if not len(trained):
+    known, prefixes_N = trained_on(model.path), hash_prefixes(hashes)
+    if not len(known):
         return np.zeros(len(prefixes_N), bool)
-    places_N = np.minimum(np.searchsorted(trained, prefixes_N), len(trained) - 1)
-    return trained[places_N] == prefixes_N  # type: ignore[no-any-return]
+    places_N = np.minimum(np.searchsorted(known, prefixes_N), len(known) - 1)
+    return known[places_N] == prefixes_N  # type: ignore[no-any-return]
 
 
 def _file(name: Name) -> str:
