@@ -37,6 +37,7 @@ BORROWED = {
     "_split_inputs": Borrowed("torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"),
     "_functional_collectives": Borrowed("torch", "torch.distributed", "collectives while compiling and tracing"),
     "_StorageInfo": Borrowed("torch", "torch.distributed.checkpoint.filesystem", "checkpoints read without unpickling"),
+    "_ReaderView": Borrowed("torch", "torch.distributed.checkpoint.utils", "checkpoints read without a copy"),
     "_MEM_FORMAT_ENCODING": Borrowed("torch", "torch.distributed.checkpoint.metadata", "checkpoints read without unpickling"),
     "_StridedShard": Borrowed("torch", "torch.distributed.tensor.placement_types", "weights divided by shard and tp together"),
     "_flatten": Borrowed("torch", "torch.distributed.device_mesh:DeviceMesh", "meshes of shard and cp together"),

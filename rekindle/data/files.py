@@ -207,11 +207,6 @@ class SourceFile:
         self.named.update(path, content)
         return content
 
-    def whole(self) -> bytes:
-        """All bytes as they are stored."""
-        content: bytes = self.filesystem.cat_file(self.path)
-        return content
-
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
         running = ContentHash()

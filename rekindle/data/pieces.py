@@ -93,28 +93,20 @@ def _written_to(path: str) -> DataError:
 
 def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:
     """The blocks of every file, by path."""
-    every = [
-        (
-            file.path,
-            start,
-            min(start + files.PIECE_BYTES, file.size),
-            file.size,
-            _lines_of(file, source),
-        )
-        for file in source.files.files
-        for start in range(0, max(file.size, 1), files.PIECE_BYTES)
-    ]
     items, size = list[list[Any]](), 0
-    for path, start, end, length, lines_of in every:
-        if not items or size + end - start > files.PIECE_BYTES:
-            items.append([])
-            size = 0
-        items[-1].append([path, start, end, length, lines_of])
-        size += end - start
+    for file in source.files.files:
+        for start in range(0, max(file.size, 1), files.PIECE_BYTES):
+            end = min(start + files.PIECE_BYTES, file.size)
+            if not items or size + end - start > files.PIECE_BYTES:
+                items.append([])
+                size = 0
+            items[-1].append([file.path, start, end, file.size, _lines_of(file, source)])
+            size += end - start
     listed = [[f.path, f.version] for f in source.files.files]
     found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, listed]))
     blocks: dict[str, list[Block]] = {}
-    for (path, *_), (sha256, newlines, quotes) in zip(every, itertools.chain(*found), strict=True):
+    every = zip(itertools.chain(*items), itertools.chain(*found), strict=True)
+    for (path, *_), (sha256, newlines, quotes) in every:
         blocks.setdefault(path, []).append(Block(sha256, newlines, tuple(quotes)))
     return blocks
 

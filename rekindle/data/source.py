@@ -108,7 +108,8 @@ class FileSource(Source):
             for split in dict.fromkeys(file.split for file in files):
                 group = [file for file in files if file.split == split]
                 labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
-                read = {names.image: [file.whole() for file in group], names.label: labels}
+                content = [file.filesystem.cat_file(file.path) for file in group]
+                read = {names.image: content, names.label: labels}
                 yield RawBatch(
                     read, np.zeros(len(group), np.int64), file=self._data.source, split=split,
                     names=tuple(file.name for file in group),

@@ -23,6 +23,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.errors import DataError
+from rekindle.records import write_atomically
 from rekindle.spec.identity import digest, file_sha256
 
 log = logging.getLogger(__name__)
@@ -154,14 +155,12 @@ class Store:
 
     def answer(self, work: str, number: int, value: Any) -> None:
         """Tell the other nodes the result of item `number`."""
-        path, content = f"{self._path}/{work}", json.dumps(value).encode()
-        self._fs.makedirs(path, exist_ok=True)
-        if not self._here:
-            self._fs.pipe_file(f"{path}/{number}", content)
-            return
-        draft = Path(path, f".{number}.{uuid.uuid4().hex[:8]}")
-        draft.write_bytes(content)
-        draft.replace(Path(path, str(number)))
+        path = f"{self._path}/{work}/{number}"
+        if self._here:
+            write_atomically(path, json.dumps(value))
+        else:
+            self._fs.makedirs(f"{self._path}/{work}", exist_ok=True)
+            self._fs.pipe_file(path, json.dumps(value).encode())
 
     def answered(self, work: str) -> set[int]:
         """The items whose results are there."""

@@ -232,7 +232,7 @@ class Coordinator(threading.Thread):
         if restart is not None:
             self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
             port = self.store.getsockname()[1]
-            self.tunnel = tunnel.exit_of(self.place.secret, _store(restart), self.host, port)
+            self.tunnel = tunnel.exit_of(self.place.secret, f"store {restart}", self.host, port)
 
     def _reported(self, node: int, report: Report) -> None:
         self.reports[node] = report
@@ -280,11 +280,6 @@ def _node_gone(place: Rendezvous, node: int) -> Cause:
 
 def _node(lines: Mapping[int, Line], line: Line) -> int | None:
     return next((node for node, known in lines.items() if known is line), None)
-
-
-def _store(restart: int) -> str:
-    """The purpose of a connection to the store."""
-    return f"store {restart}"
 
 
 class Member:
@@ -336,7 +331,7 @@ class Member:
         if self.entrance is not None:
             self.entrance.close()
         where = (self.place.address, port)
-        self.entrance = tunnel.entrance(self.place.secret, _store(restart), where)
+        self.entrance = tunnel.entrance(self.place.secret, f"store {restart}", where)
         return Start(restart, self.entrance.port)
 
     def poll(self) -> Halt | None:

@@ -6,10 +6,9 @@ ranks on one node meet in a file of the attempt's private folder; those of sever
 script of the user's, which calls `init_process_group` without arguments, in a store on loopback of
 node rank 0, to which a tunnel leads from other nodes (tunnel.py). Nothing in either is unpickled.
 
-And what ranks send each other as Python objects, without running what it may contain: gloo's and
-NCCL's connections are not authenticated, and torch unpickles what arrives over them for
-`all_gather_object` and its kin: ours, those with which DCP plans a checkpoint, those with which
-stages of a pipeline tell shapes.
+And what ranks send each other as Python objects (`all_gather_object` and its kin, DCP's plans,
+shapes of a pipeline's stages), without running what it may contain: gloo's and NCCL's connections
+are not authenticated, and torch unpickles what arrives over them.
 Authority: torch.distributed.elastic.rendezvous and distributed_c10d (2.10 to 2.13)."""
 
 from __future__ import annotations
@@ -25,17 +24,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
-BACKEND = "loopback"
-"""What `--rdzv-backend` names it by."""
+BACKEND, LISTENING = "loopback", "listening"
+"""What `--rdzv-backend` names it by; what `--rdzv-conf` calls the descriptor of the socket at which
+node rank 0's store listens."""
 
-FILE = "REKINDLE_STORE"
-"""The environment variable that names the file."""
-
-LISTENING = "listening"
-"""What `--rdzv-conf` calls the descriptor of the socket at which node rank 0's store listens."""
-
-HOST = "127.0.0.1"
-"""Where the store of one node listens."""
+FILE, HOST = "REKINDLE_STORE", "127.0.0.1"
+"""The environment variable that names the file; where the store of one node listens."""
 
 _THEIRS = (
     "torch.distributed.checkpoint.", "torch.distributed.pipelining.", "rekindle.train.",

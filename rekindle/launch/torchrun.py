@@ -8,10 +8,9 @@ restart; a rank that the kernel kills for its memory in the same step again is n
 preemption are what rank 0 wrote into `status.json`; torchrun's exit code is not proof of either.
 Authority: torch.distributed.run, and facts measured on torch 2.13.
 
-Google's plugins for NCCL (GPUDirect-TCPXO, gIB) come with a script that sets NCCL's variables for
-the version installed on the node. REKINDLE_NCCL_PROFILE, which catalog/network.yaml gives by the
-machine's name, is that script, and after colons whatever else has to exist for it to be right.
-Nothing of this has run on such a machine yet."""
+Google's plugins for NCCL come with a script that sets NCCL's variables. REKINDLE_NCCL_PROFILE, from
+catalog/network.yaml by the machine's name, is that script, and after colons whatever else has to
+exist for it to be right. Nothing of this has run on such a machine yet."""
 
 import contextlib
 import logging

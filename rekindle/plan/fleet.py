@@ -154,8 +154,7 @@ def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:
 def _cheapest_region(name: str, book: PriceBook) -> str:
     def usd(region: str) -> float:
         price = book.find(name, region)
-        known = price.on_demand_usd_per_hour if price else None
-        return known if known is not None else float("inf")
+        return (price and price.on_demand_usd_per_hour) or float("inf")
 
     return min(book.regions(name), key=usd, default="")
 

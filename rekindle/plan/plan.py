@@ -153,7 +153,6 @@ def training(choice: Choice, steps: int) -> risk.Work:
         commit_seconds=saved / stored,
         restart_seconds=known["start_seconds"]["value"] + saved / stored,
         wait_seconds=known["wait_seconds"]["value"],
-        notice_seconds=known["notice_seconds"].get(choice.fleet.machine.cloud, 0.0),
     )  # fmt: skip
 
 

@@ -67,10 +67,13 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     assert spec.data is not None
     kind = KIND_OF[spec.task]
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
-    shape, taught = shape_of(model_config(spec, ask_hub), classes), teacher_config(spec, ask_hub)
+    shape, taught = shape_of(model_config(spec, ask_hub), classes), None
+    if (teacher := spec.model.teacher) is not None:
+        config = _config(teacher.source, None, ask_hub, "model.teacher.source")
+        taught = shape_of(config, classes)
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
-        shape_of(taught, classes) if taught else None,
+        taught,
         Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
     )  # fmt: skip
 
@@ -114,11 +117,6 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
             vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
         return {**source, "vocab_size": vocabulary}
     return _config(source, spec.model.revision, ask_hub, "model.source")
-
-
-def teacher_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any] | None:
-    teacher = spec.model.teacher
-    return _config(teacher.source, None, ask_hub, "model.teacher.source") if teacher else None
 
 
 def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Mapping[str, Any]:

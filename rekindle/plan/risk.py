@@ -7,14 +7,13 @@ constant rate while machines are paid for; one takes all machines, and the work 
 committed checkpoint is done again. A save holds training up for `save_seconds` and is committed
 `commit_seconds` later, beside training; the next one waits for that, as train/checkpoint.py does.
 
-The formula. With rate r and M = 1/r, `try_until(q)` runs a stretch of q seconds until it gets
-through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006, eq.
-20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
-from the commit before it to its own: it gets through with probability e^(-rs), and else a stretch
-of q seconds is tried: the start, all its steps, the save and its commit. So a segment has (1 -
-e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where saves block
-and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the wait, the
-tail of a save and the notice are ours.
+The formula. With rate r and M = 1/r, a stretch of q seconds gets through after e^(rq) attempts and
+M (e^(rq) - 1) seconds of running (Daly 2006, eq. 20), with a wait of mean w before each. A segment
+needs s seconds from the commit before it to its own: it gets through with probability e^(-rs), and
+else a stretch of q seconds is tried: the start, all its steps, the save and its commit. So a
+segment has (1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions.
+Where saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a
+segment; the wait and the tail of a save are ours. A notice is not counted on.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -29,7 +28,6 @@ from rekindle.errors import RequestError
 
 Reclaims = Literal["independent", "together"]
 
-SAVE_MARGIN = 1.5  # that of train/checkpoint.py, which begins no save that may not fit
 LONGEST_SECONDS = 3600.0  # code and networks fail too, and no hazard counts them
 LARGEST_SHARE = 0.01  # of the time that saves may take before that limit yields
 
@@ -62,7 +60,7 @@ def hazard(choice: str | float) -> Hazard:
 class Work:
     """A training. A save holds it up for `save_seconds` and is committed `commit_seconds` later.
     `wait_seconds` is the mean time until machines are there, at the start and after each
-    interruption, `notice_seconds` the warning before a machine goes; 0 counts on none."""
+    interruption: exponential."""
 
     steps: int
     step_seconds: float
@@ -70,18 +68,11 @@ class Work:
     restart_seconds: float
     commit_seconds: float = 0.0
     wait_seconds: float = 0.0
-    wait: Literal["exponential", "fixed"] = "exponential"
-    notice_seconds: float = 0.0
 
     @property
     def whole_save_seconds(self) -> float:
         """From the beginning of a save until it is committed."""
         return self.save_seconds + self.commit_seconds
-
-    @property
-    def saves_on_notice(self) -> bool:
-        """Whether the step at hand and a save fit into the notice, so that no work is lost."""
-        return 0 < self.step_seconds + SAVE_MARGIN * self.whole_save_seconds <= self.notice_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,22 +131,15 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
     An hour in steps of 10 s, saves of 30 s every 60 of them, starts of 2 min, no wait, and two
     interruptions an hour: 1.3783 h are paid, 0.2072 h of them lost, with 2.757 interruptions."""
     rate = per_hour / 3600
-    saves = math.ceil(work.steps / every)
     useful = work.steps * work.step_seconds
-    saving = saves * work.save_seconds + work.commit_seconds
-    if work.saves_on_notice:
-        interruptions, emergencies = _noticed(work, saves, rate)
-        saving += emergencies
-    else:
-        interruptions = _interruptions(work, every, rate)
+    saving = math.ceil(work.steps / every) * work.save_seconds + work.commit_seconds
+    interruptions = _interruptions(work, every, rate)
     if math.isinf(interruptions):
         return Expectation(math.inf, math.inf, math.inf, math.inf)
     # mean of a start, or of the time until an interruption, if that is shorter
     alive = _struck(work.restart_seconds, rate) / rate if rate else work.restart_seconds
     restarting = (1 + interruptions) * alive
-    running = useful + saving + restarting
-    if not work.saves_on_notice:
-        running = interruptions / rate if rate else uninterrupted_seconds(work, every)
+    running = interruptions / rate if rate else uninterrupted_seconds(work, every)
     waiting = (1 + interruptions) * work.wait_seconds
     lost = max(0.0, running - useful - saving - restarting)
     return Expectation(
@@ -169,16 +153,6 @@ def _interruptions(work: Work, every: int, rate: float) -> float:
     first, *others = segments(work, every)
     again = (s.count * _struck(s.through, rate) * (1 + _grown(s.anew, rate)) for s in others)
     return _grown(first.anew, rate) + sum(again)
-
-
-def _noticed(work: Work, saves: int, rate: float) -> tuple[float, float]:
-    """Interruptions, and seconds of saves made on notice, of a training that saves then. The step
-    at hand is finished first; where a save is due after it, only its commit is waited for."""
-    plain = (work.steps - saves) * _struck(work.step_seconds, rate)
-    due = (saves - 1) * _struck(work.step_seconds + work.save_seconds, rate)
-    starts = 1 + plain + due
-    interruptions = plain + due + starts * _grown(work.restart_seconds, rate)
-    return interruptions, plain * work.whole_save_seconds + due * work.commit_seconds
 
 
 def _grown(seconds: float, rate: float) -> float:

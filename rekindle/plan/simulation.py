@@ -3,15 +3,14 @@ and when a deadline needs machines that stay.
 
 The model is that of risk.py; what is drawn here are the times between interruptions and the waits.
 One turn of the loop is one attempt of every run that is not over: it commits all segments that end
-before its interruption. With a notice only starts are ever made again, and the numbers of struck
-steps and of failed starts are drawn at once.
+before its interruption.
 
 The rule of the deadline is the safety net of Can't Be Late (Wu et al., NSDI 2024, section 3):
 change over once what is left of the time is what the rest of the work takes on machines that stay.
 Theirs keeps two changeovers in hand; ours counts from the last committed checkpoint, so one
-suffices, and does not count on the notice. With j segments committed, an uninterrupted run would be
-at a_j and the rest on demand takes b_j; a_j + b_j is the same for all j, so spot machines are given
-up once a run is `slack` behind an uninterrupted one.
+suffices. With j segments committed, an uninterrupted run would be at a_j and the rest on demand
+takes b_j; a_j + b_j is the same for all j, so spot machines are given up once a run is `slack`
+behind an uninterrupted one.
 
 numpy is imported inside functions, because the verb that prints a plan has to start quickly."""
 
@@ -67,59 +66,47 @@ class Runs:
         return float((wall & running).mean())
 
 
-def hopeless(work: Work, every: int, per_hour: float) -> bool:
-    """Whether interruptions would be so many that the time has no distribution to speak of."""
-    return expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS
-
-
 def simulate(work: Work, every: int, per_hour: float) -> Runs:
-    """Trainings with a save every `every` steps. Raises ValueError where it is `hopeless`."""
-    if hopeless(work, every, per_hour):
-        raise ValueError("an attempt has next to no chance to get through")
-    if work.saves_on_notice:
-        return _noticed(work, every, per_hour / 3600)
-    attempts = _Attempts(work, every, per_hour / 3600, _count(work, every, per_hour, RUNS))
-    while attempts.active.size:
-        attempts.turn()
+    """Trainings with a save every `every` steps; without end where attempts hardly get through."""
+    import numpy as np
+
+    if expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS:
+        return Runs(np.array([math.inf]), np.array([math.inf]))
+    attempts = _Attempts(work, every, per_hour, RUNS)
+    attempts.run()
     return Runs(attempts.wall / 3600, attempts.running / 3600)
 
 
 def fallback(
-    work: Work, every: int, per_hour: float, deadline_hours: float, on_demand_wait_seconds: float,
-    runs: int = RUNS,
-) -> Fallback:  # fmt: skip
+    work: Work, every: int, per_hour: float, deadline_hours: float, runs: int = RUNS
+) -> Fallback:
     """Chance of the fallback and expected paid hours of both kinds. Right where a save is committed
     before the next one is due, as `interval` sees to, and a hair early elsewhere."""
     total = uninterrupted_seconds(work, every)
-    latest = deadline_hours * 3600 - on_demand_wait_seconds - total
+    latest = deadline_hours * 3600 - total
     slack = latest - work.restart_seconds - work.commit_seconds
     if slack < segments(work, every)[0].through:
         return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)
-    work = dataclasses.replace(work, notice_seconds=0.0)
-    attempts = _Attempts(work, every, per_hour / 3600, _count(work, every, per_hour, runs), slack)
-    while attempts.active.size:
-        attempts.turn()
+    attempts = _Attempts(work, every, per_hour, runs, slack)
+    attempts.run()
     chance = float((attempts.rest > 0).mean())
     spot, on_demand = attempts.running.mean() / 3600, attempts.rest.mean() / 3600
     return Fallback(True, slack / 3600, chance, float(spot), float(on_demand))
 
 
-def _count(work: Work, every: int, per_hour: float, runs: int) -> int:
-    """How many runs: fewer where each is interrupted often, whose times scatter less."""
-    often = 1 + expected(work, every, per_hour).interruptions
-    return int(min(runs, max(FEWEST_RUNS, MOST_ATTEMPTS / often)))
-
-
 class _Attempts:
-    """Runs from one interruption to the next; with a `slack` until they are given up."""
+    """Runs from one interruption to the next, at most `most`; fewer where each is interrupted
+    often, whose times scatter less. With a `slack` until they are given up."""
 
     def __init__(
-        self, work: Work, every: int, rate: float, runs: int, slack: float = math.inf
+        self, work: Work, every: int, per_hour: float, most: int, slack: float = math.inf
     ) -> None:
         import numpy as np
 
+        often = 1 + expected(work, every, per_hour).interruptions
+        runs = int(min(most, max(FEWEST_RUNS, MOST_ATTEMPTS / often)))
         first, *others = segments(work, every)
-        self.work, self.rate = work, rate
+        self.work, self.rate = work, per_hour / 3600
         self.rng = np.random.default_rng(SEED)
         counts = [segment.count for segment in others]
         through = np.repeat([segment.through for segment in others], counts)
@@ -134,14 +121,16 @@ class _Attempts:
         self.wall, self.running, self.rest = (np.zeros(runs) for _ in range(3))
         self.active: Counts = np.arange(runs)
 
-    def turn(self) -> None:
+    def run(self) -> None:
+        while self.active.size:
+            self._turn()
+
+    def _turn(self) -> None:
         """Wait for machines, and run until they go, the work is done, or they are given up."""
         import numpy as np
 
         who = self.active
-        waits: Numbers | float = self.work.wait_seconds
-        if self.work.wait != "fixed":
-            waits = waits * self.rng.standard_exponential(who.size)
+        waits = self.work.wait_seconds * self.rng.standard_exponential(who.size)
         saved, began = self.saved[who], self.wall[who] + waits
         alive = self.rng.exponential(1 / self.rate, who.size) if self.rate else math.inf
         anew, before = self.anew[saved], self.made[saved]
@@ -163,28 +152,3 @@ class _Attempts:
         self.saved[who], self.wall[who] = reached, began + ran
         self.running[who] += ran
         self.active = who[~(done | up)]
-
-
-def _noticed(work: Work, every: int, rate: float) -> Runs:
-    """Runs that save when they are warned, or at the end of the step if a save is due."""
-    import numpy as np
-
-    rng, saves = np.random.default_rng(SEED), math.ceil(work.steps / every)
-    exposed = work.step_seconds, work.step_seconds + work.save_seconds
-    plain, due = (
-        rng.binomial(count, -math.expm1(-rate * seconds), RUNS)
-        for count, seconds in zip((work.steps - saves, saves - 1), exposed, strict=True)
-    )
-    starts = 1 + plain + due
-    failed = rng.negative_binomial(starts, math.exp(-rate * work.restart_seconds))
-    # when a start is cut off: exponential, given that it is
-    cut = -math.expm1(-rate * work.restart_seconds) * rng.random(int(failed.sum()))
-    seconds = -np.log1p(-cut) / rate if rate else cut
-    running = uninterrupted_seconds(work, every) + np.bincount(
-        np.repeat(np.arange(RUNS), failed), weights=seconds, minlength=RUNS
-    )
-    running += plain * work.whole_save_seconds + due * work.commit_seconds
-    running += (starts - 1) * work.restart_seconds
-    waits = starts + failed
-    waited = waits if work.wait == "fixed" else rng.standard_gamma(waits)
-    return Runs((running + waited * work.wait_seconds) / 3600, running / 3600)

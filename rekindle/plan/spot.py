@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from rekindle.formats import duration
 from rekindle.plan import risk
 from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
-from rekindle.plan.simulation import Fallback, fallback, hopeless, simulate
+from rekindle.plan.simulation import Fallback, fallback, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
 # hazard, which is not known to a factor of two.
@@ -23,11 +23,10 @@ SEARCH_RUNS = 1024  # of each: they share their interruptions, so that costs com
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """Prices of all machines together, and how long on-demand ones take to come."""
+    """Prices of all machines together."""
 
     spot_usd_per_hour: float
     on_demand_usd_per_hour: float
-    on_demand_wait_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,6 @@ class Spot:
 
     every: int
     hazard: Hazard
-    on_demand_hours: float
-    on_demand_usd: float
     independent: Outlook
     together: Outlook
 
@@ -91,10 +88,7 @@ def weigh(
         reasons = tuple(_reasons(found, work, on_demand_usd, needs))
         return dataclasses.replace(found, reasons=reasons)
 
-    return Spot(
-        every=chosen, hazard=hazard, on_demand_hours=hours + offer.on_demand_wait_seconds / 3600,
-        on_demand_usd=on_demand_usd, independent=at("independent"), together=at("together"),
-    )  # fmt: skip
+    return Spot(chosen, hazard, at("independent"), at("together"))
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
@@ -107,7 +101,7 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
     halves = {max(1, shortest, math.ceil(longest / 2**n)) for n in range(HALVINGS)} | {longest}
 
     def cost_usd(every: int) -> float:
-        mixed = fallback(work, every, per_hour, deadline, offer.on_demand_wait_seconds, SEARCH_RUNS)
+        mixed = fallback(work, every, per_hour, deadline, SEARCH_RUNS)
         return mixed.cost_usd(offer.spot_usd_per_hour, offer.on_demand_usd_per_hour)
 
     return min(sorted(halves, reverse=True), key=cost_usd)
@@ -117,23 +111,20 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
-    runs = None if hopeless(work, every, per_hour) else simulate(work, every, per_hour)
+    runs = simulate(work, every, per_hour)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
-        mixed = fallback(work, every, per_hour, needs.deadline_hours, offer.on_demand_wait_seconds)
+        mixed = fallback(work, every, per_hour, needs.deadline_hours)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
-
-    def within(wall_hours: float | None, running_hours: float | None) -> float:
-        return runs.at_most(wall_hours, running_hours) if runs else 0.0
-
     limits = needs.max_run_hours, paid_hours
     return Outlook(
         mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
         expected_usd=mean.cost_usd(price),
-        in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
-        in_budget=None if paid_hours is None else within(None, paid_hours),
-        in_both=None if None in limits else within(*limits), fallback=mixed, fallback_usd=mixed_usd,
+        in_time=None if needs.max_run_hours is None else runs.at_most(needs.max_run_hours),
+        in_budget=None if paid_hours is None else runs.at_most(None, paid_hours),
+        in_both=None if None in limits else runs.at_most(*limits), fallback=mixed,
+        fallback_usd=mixed_usd,
     )  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """The section `deploy`: how a new champion takes over where it serves."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

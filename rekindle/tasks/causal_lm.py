@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.spec.model import TokenizerSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns, Passes
 
     Ints = npt.NDArray[np.int64]

@@ -5,16 +5,12 @@ From a hub name, a local folder, or an inline config trained from scratch with a
 learnt from the training split. Batches are padded to their longest text only. Shapes: B texts, T
 tokens, C tags.
 
-**Words.** They have one tag each (named entities, parts of speech), predicted at the word's first
-token. The tokenizer cuts each word of a list as it would within a text. A word behind
-`data.max_length` tokens has no place: training leaves it out, scoring counts it as not predicted.
+Words have one tag each (named entities, parts of speech), predicted at the word's first token. The
+tokenizer cuts each word of a list as it would within a text. A word behind `data.max_length` tokens
+has no place: training leaves it out, scoring counts it as not predicted.
 
-**Learning WordPiece.** `tokenizers` numbers the pieces `##x` in the order of a hash map, and so
-learns another vocabulary in every process. Here each piece gets its number up front, by its
-character.
-
-**Applying it.** A text is cut at spaces, and each different word goes through the tokenizer once:
-exactly the ids of the whole text where nothing looks across a space (`is_separable`)."""
+`tokenizers` numbers the pieces `##x` of WordPiece in the order of a hash map, another one in every
+process. Here each piece gets its number up front, by its character."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
-from rekindle.spec.model import TokenizerSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
 from rekindle.tasks.base import Modality, Settings
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
     import tokenizers
     import torch
 
-    from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns, Passes
 
 
@@ -160,7 +155,8 @@ def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
 
 
 class WordCache:
-    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word tokenized once."""
+    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word tokenized once:
+    exactly those where nothing looks across a space (`is_separable`)."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._bare = type(tokenizer).from_str(tokenizer.to_str())

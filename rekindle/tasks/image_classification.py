@@ -6,14 +6,13 @@ The small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooli
 on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C classes. Pixels
 are uint8, scaled to [-1, 1].
 
-The residual networks are those of He et al. 2015 (arXiv 1512.03385), for images of 32 pixels a side
-or more: `resnet50` of transformers, `timm:resnet50` and `torchvision:resnet50` of those libraries.
-Batch norm is replaced by group norm of 32 groups (Wu & He 2018, arXiv 1803.08494). Images come with
-their channels last in memory, which convolutions on GPUs are fastest with."""
+The residual networks are transformers' of He et al. 2015 (arXiv 1512.03385), for images of 32
+pixels a side or more. Batch norm is replaced by group norm of 32 groups (Wu & He 2018, arXiv
+1803.08494). Images come with their channels last in memory, which convolutions on GPUs are fastest
+with."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +87,10 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
         raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
-        check_residual(source)
+        if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
+            what = f"not a network this task can build: {source}"
+            fix = f"{{architecture: {' or '.join(_SHAPES)}}}"
+            raise RequestError(what, where="model.source", fix=fix)
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
@@ -161,7 +163,6 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     return Cnn(*layers)
 
 
-LIBRARIES = ("timm", "torchvision")
 SMALLEST_SIDE = 32
 _GROUPS = 32
 _SHAPES: dict[str, dict[str, Any]] = {
@@ -170,18 +171,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "resnet50": {"layer_type": "bottleneck", "depths": [3, 4, 6, 3]},
 }
 _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
-
-
-def check_residual(source: dict[str, Any]) -> None:
-    """Refuse a name that is none, or a library that is not installed; raises RequestError."""
-    library, _, name = str(source["architecture"]).rpartition(":")
-    if set(source) != {"architecture"} or name not in _SHAPES or library not in ("", *LIBRARIES):
-        what = f"not a network this task can build: {source}"
-        fix = f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not"
-        raise RequestError(what, where="model.source", fix=fix)
-    if library and importlib.util.find_spec(library) is None:
-        fix = f"pip install {library}, or leave out `{library}:`"
-        raise RequestError(f"{library} is not installed", where="model.source", fix=fix)
 
 
 def check_size(height: int, width: int) -> None:
@@ -211,45 +200,23 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
 
         def forward(self, pixels_BDHW: torch.Tensor) -> torch.Tensor:
             out = self.body(pixels_BDHW.contiguous(memory_format=torch.channels_last))
-            scores_BC: torch.Tensor = getattr(out, "logits", out)
-            return scores_BC
+            return out.logits  # type: ignore[no-any-return]
 
     return Residual()
 
 
-def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
-    import torch
-
-    library, _, name = architecture.rpartition(":")
-    found: torch.nn.Module
-    if library == "timm":
-        import timm
-
-        found = timm.create_model(name, num_classes=classes, in_chans=depth, norm_layer=_norm)
-        return found
-    if library == "torchvision":
-        import torchvision
-
-        if depth != 3:
-            what = f"torchvision:{name} reads images in colour, and these have {depth} channel(s)"
-            raise RequestError(what, where="model.source", fix=f"set architecture: {name}")
-        found = getattr(torchvision.models, name)(num_classes=classes, norm_layer=_norm)
-        return found
+def _body(name: str, depth: int, classes: int) -> torch.nn.Module:
+    from torch import nn
     from transformers import ResNetConfig, ResNetForImageClassification
 
     hidden = _HIDDEN[_SHAPES[name]["layer_type"]]
     config = ResNetConfig(
         num_channels=depth, hidden_sizes=hidden, num_labels=classes, **_SHAPES[name]
     )
-    network: torch.nn.Module = ResNetForImageClassification(config)
+    network: nn.Module = ResNetForImageClassification(config)
     for path, module in list(network.named_modules()):
-        if isinstance(module, torch.nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d):
             parent, _, child = path.rpartition(".")
-            setattr(network.get_submodule(parent), child, _norm(module.num_features))
+            norm = nn.GroupNorm(_GROUPS, module.num_features)
+            setattr(network.get_submodule(parent), child, norm)
     return network
-
-
-def _norm(channels: int, **_: Any) -> torch.nn.Module:
-    from torch import nn
-
-    return nn.GroupNorm(_GROUPS, channels)

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.checkpoint.utils import _ReaderView
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
@@ -310,7 +311,7 @@ def fill(
             for one in sorted(by_path[path], key=lambda r: r.start):
                 # an entry is a file of its own; a copy where the file is not on this machine
                 if hasattr(stream, "fileno"):
-                    file: Any = _Window(stream.fileno(), one.start, one.bytes)
+                    file: Any = _ReaderView(cast(io.IOBase, stream), one.start, one.bytes)
                 else:
                     stream.seek(one.start)
                     file = io.BytesIO(stream.read(one.bytes))
@@ -336,32 +337,6 @@ def fill(
                 if whole is not local:
                     local.copy_(whole)
                 beat()
-
-
-class _Window(io.RawIOBase):
-    """A part of an open file, read into the caller's memory without a copy between."""
-
-    def __init__(self, file: int, start: int, size: int) -> None:
-        self.file, self.start, self.size, self.position = file, start, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position}.get(whence, self.size)
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)[: max(0, self.size - self.position)]
-        count = os.preadv(self.file, [wanted], self.start + self.position)
-        self.position += count
-        return count
 
 
 def _divided(sizes: Iterable[int], count: int) -> list[int]:

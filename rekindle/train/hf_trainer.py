@@ -32,7 +32,7 @@ from rekindle.data.manifest import Shards
 from rekindle.engines import engine_of
 from rekindle.errors import StepError
 from rekindle.launch.events import emit
-from rekindle.records import HistoryRow, write_atomically
+from rekindle.records import HistoryRow
 from rekindle.spec import rates
 from rekindle.spec.model import DEFAULT_EPOCHS
 from rekindle.tasks import Task, load_task
@@ -44,7 +44,7 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, decided, live, say
-from rekindle.train.storage import Storage, storage_of
+from rekindle.train.storage import storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
@@ -289,25 +289,21 @@ class Saves:
     def __init__(self, job: Job) -> None:
         self.folder, self.curve = job.working / "trainer", job.curve
         self.keep = job.train.checkpoint.keep
-        self.store: Storage | None = None
-        if "://" in job.checkpoints:
-            self.store = storage_of(f"{job.checkpoints}/trainer")
+        self.store, self.away = storage_of(f"{job.checkpoints}/trainer"), "://" in job.checkpoints
         self.first_here = os.environ.get("LOCAL_RANK", "0") == "0"
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint, on this machine; incomplete ones are removed."""
-        if self.store is not None and self.first_here:
+        if self.away and self.first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
         found: list[str] = []
-        if dist.get_rank() == 0 and self.store is not None:
-            found = [n for n in self.store.folders() if self.store.size(f"{n}/{COMPLETE}")]
-        elif dist.get_rank() == 0:
-            for path in list(self.folder.glob("checkpoint-*")):
-                if not (path / COMPLETE).exists():
-                    shutil.rmtree(path)
-            found = [path.name for path in self.folder.glob("checkpoint-*")]
+        for name in self._names() if dist.get_rank() == 0 else ():
+            if self.store.size(f"{name}/{COMPLETE}"):
+                found.append(name)
+            elif not self.away:  # a store may have one that another attempt is writing
+                self.store.remove(name, COMPLETE)
         name = of_first(max(found, key=step_of, default=None))
-        if name and self.store is not None and self.first_here:
+        if name and self.away and self.first_here:
             complete = self.store.read(f"{name}/{COMPLETE}")
             assert complete is not None, "rank 0 has seen it"
             here = self.folder / name
@@ -328,7 +324,7 @@ class Saves:
             shutil.copyfile(self.curve, here / CURVE)
         dist.barrier()
         mine: list[str] = []
-        if self.store is not None and self.first_here:
+        if self.away and self.first_here:
             mine = sorted(path.name for path in here.iterdir() if path.is_file())
             for file in mine:
                 self.store.write(f"{name}/{file}", functools.partial(_copied, here / file))
@@ -336,15 +332,13 @@ class Saves:
         if dist.get_rank() > 0:
             return
         body = {"step": step, "world": dist.get_world_size(), "files": files, "facts": dict(facts)}
-        write_atomically(here / COMPLETE, json.dumps(body))
-        names = [path.name for path in self.folder.glob("checkpoint-*")]
-        if self.store is not None:
-            self.store.put_new(f"{name}/{COMPLETE}", json.dumps(body).encode())
-            names = self.store.folders()
-        for old in sorted(names, key=step_of)[: -self.keep]:
+        self.store.put_new(f"{name}/{COMPLETE}", json.dumps(body).encode())
+        for old in sorted(self._names(), key=step_of)[: -self.keep]:
             shutil.rmtree(self.folder / old, ignore_errors=True)
-            if self.store is not None:
-                self.store.remove(old, COMPLETE)
+            self.store.remove(old, COMPLETE)
+
+    def _names(self) -> list[str]:
+        return [name for name in self.store.folders() if name.startswith("checkpoint-")]
 
 
 def step_of(name: str) -> int:

@@ -59,10 +59,6 @@ class ModelFolder:
     def network(self) -> torch.nn.Module:
         return self.task.load(self.path)
 
-    def trained_on(self) -> np.ndarray:
-        """uint64 [rows], sorted, memory-mapped: see the module."""
-        return _trained_on(self.path)
-
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
@@ -95,11 +91,12 @@ def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
     """What models that a training begins from, or learns from, were `trained_on`."""
     names = [init or model.source, model.teacher.source if model.teacher else None]
     folders = [Path(name).expanduser() for name in names if isinstance(name, str)]
-    return [_trained_on(folder) for folder in folders if (folder / DESCRIPTION).is_file()]
+    return [trained_on(folder) for folder in folders if (folder / DESCRIPTION).is_file()]
 
 
-def _trained_on(folder: Path) -> np.ndarray:
-    """Raises DataError without the file: any example may then be one that the model knows."""
+def trained_on(folder: Path) -> np.ndarray:
+    """uint64 [rows], sorted, memory-mapped: see the module. Raises DataError without the file: any
+    example may then be one that the model knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
         what = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"

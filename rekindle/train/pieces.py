@@ -37,9 +37,8 @@ from rekindle.errors import CheckpointError, DataError, RequestError
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
-from rekindle.train import pieces
 from rekindle.train.job import Stored
-from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
+from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
 from rekindle.train.storage import storage_of
 
 TEST = "test"
@@ -125,11 +124,11 @@ _Samples: TypeAdapter[tuple[Sample, ...]] = TypeAdapter(tuple[Sample, ...])
 
 def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
     """bool [rows]: whether the model was trained on the example with each hash."""
-    trained, prefixes_N = model.trained_on(), hash_prefixes(hashes)
-    if not len(trained):
+    known, prefixes_N = trained_on(model.path), hash_prefixes(hashes)
+    if not len(known):
         return np.zeros(len(prefixes_N), bool)
-    places_N = np.minimum(np.searchsorted(trained, prefixes_N), len(trained) - 1)
-    return trained[places_N] == prefixes_N  # type: ignore[no-any-return]
+    places_N = np.minimum(np.searchsorted(known, prefixes_N), len(known) - 1)
+    return known[places_N] == prefixes_N  # type: ignore[no-any-return]
 
 
 def _file(name: Name) -> str:
@@ -265,7 +264,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     tokens = 0
     rows: Iterator[SmokeRow]
     if model.task.objective == "tokens":
-        openings, tokens = pieces.openings_of(job)[1] if samples else [], SAMPLE_TOKENS
+        openings, tokens = openings_of(job)[1] if samples else [], SAMPLE_TOKENS
         sure = None if tolerance == _EXACT else SURE_CHARACTERS
         rows = (
             SmokeRow(id=str(i), content=json.dumps(turns), answer={"text": sample.generated[:sure]})
@@ -292,7 +291,7 @@ def _classified(
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):
         return
-    rows, scored = pieces.read_piece(examples, 0), next(job.candidate.pieces.read(1, "logits"))
+    rows, scored = read_piece(examples, 0), next(job.candidate.pieces.read(1, "logits"))
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
         logits = np.asarray(scored.column(0)[row].values, np.float64)
         answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)

@@ -2,10 +2,9 @@
 bound by: `train.profile` of them recorded with torch.profiler on rank 0.
 
 Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen, N being the weights in
-matrix products (no embedding table); plus attention, 12 L d s^2 a document of s tokens, halved
-where it is causal (L layers, d heads times head size). Recomputed activations do not count, nor
-does what a text classifier's last block leaves out. MFU is that over the time and the peak of all
-devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak.
+matrix products; plus attention, 12 L d s^2 a document of s tokens, halved where it is causal (L
+layers, d heads times head size). What is recomputed or left out does not count. MFU is that over
+the time and the peak of all devices (Chowdhery et al. 2022, arXiv 2204.02311), where one is known.
 
 The profile decides the shares of a step: `communication` (collectives, and waiting in them), `data`
 (waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
     if isinstance(error, RekindleError):
         return error.problems[0]
     kind = type(error).__name__
-    for cause in _chain(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return Problem(
                 f"the disk is full: {cause.strerror}", str(cause.filename or ""),
@@ -85,6 +86,7 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
             asked = f" for {term}" if term else ""
             what = f"out of memory{asked} ({type(cause).__name__}): {cause}"
             return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
+        cause = cause.__cause__ or cause.__context__
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 
 
@@ -94,13 +96,6 @@ def is_peer_lost(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in _PEER_WORDS)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
 
 
 _SHARD = "shard the model over more ranks (train.layout.shard)"

@@ -61,11 +61,6 @@ class _Note:
     stride: tuple[int, ...]
     offset: int
 
-    @property
-    def replayable(self) -> bool:
-        values = (*self.args, *self.kwargs.values())
-        return not any(isinstance(v, torch.Tensor) and v.is_meta for v in values)
-
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
@@ -158,10 +153,12 @@ class Source:
             return self._last[1]
         storage, shape, stride, dtype = self.storages[name]
         notes = self.recorder.notes.get(storage, [])
-        for bad in (note for note in notes if not note.replayable):
-            what = f"cannot build the starting value of {name} one tensor at a time ({bad.func})"
-            fix = "start from a checkpoint with this weight"
-            raise DataError(what, where="model.source", fix=fix)
+        for note in notes:
+            values = (*note.args, *note.kwargs.values())
+            if any(isinstance(v, torch.Tensor) and v.is_meta for v in values):
+                what = f"cannot build the starting value of {name} one tensor at a time"
+                fix = "start from a checkpoint with this weight"
+                raise DataError(f"{what} ({note.func})", where="model.source", fix=fix)
         original = self.recorder.originals.get(storage)
         if original is not None and not any(n.size.numel() == shape.numel() for n in notes):
             whole = original.clone()

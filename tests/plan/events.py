@@ -1,6 +1,6 @@
 """Trainings on spot machines, event by event and many at once, from a seed: what the formulas of
 rekindle.plan are compared with. Nothing here knows a formula; the clock moves from one event to the
-next: something is done, a commit lands, a notice comes, or the spot machines are given up."""
+next: something is done, a commit lands, machines go, or the spot machines are given up."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class Runs:
 
 @dataclasses.dataclass(frozen=True)
 class Deadline:
-    """When it has to be done, and how long on-demand machines take to come."""
+    """When it has to be done."""
 
     hours: float
-    wait_seconds: float
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -58,12 +57,11 @@ class _Simulation:
         self.rng = np.random.default_rng(seed)
         self.state = np.full(runs, WAIT)
         self.left = self.waits(runs)  # seconds of what is being done
-        self.alive = np.full(runs, np.inf)  # seconds until the notice
+        self.alive = np.full(runs, np.inf)  # seconds until the machines go
         self.tail = np.full(runs, np.inf)  # seconds until the save in flight is committed
         self.clock, self.running, self.on_demand = (np.zeros(runs) for _ in range(3))
         self.done, self.flying, self.saved = (np.zeros(runs, int) for _ in range(3))
-        self.later = np.zeros(runs, int)  # steps that a notice keeps from being made
-        self.noticed, self.rescued = np.zeros(runs, bool), np.zeros(runs, bool)
+        self.rescued = np.zeros(runs, bool)
         self.interruptions = np.zeros(runs, int)
         self.give_up: np.ndarray | None = None
 
@@ -74,16 +72,13 @@ class _Simulation:
         self.rest = np.zeros(self.work.steps + 1)
         for saved in range(0, self.work.steps, self.every):
             self.rest[saved] = remaining_seconds(self.work, self.every, saved)
-            latest = deadline.hours * 3600 - deadline.wait_seconds - self.rest[saved]
+            latest = deadline.hours * 3600 - self.rest[saved]
             self.give_up[saved] = latest
         first = dataclasses.replace(self.work, steps=min(self.every, self.work.steps))
         if remaining_seconds(first, self.every, 0) > self.give_up[0]:
             self.give_up[0] = 0.0
-        self.deadline = deadline
 
     def waits(self, count: int) -> np.ndarray:
-        if self.work.wait == "fixed" or not self.work.wait_seconds:
-            return np.full(count, float(self.work.wait_seconds))
         return self.rng.exponential(self.work.wait_seconds, count)
 
     def due(self, who: np.ndarray) -> np.ndarray:
@@ -97,19 +92,19 @@ class _Simulation:
 
     def turn(self, active: np.ndarray) -> None:
         paid = self.state[active] != WAIT
-        notice = np.where(paid & ~self.noticed[active], self.alive[active], np.inf)
+        struck = np.where(paid, self.alive[active], np.inf)
         up = np.full(len(active), np.inf)
         if self.give_up is not None:
             up = np.maximum(0.0, self.give_up[self.saved[active]] - self.clock[active])
         landing = self.tail[active]
-        step = np.minimum.reduce([self.left[active], notice, landing, up])
+        step = np.minimum.reduce([self.left[active], struck, landing, up])
         self.clock[active] += step
         self.left[active] -= step
         self.tail[active] -= step
         self.running[active] += np.where(paid, step, 0.0)
         self.alive[active] -= np.where(paid, step, 0.0)
 
-        kind = np.select([landing <= step + SOON, up <= step, notice <= step], [0, 1, 2], default=3)
+        kind = np.select([landing <= step + SOON, up <= step, struck <= step], [0, 1, 2], default=3)
         self.commit(active[kind == 0])
         self.rescue(active[kind == 1])
         self.strike(active[kind == 2])
@@ -121,23 +116,14 @@ class _Simulation:
     def rescue(self, who: np.ndarray) -> None:
         if self.give_up is not None:
             self.on_demand[who] = self.rest[self.saved[who]]
-            self.clock[who] += self.deadline.wait_seconds + self.on_demand[who]
+            self.clock[who] += self.on_demand[who]
         self.rescued[who], self.state[who] = True, OVER
 
     def strike(self, who: np.ndarray) -> None:
-        """The machines go. With a notice the step at hand is finished first, and saved."""
+        """The machines go."""
         self.interruptions[who] += 1
-        kept = who[:0]
-        if self.work.notice_seconds:
-            kept = who[self.state[who] != START]
-            self.noticed[kept] = True
-            training = kept[self.state[kept] == TRAIN]
-            open_steps = np.ceil(self.left[training] / self.work.step_seconds - SOON).astype(int)
-            self.later[training] = np.maximum(0, open_steps - 1)
-            self.left[training] -= self.later[training] * self.work.step_seconds
-        lost = np.setdiff1d(who, kept)
-        self.state[lost], self.left[lost] = WAIT, self.waits(len(lost))
-        self.done[lost], self.tail[lost] = self.saved[lost], np.inf
+        self.state[who], self.left[who] = WAIT, self.waits(len(who))
+        self.done[who], self.tail[who] = self.saved[who], np.inf
 
     def go_on(self, who: np.ndarray) -> None:
         """What was being done is done; the next thing begins."""
@@ -150,7 +136,6 @@ class _Simulation:
 
     def start(self, who: np.ndarray) -> None:
         self.state[who], self.left[who] = START, self.work.restart_seconds
-        self.noticed[who], self.later[who] = False, 0
         self.alive[who] = self.rng.exponential(1 / self.rate, len(who)) if self.rate else np.inf
 
     def train(self, who: np.ndarray) -> None:
@@ -158,8 +143,8 @@ class _Simulation:
 
     def hold(self, who: np.ndarray) -> None:
         """A save waits for the one before."""
-        self.done[who] += self.due(who) - self.later[who]
-        waits = ~self.noticed[who] & np.isfinite(self.tail[who])
+        self.done[who] += self.due(who)
+        waits = np.isfinite(self.tail[who])
         self.state[who], self.left[who] = HOLD, np.where(waits, self.tail[who], 0.0)
 
     def save(self, who: np.ndarray) -> None:
@@ -167,19 +152,14 @@ class _Simulation:
 
     def after_save(self, who: np.ndarray) -> None:
         self.flying[who], self.tail[who] = self.done[who], self.work.commit_seconds
-        last = (self.done[who] == self.work.steps) | self.noticed[who]
+        last = self.done[who] == self.work.steps
         self.train(who[~last])
         self.state[who[last]], self.left[who[last]] = FINISH, self.work.commit_seconds
         self.tail[who[last]] = np.inf
 
     def finish(self, who: np.ndarray) -> None:
-        """The last commit of these machines: of the training, or before they go."""
-        self.saved[who] = self.done[who]
-        complete = self.done[who] == self.work.steps
-        self.state[who] = np.where(complete, OVER, WAIT)
-        self.interruptions[who] -= complete & self.noticed[who]  # took nothing away
-        again = who[~complete]
-        self.left[again] = self.waits(len(again))
+        """The last commit."""
+        self.saved[who], self.state[who] = self.done[who], OVER
 
 
 def simulate(

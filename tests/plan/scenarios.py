@@ -27,13 +27,6 @@ SETTINGS: dict[str, tuple[Work, int | None]] = {
         5,
     ),
     "slow saves, slow starts": (_with(save_seconds=120.0, restart_seconds=400.0), None),
-    "a wait that is always the same": (_with(wait="fixed"), None),
     "machines at once": (_with(wait_seconds=0.0), None),
     "long waits, a rest of steps": (_with(steps=701, wait_seconds=1800.0), 70),
-    "a save on notice": (_with(notice_seconds=120.0), None),
-    "a save on notice beside training": (
-        _with(save_seconds=5.0, commit_seconds=40.0, notice_seconds=120.0, wait="fixed"),
-        None,
-    ),
-    "a notice that is too short": (_with(notice_seconds=30.0), None),
 }

@@ -23,7 +23,7 @@ WORK = Work(
     wait_seconds=600.0,
 )
 NODES = 8
-OFFER = Offer(spot_usd_per_hour=100.0, on_demand_usd_per_hour=250.0, on_demand_wait_seconds=600.0)
+OFFER = Offer(spot_usd_per_hour=100.0, on_demand_usd_per_hour=250.0)
 NEEDS = Needs(max_run_hours=16.0, budget_usd=1_500.0, deadline_hours=16.0)
 HEADINGS = (
     "hazard", "reclaims", "interrupted every", "save every", "hours p50 (p10 to p90)", "lost",

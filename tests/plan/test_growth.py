@@ -152,6 +152,7 @@ def test_a_longer_run_costs_more_on_either_kind_of_machine(steps, more, step, sa
     ]
     hazard = risk.hazard(often)
     short, long = (weigh(run, hazard, nodes, Offer(100.0, 250.0), Needs()) for run in runs)
-    assert short.on_demand_usd < long.on_demand_usd
+    alone = [risk.uninterrupted_seconds(run, risk.interval(run, 0.0)) for run in runs]
+    assert alone[0] < alone[1], "on demand"
     for end in ("independent", "together"):
         assert getattr(short, end).expected_usd < getattr(long, end).expected_usd

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from rekindle.errors import RequestError
 from rekindle.plan.risk import (
     LARGEST_SHARE,
     LONGEST_SECONDS,
-    SAVE_MARGIN,
     Work,
     daly_seconds,
     expected,
@@ -93,37 +91,6 @@ def test_what_can_never_get_through_takes_for_ever() -> None:
     assert math.isinf(found.cost_usd(1.0))
 
 
-def test_a_notice_counts_only_if_the_step_and_a_save_with_its_margin_fit() -> None:
-    # the loop begins no save that would not fit; importing it would import torch
-    source = (ROOT / "rekindle/train/checkpoint.py").read_text()
-    assert re.findall(r"^_MARGIN = ([\d.]+)", source, re.MULTILINE) == [str(SAVE_MARGIN)]
-    just = HOUR.step_seconds + SAVE_MARGIN * HOUR.save_seconds
-    assert dataclasses.replace(HOUR, notice_seconds=just).saves_on_notice
-    assert not dataclasses.replace(HOUR, notice_seconds=just - 1).saves_on_notice
-    assert not HOUR.saves_on_notice
-
-
-def test_with_a_notice_only_starts_are_ever_made_again() -> None:
-    warned = dataclasses.replace(HOUR, notice_seconds=120.0)
-    struck, failed = -math.expm1(-10 / 600), math.expm1(120 / 600)  # six interruptions an hour
-    start = 600 * -math.expm1(-120 / 600)  # seconds of one, or until it is cut off
-    # one step: a notice in it, in its save or after takes nothing away
-    one = expected(dataclasses.replace(warned, steps=1), 1, 6.0)
-    assert one.interruptions == pytest.approx(failed)
-    # two, saved at the end: one in the first step makes a save of 30 s, and another start
-    two = expected(dataclasses.replace(warned, steps=2), 2, 6.0)
-    assert two.interruptions == pytest.approx(struck + (1 + struck) * failed)
-    starts = (1 + two.interruptions) * start
-    assert two.running_hours * 3600 == pytest.approx(20 + 30 + 30 * struck + starts)
-    # two, each saved: one in the first step or its save finds that save to be the one
-    each = expected(dataclasses.replace(warned, steps=2), 1, 6.0)
-    struck = -math.expm1(-40 / 600)
-    assert each.interruptions == pytest.approx(struck + (1 + struck) * failed)
-    starts = (1 + each.interruptions) * start
-    assert each.running_hours * 3600 == pytest.approx(20 + 60 + starts)
-    assert each.lost_hours == 0.0
-
-
 # Against the simulation
 
 
@@ -181,13 +148,12 @@ def test_no_other_interval_within_the_bounds_is_more_than_half_a_percent_better(
     setting: str, mtbf_hours: float
 ) -> None:
     work, _ = SETTINGS[setting]
-    unwarned = dataclasses.replace(work, notice_seconds=0.0)
     chosen = interval(work, 1 / mtbf_hours)
     most = math.ceil(max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE) / work.step_seconds)
     least = max(1, math.ceil(work.commit_seconds / work.step_seconds))
     others = range(least, min(most, work.steps) + 1)
-    best = min(expected(unwarned, every, 1 / mtbf_hours).running_hours for every in others)
-    assert expected(unwarned, chosen, 1 / mtbf_hours).running_hours <= 1.005 * best
+    best = min(expected(work, every, 1 / mtbf_hours).running_hours for every in others)
+    assert expected(work, chosen, 1 / mtbf_hours).running_hours <= 1.005 * best
 
 
 def test_nothing_is_risked_longer_than_an_hour_unless_saves_are_dear() -> None:
@@ -209,7 +175,7 @@ def test_it_never_takes_less_than_without_interruptions_and_adds_up(
 ) -> None:
     found = expected(work, every, per_hour)
     least = uninterrupted_seconds(work, every) / 3600
-    assert found.running_hours * SLIGHT >= (least if not work.saves_on_notice else 0.0)
+    assert found.running_hours * SLIGHT >= least
     assert found.running_hours * SLIGHT >= work.steps * work.step_seconds / 3600
     if math.isfinite(found.wall_hours):
         assert 0.0 <= found.lost_hours <= found.running_hours

@@ -9,13 +9,14 @@ import time
 
 import pytest
 
-from rekindle.plan.risk import Work, hazard, interval
+from rekindle.plan.risk import Work, hazard, interval, uninterrupted_seconds
 from rekindle.plan.spot import Needs, Offer, weigh
 from tests.docs.blocks import ROOT
 from tests.plan.spot_table import HEADINGS, NEEDS, NODES, OFFER, WORK, table
 
 PAGE = ROOT / "docs" / "spot.md"
-CHEAP = Offer(100.0, 250.0, 600.0)
+CHEAP = Offer(100.0, 250.0)
+ALONE_USD = uninterrupted_seconds(WORK, interval(WORK, 0.0)) / 3600 * OFFER.on_demand_usd_per_hour
 
 
 KINDS = {
@@ -40,10 +41,11 @@ def test_both_ends_are_shown_with_one_interval_for_both() -> None:
 
 
 def test_the_users_interval_is_taken_as_it_is_on_demand_too() -> None:
-    spot = weigh(WORK, hazard("calm"), 8, CHEAP, Needs(), every=100)
+    spot = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), Needs(), every=100)
     assert spot.every == 100
     # a start, ten hours, 360 saves of 10 s, and the last commit
-    assert spot.on_demand_usd == pytest.approx((300 + 36_000 + 3_600 + 60) / 3600 * 250)
+    usd = (300 + 36_000 + 3_600 + 60) / 3600 * 250
+    assert spot.together.reasons == (f"${usd:,.2f} expected against ${usd:,.2f} on demand",)
 
 
 def test_machines_that_hardly_start_before_they_go_are_a_reason() -> None:
@@ -94,9 +96,7 @@ def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
     assert with_it.independent.reasons == ()
     assert with_it.independent.fallback is not None
     assert with_it.independent.fallback.chance > 0.3
-    assert (
-        with_it.independent.expected_usd < with_it.independent.fallback_usd < with_it.on_demand_usd
-    )
+    assert with_it.independent.expected_usd < with_it.independent.fallback_usd < ALONE_USD
 
 
 def test_a_budget_counts_as_missed_where_on_demand_machines_may_be_needed() -> None:
@@ -160,5 +160,6 @@ def test_the_table_in_docs_spot_is_what_the_code_prints_golden(
 def test_the_sentences_around_the_table_say_the_same() -> None:
     page = PAGE.read_text(encoding="utf-8")
     spot = weigh(WORK, hazard("hostile"), NODES, OFFER, NEEDS)
-    assert f"{spot.on_demand_hours:.1f} h and ${spot.on_demand_usd:,.0f}" in page
+    hours = ALONE_USD / OFFER.on_demand_usd_per_hour
+    assert f"{hours:.1f} h and ${ALONE_USD:,.0f}" in page
     assert "an interruption every 25 min, and 6 min 10 s" in spot.independent.reasons[0]

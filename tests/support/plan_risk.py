@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from hypothesis import strategies as st
@@ -16,8 +15,7 @@ from tests.plan.scenarios import RUNS, SETTINGS
 def runs_of(setting: str, mtbf_hours: float, runs: int = RUNS) -> tuple[Work, int, Runs]:
     work, every = SETTINGS[setting]
     every = every or interval(work, 1 / mtbf_hours)
-    simulated = dataclasses.replace(work, notice_seconds=0.0) if work.notice_seconds < 60 else work
-    return work, every, simulate(simulated, every, 1 / mtbf_hours, runs, seed=20261123)
+    return work, every, simulate(work, every, 1 / mtbf_hours, runs, seed=20261123)
 
 
 works = st.builds(
@@ -28,8 +26,6 @@ works = st.builds(
     restart_seconds=st.floats(0, 900),
     commit_seconds=st.floats(0, 600),
     wait_seconds=st.floats(0, 7200),
-    wait=st.sampled_from(["exponential", "fixed"]),
-    notice_seconds=st.sampled_from([0.0, 30.0, 120.0]),
 )
 
 
