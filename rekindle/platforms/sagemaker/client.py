@@ -213,13 +213,10 @@ def _planned(definition: Definition) -> Iterator[tuple[Planned, str]]:
 
 
 def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The steps, those inside of conditions and loops in place of these."""
+    """The steps, those inside of conditions in place of these."""
     for step in steps:
         if step["Type"] == "Condition":
             yield from _jobs([*step["Arguments"]["IfSteps"], *step["Arguments"]["ElseSteps"]])
-        elif step["Type"] == "ForEach":
-            over = step["Arguments"]["IterableItems"]
-            yield from ({**one, "IterableItems": over} for one in step["Arguments"]["ForEachBody"])
         else:
             yield step
 
@@ -240,13 +237,12 @@ def _unit(
     for channel in job.get("InputDataConfig", ()):
         inputs[channel["ChannelName"]] = channel["DataSource"]["S3DataSource"]["S3Uri"]
     environment = json.dumps(job.get("Environment", {}), sort_keys=True)
-    given = environment + json.dumps(step.get("IterableItems"))
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {
         "image": json.dumps(algorithm, sort_keys=True), "environment variables": environment,
         "inputs": json.dumps(inputs, sort_keys=True),
-        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(given)},
+        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(environment)},
         **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
     }  # fmt: skip
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))

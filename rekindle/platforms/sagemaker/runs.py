@@ -1,9 +1,9 @@
 """An execution of a SageMaker pipeline: its steps, what they print and leave, stopping it, and
 trying again what failed.
 
-Steps are jobs by name; conditions and loops are not shown, the turns of a loop are
-`LOOP/TURN/STEP`. A job's log is one stream of CloudWatch for each machine. What a job left is read
-from the places that its own description names (mounted.py says what lies there).
+Steps are jobs by name; conditions are not shown. A job's log is one stream of CloudWatch for each
+machine. What a job left is read from the places that its own description names (mounted.py says
+what lies there).
 
 Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
@@ -43,11 +43,10 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
             PipelineExecutionArn=id, SortOrder="Ascending"
         )
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
-        inner = {"Condition", "ForEach"}  # shown only if they failed
-        steps = [
+        steps = [  # conditions only if they failed
             _step(sagemaker, step, now)
             for step in listed
-            if step["StepStatus"] == "Failed" or not step.get("Metadata", {}).keys() & inner
+            if step["StepStatus"] == "Failed" or "Condition" not in step.get("Metadata", {})
         ]
         ended = found.get("LastModifiedTime") if status != "running" else None
         return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)
@@ -151,9 +150,7 @@ def _status(sagemaker: Any, id: str) -> str:
 
 
 def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> StepRecord:
-    name, log, attempts = step["StepName"], "", step.get("AttemptCount", 1)
-    if around := step.get("IterationContext"):
-        name = f"{around['ParentStepName']}/{around['Index']}/{name}"
+    log, attempts = "", step.get("AttemptCount", 1)
     for kind, group in _GROUPS.items():
         if arn := step.get("Metadata", {}).get(kind, {}).get("Arn"):
             log = f"{group}:{arn.rpartition('/')[2]}"
@@ -168,8 +165,8 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
         billed["billed_seconds"] = job.get("BillableTimeInSeconds")
         billed["on_demand_seconds"] = job.get("TrainingTimeInSeconds")
     return StepRecord(
-        name=name, status=_STEPS.get(step["StepStatus"], "running"), cached=cached, reason=reason,
-        attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
+        name=step["StepName"], status=_STEPS.get(step["StepStatus"], "running"), cached=cached,
+        reason=reason, attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
 
