@@ -292,28 +292,6 @@ class Readiness(VersionedRecord):
     errors: tuple[ErrorRow, ...] = ()
 
 
-class PriceRow(Record):
-    """What a machine costs an hour in US dollars, without tax and discounts.
-
-    null: unknown, or not sold so. `assumed` says which part is calculated rather than read; `old`
-    marks what is older than 30 days. Spot that was read elsewhere has a source and a day of its
-    own."""
-
-    machine: str
-    cloud: str
-    region: str
-    on_demand_usd_per_hour: float | None
-    spot_usd_per_hour: float | None
-    source: str
-    as_of: str
-    age_days: int
-    old: bool
-    spot_source: str = ""
-    spot_as_of: str = ""
-    spot_old: bool = False
-    assumed: str = ""
-
-
 class PlannedTerm(Record):
     """A part of memory (bytes) or time (seconds a step)."""
 
@@ -436,12 +414,6 @@ class Calibration(VersionedRecord):
     engine: str = "rekindle"
 
 
-class Prices(VersionedRecord):
-    """`prices`: the book."""
-
-    prices: tuple[PriceRow, ...]
-
-
 class Predicted(VersionedRecord):
     """`predict`: what lies in `output`; `parts_before` of its parts were there already."""
 
@@ -458,7 +430,7 @@ ANSWERS: Mapping[str, type[VersionedRecord]] = {
     "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
     "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned, "predicted": Predicted, "prices": Prices, "readiness": Readiness,
+    "planned": Planned, "predicted": Predicted, "readiness": Readiness,
     "runs": Runs, "schedule-deleted": ScheduleDeleted, "schedules": Schedules,
     "submitted": Submitted,
 }  # fmt: skip

@@ -41,7 +41,6 @@ VERBS = {
     "resume": "continue a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
     "gc": "list and remove what old runs left",
-    "prices": "list machine prices and their age",
 }
 
 
