@@ -20,7 +20,7 @@ FUNCTIONS = {
     "compile": "compile.compile", "cache_keys": "client.cache_keys",
     "submit": "client.submit", "describe": "runs.describe",
     "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
-    "artifacts": "runs.artifacts", "read": "runs.read", "found": "runs.found",
+    "artifacts": "runs.artifacts", "read": "runs.read",
     "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
     "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
     "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",

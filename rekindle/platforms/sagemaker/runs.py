@@ -9,7 +9,6 @@ Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
 account has been asked."""
 
-import contextlib
 import datetime
 import json
 from collections.abc import Callable, Mapping
@@ -17,8 +16,8 @@ from typing import Any
 
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.sagemaker.client import code_of, connected, page, where
+from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
@@ -126,22 +125,6 @@ def read(place: SageMakerSpec, uri: str) -> bytes:
                 raise FileNotFoundError(uri) from None
             raise
         return body
-
-
-def found(definition: Definition, place: SageMakerSpec) -> tuple[TaggedRun, ...]:
-    with connected(place) as session:
-        sagemaker, marked = session("sagemaker"), list[TaggedRun]()
-        pages = sagemaker.get_paginator("list_pipeline_executions").paginate(
-            PipelineName=pipeline_name(definition), SortBy="CreationTime", SortOrder="Ascending"
-        )
-        with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # no pipeline, no run
-            for listed in pages:
-                for one in listed["PipelineExecutionSummaries"]:
-                    if mark := RunTag.read(one.get("PipelineExecutionDescription", "")):
-                        arn = one["PipelineExecutionArn"]
-                        placed = SubmittedRun(arn, page(place, arn), anew=False)
-                        marked.append(TaggedRun(mark, placed, one["StartTime"]))
-        return tuple(marked)
 
 
 def _status(sagemaker: Any, id: str) -> str:

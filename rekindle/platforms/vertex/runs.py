@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.platforms.failures import check_resumable
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
+from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import connected, job_of, page
+from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.launcher import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
@@ -135,20 +135,6 @@ def read(place: VertexSpec, uri: str) -> bytes:
             raise FileNotFoundError(uri) from None
 
 
-def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
-    wanted = f'display_name="{job_of(definition)["displayName"]}" AND labels.{RUN_TAG}:*'
-    more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
-    with connected(place) as project:
-        marked = list[TaggedRun]()
-        for job in listed(project, "pipelineJobs", wanted, more):
-            began = moment(job, "createTime")
-            if (mark := RunTag.of(job.get("labels", {}))) and began:
-                url = page(place, job["name"].rpartition("/")[2])
-                placed = SubmittedRun(job["name"], url, anew=False)
-                marked.append(TaggedRun(mark, placed, began))
-        return tuple(marked)
-
-
 def _job(project: Project, id: str) -> Message:
     """The PipelineJob, as JSON: the generated client takes a second to be imported."""
     job: Message = asked(project, "GET", f"{project.url}/{id}").json()
@@ -164,17 +150,11 @@ def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str,
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
-    jobs = (j for j in listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED")
-    found = collections.Counter(job["displayName"] for job in jobs)
+    url = f"{project.url}/{project.parent}/customJobs"
+    jobs = on_pages(project, "customJobs", "GET", url, {"filter": wanted})
+    made = (job["displayName"] for job in jobs if job["state"] != "JOB_STATE_CANCELLED")
+    found = collections.Counter(made)
     return {name: count for name, count in found.items() if names.count(name) == 1}
-
-
-def listed(
-    project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
-) -> Iterator[Message]:
-    """Everything of a kind that fits."""
-    url = f"{project.url}/{project.parent}/{kind}"
-    return on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
 
 
 def on_pages(

@@ -268,20 +268,6 @@ def test_what_failed_is_gone_on_with_by_one_new_job(project: Project) -> None:
         runs.resume(made, PLACE, again.id, mark("a-2"))
 
 
-def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
-    made = definition()
-    ours = [submit(made, PLACE, mark(token)).id for token in "abc"]
-    submit(definition(module("behaviour").chain, folder="x"), PLACE, mark("a"))
-    theirs = project.jobs[submit(made, PLACE, mark("d")).id]
-    del theirs.labels["rekindle-token"]
-    listed = runs.found(made, PLACE)
-    assert [(one.mark, one.placed.id) for one in listed] == [
-        (mark(token), id) for token, id in zip("abc", ours, strict=True)
-    ]
-    assert listed[0].placed.url == submit(made, PLACE, mark("a")).url
-    assert listed[0].began_at == project.jobs[ours[0]].create_time
-
-
 def test_a_mark_fits_into_labels_whatever_it_holds() -> None:
     assert RunTag.of(labels_of(mark("a"))) == mark("a")
     odd = RunTag("Digits.of-" + "x" * 80, "0123456789abcdef", "t" * 63 + "-1")
