@@ -53,8 +53,6 @@ def compile(
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
-        late = {label: trainjob.late(step)[1] for label, step in labels.items()}
-        spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
@@ -70,8 +68,6 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
         "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
     }  # fmt: skip
-    if waiting := trainjob.late(step)[0]:
-        wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
         "image": place.image, "command": list(LAUNCHER),
