@@ -38,7 +38,8 @@ class Compiled(VersionedRecord):
     files: tuple[str, ...]
 
 
-class StepDifference(Record):
+@dataclasses.dataclass(frozen=True)
+class Verdict:
     """A step, whether it will run `again`, and why."""
 
     step: str
@@ -50,16 +51,17 @@ class Difference(VersionedRecord):
     """`diff`: every step of the config as it is now, then those that are gone."""
 
     platform: str
-    steps: tuple[StepDifference, ...]
+    steps: tuple[Verdict, ...]
 
 
-class PlannedStep(Record):
+@dataclasses.dataclass(frozen=True)
+class PlannedStep:
     """A step that is to run: `machines` of the platform's kind `machine`."""
 
     step: str
     machine: str
-    machines: int
-    spot: bool
+    machines: int = 1
+    spot: bool = False
 
 
 class Submitted(VersionedRecord):
@@ -77,7 +79,8 @@ class Submitted(VersionedRecord):
     steps: tuple[PlannedStep, ...] = ()
 
 
-class ScheduleRow(Record):
+@dataclasses.dataclass(frozen=True)
+class Schedule:
     """A schedule as the platform has it: its `id` there, five fields of cron, a time zone, and
     whether it starts runs now."""
 
@@ -91,7 +94,7 @@ class Schedules(VersionedRecord):
     """`schedule set`, `list` and `pause`: the schedules that were asked about."""
 
     platform: str
-    schedules: tuple[ScheduleRow, ...]
+    schedules: tuple[Schedule, ...]
 
 
 class ScheduleDeleted(VersionedRecord):

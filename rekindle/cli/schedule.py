@@ -1,7 +1,6 @@
 """`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
 starts by itself."""
 
-import dataclasses
 import datetime
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,10 @@ from rekindle.app.run import windows
 from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
-from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
+from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
 from rekindle.platforms.local.schedule import Here, Job
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.platforms.submission import Definition, Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -163,5 +162,4 @@ def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
         return
     states = {True: "on", False: "paused"}
     lines = [f"{one.id}  {states[one.enabled]}  {one.cron}  {one.timezone}" for one in found]
-    rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
-    tell(Schedules(platform=platform, schedules=rows), "\n".join(lines), as_json)
+    tell(Schedules(platform=platform, schedules=tuple(found)), "\n".join(lines), as_json)

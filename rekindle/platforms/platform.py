@@ -19,10 +19,11 @@ from rekindle.spec.deploy import DeploySpec
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
+    from rekindle.outputs import Schedule
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Check, Needs
     from rekindle.platforms.snapshot import Log, RunSnapshot
-    from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
+    from rekindle.platforms.submission import Definition, Lowered, RunTag, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
     from rekindle.serve.model import ServedModel
     from rekindle.serve.rollout import Endpoint

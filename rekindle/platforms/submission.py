@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from rekindle.outputs import PlannedStep
+
 S = TypeVar("S", bound=Any)  # with a `display_name`
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 _TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
@@ -79,33 +81,12 @@ class SubmittedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """A step that is to run: `machines` of the platform's kind `machine`."""
-
-    step: str
-    machine: str
-    machines: int = 1
-    spot: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class SubmissionPreview:
     """What a submission will make: a run called `id`, in the place that `where` names."""
 
     where: str
     id: str
-    steps: tuple[Planned, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """What a platform starts by itself: its `id` there, when (five fields of cron, and the name of
-    a time zone as the platform has it), and whether it does so now."""
-
-    id: str
-    cron: str
-    timezone: str
-    enabled: bool
+    steps: tuple[PlannedStep, ...]
 
 
 @dataclasses.dataclass(frozen=True)

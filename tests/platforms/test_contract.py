@@ -44,7 +44,7 @@ def test_a_platform_has_what_an_outline_is_made_of(name):
     for function, asked in (
         ("where", {"place": settings, "return": "str"}),
         ("run_name", {"definition": "Definition", "token": "str", "return": "str"}),
-        ("steps", {"definition": "Definition", "return": "tuple[Planned, ...]"}),
+        ("steps", {"definition": "Definition", "return": "tuple[PlannedStep, ...]"}),
     ):
         found = inspect.signature(getattr(client, function))
         described = {p.name: _text(p.annotation) for p in found.parameters.values()}

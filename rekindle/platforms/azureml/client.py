@@ -19,9 +19,10 @@ import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _said(error: Exception) -> str:
     return first_line(error, text)
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, as they may begin: on which cluster, or on machines of which size."""
     jobs, found = _job_of(definition)["jobs"], []
     needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
@@ -194,7 +195,7 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
         cluster = jobs[name].get("compute", "").removeprefix("azureml:")
         machine = f"cluster {cluster}" if cluster else resources["instance_type"]
         spot = jobs[name].get("queue_settings", {}).get("job_tier") == "spot"
-        found.append(Planned(name, machine, resources["instance_count"], spot))
+        found.append(PlannedStep(name, machine, resources["instance_count"], spot))
     return tuple(found)
 
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
@@ -186,18 +187,18 @@ def job_of(definition: Definition) -> dict[str, Any]:
     return found
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: on machines of which type."""
     spec, found = job_of(definition)["pipelineSpec"], []
     told = launchers(spec)
     for path, container in executors(spec):
         if path not in told:
-            found.append(Planned(path, asked_of(container) or _DEFAULT))
+            found.append(PlannedStep(path, asked_of(container) or _DEFAULT))
             continue
         pools = told[path]["job"]["jobSpec"]["workerPoolSpecs"]
         count = sum(pool["replicaCount"] for pool in pools)
         machine = pools[0]["machineSpec"]["machineType"]
-        found.append(Planned(path, machine, count, told[path]["spot"]))
+        found.append(PlannedStep(path, machine, count, told[path]["spot"]))
     return tuple(found)
 
 
