@@ -26,7 +26,6 @@ from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import connected
-from rekindle.platforms.vertex.launcher import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
@@ -47,7 +46,6 @@ _REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition d
 Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
-_TOLD = "node 0: "  # and repeats with this what that job's own log has
 
 
 def describe(place: VertexSpec, id: str) -> RunSnapshot:
@@ -84,7 +82,7 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
     newest = max(map(_when, entries))
     kept = [_key(entry) for entry in entries if _when(entry) >= newest - _LATE]
     state = {"since": (newest - _LATE).isoformat(), "told": kept, "made": made}
-    lines = [line for entry in sorted(fresh, key=_when) for line in _lines(entry, own, bool(made))]
+    lines = [line for entry in sorted(fresh, key=_when) for line in _lines(entry, own)]
     return Log("".join(f"{line}\n" for line in lines), json.dumps(state))
 
 
@@ -235,9 +233,19 @@ def _entries(
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
-    nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
+    wanted = [f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"']
+    times = [f'timestamp>="{since}"'] if since else []
+    query = {
+        "resourceNames": [f"projects/{place.project}"], "orderBy": "timestamp asc",
+        "pageSize": 1_000, "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
+    }  # fmt: skip
     url = "https://logging.googleapis.com/v2/entries:list"
-    return on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
+    return on_pages(project, "entries", "POST", url, query)
+
+
+def text_of(entry: Mapping[str, Any]) -> str:
+    """What an entry of the log says."""
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
 
 
 def asked(project: Project, method: str, url: str, **more: Any) -> Response:
@@ -254,11 +262,11 @@ def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     return answer
 
 
-def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:
-    """For people: what a launcher repeats of its nodes is left out where theirs is there."""
+def _lines(entry: Mapping[str, Any], own: str) -> list[str]:
+    """For people: what nodes print begins with their rank."""
     lines = text_of(entry).splitlines()
     if _job_of(entry) == own:
-        return [line for line in lines if not (has_nodes and line.startswith(_TOLD))]
+        return lines
     pool, _, index = entry["resource"]["labels"]["task_name"].rpartition("-")
     return [f"[node {int(index) + (pool != 'workerpool0')}] {line}" for line in lines]
 

@@ -185,7 +185,6 @@ def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) ->
     project.printed("12", "attempt 1 is 4711", ago=40)
     project.printed("4711", "loading", ago=39)
     project.printed("4711", "loading too", machine="workerpool1-0", ago=38)
-    project.printed("12", "node 0: loading", ago=37)
     assert more() == "attempt 1 is 4711\n[node 0] loading\n[node 1] loading too\n"
     project.printed("12", "attempt 2 is 4712", ago=4)
     project.printed("4712", "again", ago=3)
