@@ -4,8 +4,6 @@ A job's name follows from its definition and the submission's token. Whether it 
 before it is made, and again after an error that leaves that open. Authority: azure-ai-ml 1.35, as
 tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import io
@@ -66,7 +64,7 @@ def workspace_path(place: AzureMLSpec) -> str:
 
 
 @contextlib.contextmanager
-def connected(place: AzureMLSpec) -> Iterator[MLClient]:
+def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
     """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
     with contextlib.redirect_stderr(io.StringIO()), logged_in(place) as credential:
         try:
@@ -81,7 +79,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
 
 
 @contextlib.contextmanager
-def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
+def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
     """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
     if problems := place.missing():
         raise SpecError(problems)
@@ -108,7 +106,7 @@ def find(kind: Any, name: str) -> Any:
         return None
 
 
-def _created(client: MLClient, name: str, definition: Definition, tags: dict[str, str]) -> Any:
+def _created(client: "MLClient", name: str, definition: Definition, tags: dict[str, str]) -> Any:
     from azure.ai.ml import load_job
     from azure.core.exceptions import AzureError
 

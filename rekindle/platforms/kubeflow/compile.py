@@ -23,6 +23,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.kubeflow.settings import variables
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -86,7 +87,7 @@ def _task(step: Step) -> dict[str, Any]:
     assert wanted is not None, step.path
     found = network(wanted.machine) if wanted.nodes > 1 else {}
     # a step's own win over what the machine is known for
-    by_reference = trainjob.own_variables(step)
+    by_reference = variables(step)
     found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 

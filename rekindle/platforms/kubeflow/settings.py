@@ -238,9 +238,10 @@ def settings_of(step: Step) -> list[Setting]:
     return [*map(_of_secret, step.secrets), *map(_of_today, step.settings)]
 
 
-def variables(settings: Sequence[Setting]) -> set[str]:
-    """The environment variables that settings fill."""
-    entries = [e for s in settings if s.name.endswith("AsEnv") for e in _entries(s.value)]
+def variables(step: Step) -> set[str]:
+    """The environment variables that the step's own settings fill."""
+    named = (one.value for one in settings_of(step) if one.name.endswith("AsEnv"))
+    entries = [entry for value in named for entry in _entries(value)]
     pairs = [pair for entry in entries for pair in _entries(entry.get("keyToEnv", []))]
     return {str(one[key]) for one in (*pairs, *entries) for key in ("envVar", "name") if key in one}
 

@@ -89,11 +89,6 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
         yield f"{here}.spot_nodes", lambda: {"spec": spot}
 
 
-def own_variables(step: Step) -> set[str]:
-    """The environment variables that the step's own settings fill."""
-    return settings.variables(settings.settings_of(step))
-
-
 def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
     """Variable -> secret and key, for all steps."""
     pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
@@ -230,7 +225,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
         yield from put_together(step, place)[1]
-        for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
+        for name in sorted(set(step.container.env) & ({*place.secrets} | settings.variables(step))):
             what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
             yield Problem(what, step.where, _FIX)
 

@@ -6,8 +6,6 @@ refused by the service, and that is how it is found. Reads, and what may be said
 after 429, 5xx and broken connections for two minutes. Authority: aiplatform_v1 of
 google-cloud-aiplatform 2.7. Untested against a real project."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -57,7 +55,7 @@ class Project:
         return f"https://{self.host}/v1"
 
     @functools.cached_property
-    def session(self) -> requests.Session:
+    def session(self) -> "requests.Session":
         """For services and resources that are asked without a generated client."""
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
@@ -66,7 +64,7 @@ class Project:
         return AuthorizedSession(google.auth.default(scopes=scopes)[0])  # type: ignore[no-untyped-call]
 
     @functools.cached_property
-    def pipelines(self) -> api.PipelineServiceClient:
+    def pipelines(self) -> "api.PipelineServiceClient":
         """Of PipelineJobs."""
         from google.cloud import aiplatform_v1 as api
 
@@ -74,7 +72,7 @@ class Project:
         return api.PipelineServiceClient(transport="rest", client_options=where)
 
     @functools.cached_property
-    def schedules(self) -> api.ScheduleServiceClient:
+    def schedules(self) -> "api.ScheduleServiceClient":
         """Of schedules."""
         from google.cloud import aiplatform_v1 as api
 

@@ -11,8 +11,6 @@ Authority: PipelineTaskDetail of aiplatform_v1; cloud.google.com/logging/docs/re
 entries/list; cloud.google.com/storage/docs/json_api/v1/objects/get. No project has been asked: what
 the service calls the turns of a loop is a guess."""
 
-from __future__ import annotations
-
 import collections
 import datetime
 import json
@@ -133,7 +131,7 @@ def read(place: VertexSpec, uri: str) -> bytes:
             raise FileNotFoundError(uri) from None
 
 
-def _job(project: Project, id: str) -> Message:
+def _job(project: "Project", id: str) -> Message:
     """The PipelineJob, as JSON: the generated client takes a second to be imported."""
     job: Message = asked(project, "GET", f"{project.url}/{id}").json()
     return job
@@ -143,7 +141,7 @@ def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str, int]:
+def _tried(project: "Project", job: Message, names: Sequence[str]) -> Mapping[str, int]:
     """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
@@ -156,7 +154,7 @@ def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str,
 
 
 def on_pages(
-    project: Project, kind: str, method: str, url: str, query: dict[str, Any]
+    project: "Project", kind: str, method: str, url: str, query: dict[str, Any]
 ) -> Iterator[Message]:
     """What all pages hold under `kind`."""
     part = "json" if method == "POST" else "params"
@@ -229,7 +227,7 @@ def _message(failed: Message) -> str:
 
 
 def _entries(
-    project: Project, place: VertexSpec, jobs: Iterable[str], since: str
+    project: "Project", place: VertexSpec, jobs: Iterable[str], since: str
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
@@ -248,11 +246,11 @@ def text_of(entry: Mapping[str, Any]) -> str:
     return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
 
 
-def asked(project: Project, method: str, url: str, **more: Any) -> Response:
+def asked(project: "Project", method: str, url: str, **more: Any) -> "Response":
     """The answer of a service that the generated client does not know, asked again as it would."""
     from google.api_core import exceptions
 
-    def once() -> Response:
+    def once() -> "Response":
         response = project.session.request(method, url, timeout=client.ANSWER_SECONDS, **more)
         if response.status_code >= 400:
             raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
