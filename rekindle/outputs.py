@@ -38,7 +38,8 @@ class Compiled(VersionedRecord):
     files: tuple[str, ...]
 
 
-class StepDifference(Record):
+@dataclasses.dataclass(frozen=True)
+class Verdict:
     """A step, whether it will run `again`, and why."""
 
     step: str
@@ -50,16 +51,17 @@ class Difference(VersionedRecord):
     """`diff`: every step of the config as it is now, then those that are gone."""
 
     platform: str
-    steps: tuple[StepDifference, ...]
+    steps: tuple[Verdict, ...]
 
 
-class PlannedStep(Record):
+@dataclasses.dataclass(frozen=True)
+class PlannedStep:
     """A step that is to run: `machines` of the platform's kind `machine`."""
 
     step: str
     machine: str
-    machines: int
-    spot: bool
+    machines: int = 1
+    spot: bool = False
 
 
 class Submitted(VersionedRecord):
@@ -77,7 +79,8 @@ class Submitted(VersionedRecord):
     steps: tuple[PlannedStep, ...] = ()
 
 
-class ScheduleRow(Record):
+@dataclasses.dataclass(frozen=True)
+class Schedule:
     """A schedule as the platform has it: its `id` there, five fields of cron, a time zone, and
     whether it starts runs now."""
 
@@ -91,7 +94,7 @@ class Schedules(VersionedRecord):
     """`schedule set`, `list` and `pause`: the schedules that were asked about."""
 
     platform: str
-    schedules: tuple[ScheduleRow, ...]
+    schedules: tuple[Schedule, ...]
 
 
 class ScheduleDeleted(VersionedRecord):
@@ -292,28 +295,6 @@ class Readiness(VersionedRecord):
     errors: tuple[ErrorRow, ...] = ()
 
 
-class PriceRow(Record):
-    """What a machine costs an hour in US dollars, without tax and discounts.
-
-    null: unknown, or not sold so. `assumed` says which part is calculated rather than read; `old`
-    marks what is older than 30 days. Spot that was read elsewhere has a source and a day of its
-    own."""
-
-    machine: str
-    cloud: str
-    region: str
-    on_demand_usd_per_hour: float | None
-    spot_usd_per_hour: float | None
-    source: str
-    as_of: str
-    age_days: int
-    old: bool
-    spot_source: str = ""
-    spot_as_of: str = ""
-    spot_old: bool = False
-    assumed: str = ""
-
-
 class PlannedTerm(Record):
     """A part of memory (bytes) or time (seconds a step)."""
 
@@ -436,12 +417,6 @@ class Calibration(VersionedRecord):
     engine: str = "rekindle"
 
 
-class Prices(VersionedRecord):
-    """`prices`: the book."""
-
-    prices: tuple[PriceRow, ...]
-
-
 class Predicted(VersionedRecord):
     """`predict`: what lies in `output`; `parts_before` of its parts were there already."""
 
@@ -458,7 +433,7 @@ ANSWERS: Mapping[str, type[VersionedRecord]] = {
     "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
     "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned, "predicted": Predicted, "prices": Prices, "readiness": Readiness,
+    "planned": Planned, "predicted": Predicted, "readiness": Readiness,
     "runs": Runs, "schedule-deleted": ScheduleDeleted, "schedules": Schedules,
     "submitted": Submitted,
 }  # fmt: skip

@@ -3,8 +3,6 @@
 spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
 run = rekindle.run(spec)"""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
@@ -55,14 +53,14 @@ class Run:
         """Wall time."""
         return self.record.seconds
 
-    def refreshed(self) -> Run:
+    def refreshed(self) -> "Run":
         """The run as it is now: of one on a platform, what that says of it."""
         from rekindle.app.follow import asked
 
         record = read_run(self.home, self.id)
         return Run(record if record.platform == "local" else asked(record, self.home), self.home)
 
-    def wait(self) -> Run:
+    def wait(self) -> "Run":
         """The run when it is over, however it ended; says what changes meanwhile."""
         from rekindle.app.follow import waited_for
         from rekindle.app.progress import Progress
@@ -196,7 +194,7 @@ def planned(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
     region: str = "", examples: int | None = None,
     prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
-) -> Forecast:  # fmt: skip
+) -> "Forecast":  # fmt: skip
     """What training the spec needs, how long it takes and what it costs, by the options of
     `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
     Raises RekindleError where it cannot be planned, or nothing fits."""
@@ -238,7 +236,7 @@ class Comparison:
     """Runs side by side; the others are compared with the first."""
 
     runs: tuple[Run, ...]
-    found: Compared
+    found: "Compared"
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""

@@ -171,7 +171,7 @@ def _within_budget(spec: Spec, machines: str, usd: float | None) -> None:
     if budget is not None and (usd is None or usd > budget):
         cost = "at an unknown price" if usd is None else f"at ${usd:,.2f} a day"
         what = f"a version on {machines} {cost} is not within ${budget:,.2f} a day"
-        fix = "raise it, or name a smaller deploy.machine that `rekindle prices` lists"
+        fix = "raise it, or name a smaller deploy.machine"
         raise RequestError(what, where="deploy.budget_usd_per_day", fix=fix)
 
 

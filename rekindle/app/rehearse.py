@@ -2,16 +2,13 @@
 
 Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes, first
 left alone, then with a real fault and as many further attempts as it takes; data steps come from
-the cache of the real home. Then losses and weights are compared bit for bit. A full disk is a small
-file system in memory that no other process sees (a mount namespace), filled to the last byte."""
+the cache of the real home. Then losses and weights are compared bit for bit."""
 
 import dataclasses
 import datetime
 import logging
-import os
 import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +19,9 @@ from rekindle.app.preflight import preflight
 from rekindle.app.progress import Progress
 from rekindle.app.run import environment_of, resolved
 from rekindle.app.runs import new_record
-from rekindle.errors import PreemptedError, RekindleError, RequestError, StepError
+from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch import heartbeats
-from rekindle.launch.fault import FILLER, Fault
+from rekindle.launch.fault import Fault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
 from rekindle.platforms.local.store import Store
@@ -36,7 +33,6 @@ from rekindle.train.history import read_history
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 30.0
-_SPARE_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +102,6 @@ class _Stage:
             if fault is None or asked != (fault.kind == "term"):
                 raise
             log.warning("%s\n\nthe same command again:", error)
-        (home / "checkpoints" / FILLER).unlink(missing_ok=True)
         return _trained(self._attempt(home, environment), 2)
 
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
@@ -119,9 +114,6 @@ class _Stage:
             )  # fmt: skip
 
     def clear(self) -> None:
-        disk = self.folder / "faulted" / "checkpoints"
-        if disk.is_mount():
-            subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -133,8 +125,6 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
         raise RequestError(what, where="--rehearse-preemption")
     checkpoints = stage.folder / "faulted" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    if fault.kind == "disk-full":
-        _mount_small_disk(checkpoints, stage.folder / "whole" / "checkpoints")
     fault = dataclasses.replace(fault, folder=str(checkpoints))
     faulted = stage.train("faulted", fault)
     if not fault.mark.exists():
@@ -171,18 +161,3 @@ def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
     *before, last = sorted(found, key=lambda path: path.stat().st_mtime)
     done = heartbeats.read(before[-1].parent)[0].step - 1 if before else 0
     return (heartbeats.read(last.parent)[0].first_step or steps + 1) - 1, done
-
-
-def _mount_small_disk(folder: Path, like: Path) -> None:
-    """A file system in memory with room for what `like` holds, three times over."""
-    held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
-    size = 3 * held + _SPARE_BYTES
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > free // 2:
-        what = f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory"
-        fix = "rehearse with a smaller model; the code is the same"
-        raise RequestError(what, where="--rehearse-preemption", fix=fix)
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rekindle", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise RekindleError(f"cannot mount a small file system: {done.stderr.strip()}")

@@ -1,7 +1,6 @@
 """`rekindle diff CONFIG --platform P`: which steps will run again, and why, against what was
 submitted last or a folder; sends nothing."""
 
-import dataclasses
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ from rekindle.app.plan import on_machines
 from rekindle.app.runs import files_in, last_sent
 from rekindle.cli.options import FOLDER, Overrides, config, overrides, shared, tell
 from rekindle.errors import RequestError
-from rekindle.outputs import Difference, StepDifference
+from rekindle.outputs import Difference
 from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.spec.load import load_target
@@ -42,8 +41,7 @@ def command(
         raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
     known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
     verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
-    steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
     lines = [f"{one.step:<{width}}  {words[one.again]:<13}  {one.why}" for one in verdicts]
-    tell(Difference(platform=platform, steps=steps), "\n".join(lines), as_json)
+    tell(Difference(platform=platform, steps=verdicts), "\n".join(lines), as_json)

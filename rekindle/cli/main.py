@@ -1,8 +1,6 @@
 """The command line: a file a verb, loaded when it is called, and one place where errors become text
 and exit codes."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import io
@@ -42,7 +40,6 @@ VERBS = {
     "resume": "continue a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
     "gc": "list and remove what old runs left",
-    "prices": "list machine prices and their age",
 }
 
 
@@ -137,7 +134,7 @@ def _invoked(words: list[str], as_json: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
-def report_errors(error: RekindleError, as_json: bool) -> None:
+def report_errors(error: "RekindleError", as_json: bool) -> None:
     """The problems of `error`: one JSON object on stdout, or lines on stderr."""
     if as_json:
         from rekindle.cli.options import answer

@@ -24,9 +24,6 @@ config = click.argument("config", type=click.Path(path_type=Path))
 maybe_config = click.argument("config", type=click.Path(path_type=Path), required=False)
 overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
                          help="Override a field, such as train.lr=1e-4.")  # fmt: skip
-own_prices = click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True,
-                          metavar="FILE", help="Your own price file; it overrides known prices; "
-                          "repeatable.")  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 wait = click.option("--wait", is_flag=True,
                     help="Wait for the run; exit with its exit code.")  # fmt: skip

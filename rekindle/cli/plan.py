@@ -10,7 +10,7 @@ from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
 from rekindle.app.preflight import first_look
-from rekindle.cli.options import Overrides, maybe_config, overrides, own_prices, shared, tell
+from rekindle.cli.options import Overrides, maybe_config, overrides, shared, tell
 from rekindle.masking import plain
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
@@ -26,7 +26,8 @@ from rekindle.spec.load import load_target
 @click.option("--region", default="", help="Region; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where no run has counted them.")  # fmt: skip
-@own_prices
+@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
+              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
 @click.option("--calibrate", "run", metavar="RUN",
               help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared

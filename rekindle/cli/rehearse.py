@@ -1,28 +1,20 @@
 """`rekindle run CONFIG --rehearse-preemption FAULT@step=N`: proof that a fault changes nothing."""
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from rekindle.app.rehearse import rehearse
 from rekindle.cli.options import tell
-from rekindle.errors import RequestError
 from rekindle.launch.fault import Fault
 from rekindle.records import RehearsalRecord
 from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
 
-_PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
-
 
 def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     """Train twice and compare; 0 when equal, 1 when not."""
     fault = Fault.parse(text)
-    if fault.kind == "disk-full":
-        _need_private_mounts()
     every = spec.train.checkpoint.every
     if fault.kind != "term" and (every is None or fault.step <= every):
         due = f"the first is due after step {every}" if every else "train.checkpoint.every is null"
@@ -34,24 +26,6 @@ def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     tell(record, _words(record), as_json)
     found = record.rehearsal
     return 0 if found.losses_equal and found.weights_equal else 1
-
-
-def _need_private_mounts() -> None:
-    """Go on in a mount namespace of our own: a small disk is made there, and leaves no trace."""
-    if _PRIVATE in os.environ:
-        return
-    words = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
-    try:
-        allowed = not subprocess.run([*words, "true"], capture_output=True).returncode
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
-        what = "a full disk cannot be rehearsed here: no file system can be mounted"
-        fix = "run it as root, or where the kernel allows user namespaces and `unshare` is there"
-        raise RequestError(what, where="--rehearse-preemption", fix=fix)
-    sys.stdout.flush()
-    again = [*words, sys.executable, "-m", "rekindle.cli.main", *sys.argv[1:]]
-    os.execvpe(words[0], again, {**os.environ, _PRIVATE: "1"})  # noqa: S606 - no shell is meant
 
 
 def _words(record: RehearsalRecord) -> str:

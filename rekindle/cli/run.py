@@ -27,8 +27,8 @@ from rekindle.spec.model import Spec
 @click.option("--require-promotion", is_flag=True,
               help="Exit with 1 if the candidate was not promoted.")  # fmt: skip
 @click.option("--rehearse-preemption", "fault", metavar="FAULT@step=N",
-              help="Only train, twice, the second time with a real fault at step N (kill, term, "
-              "hang or disk-full), and compare.")  # fmt: skip
+              help="Only train, twice, the second time with a real fault at step N (kill, term "
+              "or hang), and compare.")  # fmt: skip
 @shared
 def command(
     config: Path, overrides: Overrides, fresh: bool, from_step: str | None,

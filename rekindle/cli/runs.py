@@ -11,11 +11,9 @@ import click
 
 from rekindle import formats
 from rekindle.app.costs import costs, table
-from rekindle.cli.options import Overrides, overrides, shared, tell
-from rekindle.errors import RequestError
+from rekindle.cli.options import shared, tell
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import RunStatus
 from rekindle.report.ledger import Entry, ledger
 from rekindle.report.texts import lower_is_better
@@ -37,9 +35,6 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 
 
 @click.command("runs")
-@click.option("--recover", type=click.Path(path_type=Path), metavar="CONFIG",
-              help="First find runs of CONFIG on --platform that have no record here.")  # fmt: skip
-@click.option("--platform", type=click.Choice(list(PLATFORMS)), help="Where --recover looks.")
 @click.option("--name", help="Only runs with this `name`.")
 @click.option("--status", type=click.Choice(STATUSES), multiple=True,
               help="Only runs with this status; repeatable.")  # fmt: skip
@@ -48,11 +43,10 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 @click.option("--costs", "paid", is_flag=True,
               help="What runs on platforms cost, by run and month.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
-@overrides
 @shared
 def command(
-    recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
-    sort: str, paid: bool, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
+    name: str | None, status: tuple[str, ...], sort: str, paid: bool, limit: int | None,
+    home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, what a training of a grid has for itself,
     status, time, metric, gate, model version and which is champion."""
@@ -62,15 +56,6 @@ def command(
         lines = formats.aligned([*table(found)], right=(2, 3, 4, 5))
         tell(found, "\n".join(lines) if found.runs else "no run on a platform is known", as_json)
         return
-    if recover is not None:
-        if platform is None:
-            fix = f"pass --platform with --recover: {', '.join(PLATFORMS)}"
-            raise RequestError("--recover needs a platform", where="--platform", fix=fix)
-        from rekindle.app.recover import recovered  # loads the planner
-        from rekindle.spec.load import load_target
-
-        for run_id in recovered(load_target(recover, overrides), platform, home):
-            click.echo(f"found {run_id}", err=True)
     entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]
     champions = {entry.name: entry for entry in reversed(entries) if entry.is_champion}
     shown = []

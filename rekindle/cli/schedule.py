@@ -1,7 +1,6 @@
 """`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
 starts by itself."""
 
-import dataclasses
 import datetime
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,10 @@ from rekindle.app.run import windows
 from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
-from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
+from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
 from rekindle.platforms.local.schedule import Here, Job
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.platforms.submission import Definition, Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -53,9 +52,8 @@ def set_(
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
-    On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
-    a line of your crontab, which starts `rekindle run CONFIG` in this folder, or `rekindle watch
-    --once CONFIG` where CONFIG has `triggers`."""
+    On this machine (--platform local) it is a timer of your systemd, which starts `rekindle run
+    CONFIG` in this folder, or `rekindle watch --once CONFIG` where CONFIG has `triggers`."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
         fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
@@ -122,7 +120,7 @@ def _set_here(
     here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
-    job = Job(spec.name, command, Path.cwd(), home)
+    job = Job(spec.name, command, Path.cwd())
     for path, text in here.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
@@ -164,5 +162,4 @@ def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
         return
     states = {True: "on", False: "paused"}
     lines = [f"{one.id}  {states[one.enabled]}  {one.cron}  {one.timezone}" for one in found]
-    rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
-    tell(Schedules(platform=platform, schedules=rows), "\n".join(lines), as_json)
+    tell(Schedules(platform=platform, schedules=tuple(found)), "\n".join(lines), as_json)

@@ -13,7 +13,7 @@ from rekindle.app.runs import summary
 from rekindle.app.submit import submitted
 from rekindle.cli.options import Overrides, agree, answer, config, overrides, shared, wait, yes
 from rekindle.cli.run import conclude
-from rekindle.outputs import Planned, PlannedStep, Submitted
+from rekindle.outputs import Planned, Submitted
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
 from rekindle.records import RunRecord
@@ -58,12 +58,11 @@ def told(
     if wait:
         return _waited(record, home, as_json)
     if as_json:
-        steps = outline.steps if outline else ()
         answer(
             Submitted(
                 run_id=record.run_id, platform=record.platform, token=submission.token,
                 **dataclasses.asdict(placed), where=outline.where if outline else "",
-                steps=tuple(PlannedStep(**dataclasses.asdict(step)) for step in steps),
+                steps=outline.steps if outline else (),
             )
         )  # fmt: skip
         return 0

@@ -9,7 +9,7 @@ refuse before."""
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import UnsupportedError
@@ -25,13 +25,6 @@ class Given:
 
     name: str
     keys: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Item(Given):
-    """The item of the loop at the path `name`, which the platform runs itself, and its type."""
-
-    type: str = "STRING"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,18 +72,8 @@ class Guard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """A loop that the platform runs itself, over an argument, `at_once` turns together (0: any)."""
-
-    path: str
-    over: str
-    at_once: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by; it
-    runs once for each item of its `loop`."""
+    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by."""
 
     step: ir.Step | ir.Importer
     path: str
@@ -98,19 +81,15 @@ class Flat:
     artifacts: Mapping[str, Source]
     guards: tuple[Guard, ...] = ()
     after: tuple[str, ...] = ()
-    loop: Kept | None = None
 
 
-def flatten(
-    graph: ir.Graph, values: Mapping[str, Any], kept: Collection[str] = ()
-) -> tuple[Flat, ...]:
+def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
     """Every step in topological order; UnsupportedError for what has no flat form.
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
-    what a run gives. `kept` are the paths of loops over arguments that the platform runs itself;
-    no other step reads what their steps give."""
-    flattening = _Flattening(kept)
-    over = looped_over(graph, kept)
+    what a run gives."""
+    flattening = _Flattening()
+    over = looped_over(graph)
     settled = {name: ir.Constant(values[name]) for name in over if name in values}
     scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
@@ -148,9 +127,8 @@ class _Scope:
 class _Flattening:
     """One pass: the steps found so far, and the outputs and steps of every node by its path."""
 
-    def __init__(self, kept: Collection[str]) -> None:
+    def __init__(self) -> None:
         self.found: list[Flat] = []
-        self.kept = kept
 
     def dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         """Flatten one Dag; what its outputs stand for."""
@@ -198,8 +176,6 @@ class _Flattening:
     ) -> _Scope:
         if node.loop is None:
             return self.dag(node.dag, path, given, guards)
-        if path in self.kept and isinstance(over := self.over(node.loop, given), Given):
-            return self.keep(node, node.loop, path, given, over.name)
         turns, bounds = [], [len(self.found)]
         for i, item in enumerate(self.items(node.loop, node, path, given)):
             inputs = {**given.parameters, node.loop.item: ir.Constant(item)}
@@ -211,24 +187,10 @@ class _Flattening:
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
         )
 
-    def keep(self, node: ir.SubDag, loop: ir.Loop, path: str, given: _Scope, over: str) -> _Scope:
-        """The steps of a loop once, for the platform to repeat."""
-        first = len(self.found)
-        item = Item(path, type=node.inputs.parameters[loop.item].type)
-        self.dag(node.dag, path, _Scope({**given.parameters, loop.item: item}, given.artifacts), ())
-        around = Kept(path, over, loop.at_once)
-        self.found[first:] = [dataclasses.replace(f, loop=around) for f in self.found[first:]]
-        return _Scope({}, {})
-
-    def over(self, loop: ir.Loop, given: _Scope) -> Source | None:
-        """What a loop goes over, if it is an input."""
-        named = isinstance(loop.items, str) and not loop.artifacts
-        return given.parameters.get(str(loop.items)) if named else None
-
     def items(self, loop: ir.Loop, node: ir.SubDag, path: str, given: _Scope) -> Sequence[Any]:
         items: Any = loop.items
         if isinstance(items, str):
-            known = self.over(loop, given)
+            known = None if loop.artifacts else given.parameters.get(items)
             items = known.value if isinstance(known, ir.Constant) else None
         if items is None or has_templates(items):
             what = f"`{path}` loops over what is known at run time only"

@@ -4,7 +4,7 @@ pipeline, or on what steps give.
 Platforms without loops of their own unroll those whose lists are known when the pipeline is
 compiled; this says which those are. Follows the bindings of the Graph, outermost Dag first."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir.graph import Constant, Dag, FromInput, Graph, Node, SubDag
@@ -22,10 +22,9 @@ def loop_origins(graph: Graph) -> dict[str, Origin]:
     return found
 
 
-def looped_over(graph: Graph, kept: Collection[str] = ()) -> frozenset[str]:
-    """The arguments that decide which steps there are once all loops but `kept` are unrolled."""
-    unrolled = (over for path, over in loop_origins(graph).items() if path not in kept)
-    return frozenset().union(*filter(None, unrolled))
+def looped_over(graph: Graph) -> frozenset[str]:
+    """The arguments that decide which steps there are once all loops are unrolled."""
+    return frozenset().union(*filter(None, loop_origins(graph).values()))
 
 
 def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> None:

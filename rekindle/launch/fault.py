@@ -1,7 +1,7 @@
 """A fault on purpose, for a rehearsal: what happens, at which step, once.
 
 Decides how a rehearsal reaches the ranks: one variable, read here. The fault is real: a process is
-killed, a signal is sent, a disk is full."""
+killed, or a signal is sent."""
 
 import dataclasses
 import json
@@ -15,17 +15,14 @@ from rekindle.errors import RequestError
 
 VARIABLE = "REKINDLE_FAULT"
 LAUNCHER = "REKINDLE_LAUNCHER"
-FILLER = "filler"
-Kind = Literal["kill", "term", "hang", "disk-full"]
-
-_PIECE_BYTES = 1 << 20
+Kind = Literal["kill", "term", "hang"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """`kind` happens while step `step`, counted from 1, is computed: rank 1 is killed (`kill`) or
-    sleeps for ever (`hang`), the launcher gets SIGTERM (`term`), or the disk below `folder` fills
-    up (`disk-full`). `folder` outlives restarts and holds the mark that it has happened."""
+    sleeps for ever (`hang`), or the launcher gets SIGTERM (`term`). `folder` outlives restarts and
+    holds the mark that it has happened."""
 
     kind: Kind
     step: int
@@ -51,7 +48,7 @@ class Fault:
             return None
         fault = cls(**json.loads(text))
         alone = os.environ.get("WORLD_SIZE", "1") == "1"
-        victim = 0 if alone or fault.kind in ("term", "disk-full") else 1
+        victim = 0 if alone or fault.kind == "term" else 1
         return fault if rank == victim and not fault.mark.exists() else None
 
     @property
@@ -66,19 +63,6 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "term":
             os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
-        elif self.kind == "hang":
+        else:
             while True:
                 time.sleep(3600)
-        else:
-            _fill(Path(self.folder) / FILLER)
-
-
-def _fill(path: Path) -> None:
-    """Take what is left of the disk, to the last byte that it gives."""
-    piece = b"\0" * _PIECE_BYTES
-    with path.open("wb", buffering=0) as file:
-        while piece:
-            try:
-                file.write(piece)
-            except OSError:
-                piece = piece[: len(piece) // 2]

@@ -8,9 +8,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rekindle.ir import graph as ir
+from rekindle.outputs import Verdict
 
 _TASK_PARTS = {
     "source": "its code", "command": "its command", "args": "its arguments", "env": "environment",
@@ -18,8 +19,6 @@ _TASK_PARTS = {
     "parameters": "constants", "training": "machines", "nodes": "machines",
     "ranks_per_node": "machines",
 }  # fmt: skip
-
-Answer = Literal["yes", "perhaps", "no", "gone"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +31,6 @@ class CacheKey:
     parts: Mapping[str, str]
     places: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What becomes of a step, and why."""
-
-    step: str
-    again: Answer
-    why: str
 
 
 def compare(before: Sequence[CacheKey], after: Sequence[CacheKey]) -> tuple[Verdict, ...]:

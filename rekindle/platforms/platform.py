@@ -19,10 +19,11 @@ from rekindle.spec.deploy import DeploySpec
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
+    from rekindle.outputs import Schedule
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Check, Needs
-    from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
-    from rekindle.platforms.submission import Definition, Lowered, RunTag, Schedule, SubmittedRun
+    from rekindle.platforms.snapshot import Log, RunSnapshot
+    from rekindle.platforms.submission import Definition, Lowered, RunTag, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
     from rekindle.serve.model import ServedModel
     from rekindle.serve.rollout import Endpoint
@@ -110,10 +111,6 @@ class Platform:
     def read(self, uri: str) -> bytes:
         """A file of an artifact; FileNotFoundError where there is none."""
         return self._module("runs").read(self.settings, uri)
-
-    def found(self, definition: Definition) -> tuple[TaggedRun, ...]:
-        """The runs that carry a mark of rekindle, the oldest first."""
-        return self._module("runs").found(definition, self.settings)
 
     def lowered(self, schedule: ScheduleSpec) -> Lowered:
         """The schedule in the platform's words; RequestError where it cannot keep to it."""

@@ -5,7 +5,6 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
 
 ENDED_RUN: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
@@ -29,15 +28,6 @@ class Log:
 
     text: str
     cursor: str
-
-
-@dataclasses.dataclass(frozen=True)
-class TaggedRun:
-    """A run on a platform that says which submission it is."""
-
-    mark: RunTag
-    placed: SubmittedRun
-    began_at: datetime.datetime
 
 
 def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> RunRecord:

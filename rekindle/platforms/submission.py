@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from rekindle.outputs import PlannedStep
+
 S = TypeVar("S", bound=Any)  # with a `display_name`
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
-RUN_TAG = "rekindle-run"
-_TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
-_MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
+_TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class RunTag:
-    """What a run on a platform carries, so that it is found again: the id of its record, and the
-    hash of the `definition` and the `token` that make it one submission."""
+    """What a run on a platform carries, for people: the id of its record, and the hash of the
+    `definition` and the `token` that make it one submission."""
 
     run_id: str
     definition: str
@@ -58,12 +58,6 @@ class RunTag:
 
     def __str__(self) -> str:
         return f"rekindle run {self.run_id} definition {self.definition} token {self.token}"
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        """The mark in a description; None where rekindle set none."""
-        match = _MARK.search(text)
-        return cls(*match.groups()) if match else None
 
     def tags(self) -> dict[str, str]:
         """The mark as labels or tags of a run."""
@@ -87,33 +81,12 @@ class SubmittedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """A step that is to run: `machines` of the platform's kind `machine`."""
-
-    step: str
-    machine: str
-    machines: int = 1
-    spot: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class SubmissionPreview:
     """What a submission will make: a run called `id`, in the place that `where` names."""
 
     where: str
     id: str
-    steps: tuple[Planned, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """What a platform starts by itself: its `id` there, when (five fields of cron, and the name of
-    a time zone as the platform has it), and whether it does so now."""
-
-    id: str
-    cron: str
-    timezone: str
-    enabled: bool
+    steps: tuple[PlannedStep, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -241,10 +241,9 @@ class SageMakerSpec(PlatformSection):
     """Environment variables of the steps in `image`, by reference to Secrets Manager:
     `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
     step begins."""
-    unproven: tuple[Literal["exit_handlers", "loops"], ...] = ()
+    unproven: tuple[Literal["exit_handlers"], ...] = ()
     """Features to use although they are untested: the service's SDK has them, its documentation
-    does not. `exit_handlers` become steps that wait with `Trigger: Any`, `loops` over
-    an argument become a ForEach, so that a run may be given another list."""
+    does not. `exit_handlers` become steps that wait with `Trigger: Any`."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
     """How long a job on spot machines waits for them, in all."""
 

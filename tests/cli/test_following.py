@@ -1,10 +1,9 @@
-"""`submit --wait`, `status`, `logs`, `cancel`, `resume`, `diff`, `runs --recover` and the notebook's
+"""`submit --wait`, `status`, `logs`, `cancel`, `resume`, `diff` and the notebook's
 run: what is submitted really runs, behind an API server that is played."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -36,9 +35,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
-    here: Here, capsys: Out
-) -> None:
+def test_a_run_is_followed_to_its_end_mended_and_stopped(here: Here, capsys: Out) -> None:
     here.stay.touch()
     assert here.submit("--wait") == 1
     captured = capsys.readouterr()
@@ -92,14 +89,6 @@ def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
     assert capsys.readouterr().out == f"{run.id}  succeeded: already over, nothing changed\n"
     assert len(here.server.runs) == 1
 
-    shutil.rmtree(here.home)
-    words = ["runs", "--recover", str(here.config), "--platform", "kubeflow", "--json"]
-    assert here.say(*words) == 0
-    (row,) = told(capsys)["runs"]
-    assert (row["run_id"], row["status"]) == (run.id, "succeeded")
-    assert here.say(*words) == 0
-    assert "found" not in capsys.readouterr().err
-
 
 @pytest.mark.slow
 def test_a_run_is_stopped_from_here_and_says_what_will_run_again(here: Here, capsys: Out) -> None:
@@ -140,7 +129,6 @@ def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
         assert "was interrupted before" in error or "has no log" in error
     assert here.submit("--token", "No Token") == 2
     assert "a-z, 0-9" in capsys.readouterr().err
-    assert here.say("runs", "--recover", str(here.config)) == 2
 
 
 def test_a_run_here_is_followed_stopped_and_gone_on_with(here: Here, capsys: Out) -> None:

@@ -28,7 +28,7 @@ print(json.dumps(found))
 VERBS = [
     ["run", "c.yaml"], ["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
     ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"],
-    ["doctor", "--platform", "vertex"], ["gc"], ["prices"], ["serve", "--help"], ["predict", "--help"],
+    ["doctor", "--platform", "vertex"], ["gc"], ["serve", "--help"], ["predict", "--help"],
 ]  # fmt: skip
 MODULES = [
     "rekindle", "rekindle.cli.main", "rekindle.spec", "rekindle.ir.read.pipeline", "rekindle.platforms.kubeflow.launcher",

@@ -20,7 +20,7 @@ FUNCTIONS = {
     "compile": "compile.compile", "cache_keys": "client.cache_keys",
     "submit": "client.submit", "describe": "runs.describe",
     "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
-    "artifacts": "runs.artifacts", "read": "runs.read", "found": "runs.found",
+    "artifacts": "runs.artifacts", "read": "runs.read",
     "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
     "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
     "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",
@@ -44,7 +44,7 @@ def test_a_platform_has_what_an_outline_is_made_of(name):
     for function, asked in (
         ("where", {"place": settings, "return": "str"}),
         ("run_name", {"definition": "Definition", "token": "str", "return": "str"}),
-        ("steps", {"definition": "Definition", "return": "tuple[Planned, ...]"}),
+        ("steps", {"definition": "Definition", "return": "tuple[PlannedStep, ...]"}),
     ):
         found = inspect.signature(getattr(client, function))
         described = {p.name: _text(p.annotation) for p in found.parameters.values()}

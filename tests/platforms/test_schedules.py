@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
+from rekindle.outputs import Schedule
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.platforms.submission import Definition, Lowered, Schedule
+from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.azureml import test_client as azureml

@@ -6,7 +6,7 @@ import json
 import pytest
 from kfp import dsl
 
-from rekindle.app import follow, readiness, recover, submit
+from rekindle.app import follow, readiness, submit
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.platform import PLATFORMS, Platform
@@ -61,11 +61,6 @@ def test_a_run_is_submitted_once_followed_read_and_resumed(spec, tmp_path):
     resumed, placed = follow.resumed(record, home)
     assert placed.anew
     assert resumed.submission.resumed == 1
-
-
-def test_runs_without_a_record_are_found(spec, tmp_path):
-    record, _, _ = submit.submitted(spec, "toy", tmp_path / "home", None, lambda *_: None)
-    assert recover.recovered(spec, "toy", tmp_path / "other") == [record.run_id]
 
 
 def test_what_a_config_does_not_say_is_refused_before_anything_is_written(spec, tmp_path):

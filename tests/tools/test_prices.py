@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from rekindle.catalog.prices import Price, book, read_book, shipped
-from rekindle.cli.main import invoke
-from rekindle.outputs import Prices
 from tests.quick import first
 from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku
 from tests.servers.tls_hosts import Hosts
@@ -146,9 +144,7 @@ def test_the_same_again_changes_nothing(market: Market, capsys: pytest.CaptureFi
     assert [path.name for path in HOME.iterdir()] == ["prices.yaml"]
 
 
-def test_it_is_a_command_whose_file_the_verbs_take(
-    market: Market, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_a_command_whose_file_the_verbs_take(market: Market, tmp_path: Path) -> None:
     market.faults += [Fault("azure", 400, "BadRequest")]
     own = tmp_path / "own.yaml"
     words = [sys.executable, "-m", "tools.prices", *REGIONS, "-o", str(own)]
@@ -159,10 +155,9 @@ def test_it_is_a_command_whose_file_the_verbs_take(
     assert done.stdout.splitlines()[-1] == f"{own}: prices 4 of aws, 4 of gcp (8 changed)"
     assert "where: https://prices.azure.com/api/retail/prices" in done.stderr
     assert not HOME.exists()
-    assert invoke(["prices", "--region", "us-east-1", "--json", "--prices", str(own)]) == 0
-    rows = Prices.model_validate_json(capsys.readouterr().out).prices
-    found = {row.machine: (row.on_demand_usd_per_hour, row.source, row.old) for row in rows}
-    assert found["p5.48xlarge"] == (50.0, "Price List API", False)
+    found = book(own=[own]).find("p5.48xlarge", "us-east-1")
+    assert found is not None
+    assert (found.on_demand_usd_per_hour, found.source) == (50.0, "Price List API")
 
 
 def test_without_a_file_it_is_that_of_the_home(

@@ -229,7 +229,6 @@ FAULTS = {
     "kill": (1, "rank 1 was killed by SIGKILL in step 16; restarting all ranks (1 of 3)"),
     "hang": (1, "rank 1 hangs in step 16: no heartbeat for"),
     "term": (2, "saved and gave way"),
-    "disk-full": (2, "No space left on device"),
 }
 
 
@@ -240,8 +239,6 @@ def test_a_rehearsed_fault_changes_no_bit_and_leaves_only_its_record(fault, tmp_
     code, out, err = rekindle(
         tmp_path, "--rehearse-preemption", f"{fault}@step=16", "--set", "train.hang_seconds=15"
     )
-    if "no file system can be mounted" in out:
-        pytest.skip(out)
     assert code == 0, err + out
     assert said in err
     record = RehearsalRecord.model_validate_json(out)
@@ -293,7 +290,7 @@ def test_a_rehearsal_of_a_training_that_differs_each_time_says_so_and_fails(tmp_
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--rehearse-preemption", "melt@step=3"), "one of kill, term, hang, disk-full"),
+        (("--rehearse-preemption", "melt@step=3"), "one of kill, term, hang, then"),
         (("--rehearse-preemption", "kill@step=3", "--set", f"train.entrypoint={Path(__file__)}"), "needs rekindle's own training loop"),
         (("--rehearse-preemption", "kill@step=3", "--set", "pipeline=nothing.py:none"), "nothing.py"),
     ],

@@ -17,7 +17,6 @@ from rekindle.catalog import prices
 from rekindle.catalog.machines import machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.cli.main import report_errors
-from rekindle.cli.prices import order
 from rekindle.errors import PlatformError, RekindleError, RequestError, fix_of
 from rekindle.records import write_atomically
 from tools.prices import aws, azure, google
@@ -179,3 +178,10 @@ def _all(errors: Mapping[str, RekindleError], answered: bool = False) -> Rekindl
     problems = [problem for error in errors.values() for problem in error.problems]
     wrong = not answered and all(isinstance(error, RequestError) for error in errors.values())
     return RequestError(problems) if wrong else PlatformError(problems)
+
+
+def order(each: Price) -> tuple[object, ...]:
+    """What sorts prices: as the catalog has the machines, SageMaker's after EC2's."""
+    names = {name: i for i, name in enumerate(machines())}
+    name = each.machine.removeprefix("ml.")
+    return machine(name).cloud, name != each.machine, names[name], each.region

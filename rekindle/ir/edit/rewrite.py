@@ -8,13 +8,11 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rekindle.errors import UnsupportedError
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.read.raw import documents
 
 OWN_IMAGES = "rekindle/"
-Binding = Mapping[str, Any]
 
 
 def rewritten(
@@ -101,7 +99,7 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    for _, _, task in _tasks(spec):
+    for task in _tasks(spec):
         name = _at(task, "componentRef").get("name", "")
         if _at(_at(spec, "components"), name).get("executorLabel") in labels:
             yield task
@@ -172,57 +170,10 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
     return made
 
 
-def with_inputs(
-    spec: Mapping[str, Any], wanted: Mapping[str, Mapping[str, Binding]]
-) -> dict[str, Any]:
-    """The pipeline with these inputs, by the label of the executor and their name; they are
-    optional, and of the type of what they are bound to: a launcher needs values that KFP's driver
-    reads for the pod of the task itself. UnsupportedError for a binding to nothing."""
-    made = copy.deepcopy(dict(spec))
-    for where, dag, task in _tasks(made):
-        component = made["components"][task["componentRef"]["name"]]
-        for name, binding in wanted.get(component.get("executorLabel", ""), {}).items():
-            kind = _type(made, dag, binding)
-            if kind is None:
-                source: Any = binding.get("taskOutputParameter")
-                source = source or binding.get("componentInputParameter")
-                if isinstance(source, Mapping):
-                    source = f"{source.get('producerTask')}.{source.get('outputParameterKey')}"
-                what = f"a setting of the step on several nodes reads `{source}`"
-                fix = "pass it as a parameter of the pipeline"
-                what += ", which is not in the pipeline around it"
-                raise UnsupportedError(what, where=where, fix=fix)
-            inputs = _made(_made(component, "inputDefinitions"), "parameters")
-            inputs[name] = {"parameterType": kind, "isOptional": True}
-            _made(_made(task, "inputs"), "parameters")[name] = copy.deepcopy(dict(binding))
-    return made
-
-
-def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every task: its place, the component whose Dag it is in, and itself."""
-    components = {f"components.{name}": made for name, made in _at(spec, "components").items()}
-    for path, around in {"root": spec["root"], **components}.items():
-        for name, task in _at(_at(around, "dag"), "tasks").items():
-            yield f"{path}.dag.tasks.{name}", around, task
-
-
-def _type(spec: Mapping[str, Any], around: Mapping[str, Any], binding: Binding) -> str | None:
-    """The type of what is read; None if there is no such thing."""
-    source = binding.get("taskOutputParameter")
-    if isinstance(source, Mapping):
-        tasks, task = around["dag"]["tasks"], source.get("producerTask")
-        component = tasks[task]["componentRef"]["name"] if _has(tasks, task) else ""
-        ports = spec["components"].get(component, {}).get("outputDefinitions")
-        name = source.get("outputParameterKey")
-    else:
-        ports, name = around.get("inputDefinitions"), binding.get("componentInputParameter")
-    parameters = (ports or {}).get("parameters") or {}
-    kind = parameters[name].get("parameterType") if _has(parameters, name) else None
-    return None if kind is None else str(kind)
-
-
-def _has(group: Mapping[str, Any], name: Any) -> bool:
-    return isinstance(name, str) and name in group
+def _tasks(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every task, those of nested pipelines too."""
+    for around in (spec["root"], *_at(spec, "components").values()):
+        yield from _at(_at(around, "dag"), "tasks").values()
 
 
 def executors(

@@ -4,8 +4,6 @@ A job's name follows from its definition and the submission's token. Whether it 
 before it is made, and again after an error that leaves that open. Authority: azure-ai-ml 1.35, as
 tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import io
@@ -19,9 +17,10 @@ import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def workspace_path(place: AzureMLSpec) -> str:
 
 
 @contextlib.contextmanager
-def connected(place: AzureMLSpec) -> Iterator[MLClient]:
+def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
     """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
     with contextlib.redirect_stderr(io.StringIO()), logged_in(place) as credential:
         try:
@@ -80,7 +79,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
 
 
 @contextlib.contextmanager
-def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
+def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
     """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
     if problems := place.missing():
         raise SpecError(problems)
@@ -107,7 +106,7 @@ def find(kind: Any, name: str) -> Any:
         return None
 
 
-def _created(client: MLClient, name: str, definition: Definition, tags: dict[str, str]) -> Any:
+def _created(client: "MLClient", name: str, definition: Definition, tags: dict[str, str]) -> Any:
     from azure.ai.ml import load_job
     from azure.core.exceptions import AzureError
 
@@ -185,7 +184,7 @@ def _said(error: Exception) -> str:
     return first_line(error, text)
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, as they may begin: on which cluster, or on machines of which size."""
     jobs, found = _job_of(definition)["jobs"], []
     needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
@@ -194,7 +193,7 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
         cluster = jobs[name].get("compute", "").removeprefix("azureml:")
         machine = f"cluster {cluster}" if cluster else resources["instance_type"]
         spot = jobs[name].get("queue_settings", {}).get("job_tier") == "spot"
-        found.append(Planned(name, machine, resources["instance_count"], spot))
+        found.append(PlannedStep(name, machine, resources["instance_count"], spot))
     return tuple(found)
 
 

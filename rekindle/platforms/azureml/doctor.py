@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
+from rekindle.outputs import PlannedStep
 from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Definition, Planned
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
@@ -60,7 +61,7 @@ def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> I
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
         yield ask("image", "image", image, wanted, early=True)
     # by the name of a cluster, the step that wants most of its nodes
-    largest = dict[str, Planned]()
+    largest = dict[str, PlannedStep]()
     for step in steps(definition) if definition else ():
         kind, _, name = step.machine.partition(" ")
         if kind == "cluster" and (name not in largest or step.machines > largest[name].machines):

@@ -21,17 +21,17 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import client as service
-from rekindle.platforms.azureml.client import SUFFIX, connected, submit, where
+from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
+from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -127,18 +127,6 @@ def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, Art
 def read(place: AzureMLSpec, uri: str) -> bytes:
     with connected(place) as client:
         return _content(client, uri)
-
-
-def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
-    pipeline = definition.entry.removesuffix(SUFFIX)
-    with connected(place) as client:
-        listed: Iterable[Any] = client.jobs.list(tag=RUN_TAG)
-        marked = list[TaggedRun]()
-        for job in (job for job in listed if job is not None and job.experiment_name == pipeline):
-            if mark := RunTag.of(job.tags or {}):
-                placed = SubmittedRun(job.name, job.studio_url or "", False)
-                marked.append(TaggedRun(mark, placed, job.creation_context.created_at))
-        return tuple(sorted(marked, key=lambda one: one.began_at))
 
 
 def _status_of(client: MLClient, id: str) -> str:

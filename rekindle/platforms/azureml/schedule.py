@@ -12,9 +12,10 @@ from typing import Any
 
 from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
+from rekindle.outputs import Schedule
 from rekindle.platforms.azureml.client import connected, find, where
 from rekindle.platforms.failures import no_schedule, unheeded
-from rekindle.platforms.submission import Definition, Lowered, Schedule, plain_name
+from rekindle.platforms.submission import Definition, Lowered, plain_name
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec

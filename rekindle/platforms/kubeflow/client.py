@@ -20,10 +20,11 @@ from rekindle.errors import PlatformError, SpecError, UnreachableError, first_li
 from rekindle.ir.compile import LOADER
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG
 from rekindle.platforms.kubeflow.compile import LAUNCHER
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
 
 FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
@@ -229,16 +230,16 @@ def _said(error: Exception) -> str:
     return first_line(error, getattr(error, "reason", ""))
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
     found = []
     for path, container in _containers(definition):
         if (trainer := _trainer(container)) is None:
-            found.append(Planned(path, f"pod {asked_of(container)}".rstrip()))
+            found.append(PlannedStep(path, f"pod {asked_of(container)}".rstrip()))
             continue
         limits = trainer["resourcesPerNode"].get("limits", {})
         asked = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
-        found.append(Planned(path, f"node {asked}".rstrip(), trainer["numNodes"]))
+        found.append(PlannedStep(path, f"node {asked}".rstrip(), trainer["numNodes"]))
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.kubeflow.settings import variables
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
@@ -53,8 +54,6 @@ def compile(
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
-        late = {label: trainjob.late(step)[1] for label, step in labels.items()}
-        spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
@@ -70,8 +69,6 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
         "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
     }  # fmt: skip
-    if waiting := trainjob.late(step)[0]:
-        wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
         "image": place.image, "command": list(LAUNCHER),
@@ -90,7 +87,7 @@ def _task(step: Step) -> dict[str, Any]:
     assert wanted is not None, step.path
     found = network(wanted.machine) if wanted.nodes > 1 else {}
     # a step's own win over what the machine is known for
-    by_reference = trainjob.own_variables(step)
+    by_reference = variables(step)
     found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 

@@ -27,7 +27,7 @@ from typing import Any
 from rekindle.errors import RekindleError, StepError
 from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
-from rekindle.ir.graph import Retry, Setting
+from rekindle.ir.graph import Retry
 from rekindle.launch import staging
 from rekindle.platforms import launcher as shared
 from rekindle.platforms import mounted
@@ -35,7 +35,6 @@ from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
-from rekindle.platforms.kubeflow.settings import INPUT, Clash, Misfit, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
 from rekindle.records import write_atomically
@@ -191,7 +190,7 @@ class KubeflowLauncher(Launcher):
         # another name than that of a job before, whose Secret may not be collected yet
         secret = f"{name}-{secrets.token_hex(4)}"
         wanted = trainjob.manifest(
-            self.whole_job(), name=name, identity=self.owner.identity, attempt=attempt,
+            self.definition["job"], name=name, identity=self.owner.identity, attempt=attempt,
             owner=self.owner.workflow, service_account=self.definition["account"], result=result,
             payload=trainjob.packed(self.task(name, result)), secret=secret,
         )  # fmt: skip
@@ -218,31 +217,10 @@ class KubeflowLauncher(Launcher):
                 path = f"/api/v1/namespaces/{self.owner.namespace}/secrets"
                 self.cluster.create(path, wanted)
 
-    def whole_job(self) -> Mapping[str, Any]:
-        """The TrainJob with the settings that waited for values; StepError if these misfit."""
-        job: Mapping[str, Any] = self.definition["job"]
-        late = [Setting(**one) for one in self.definition.get("late", ())]
-        try:
-            for setting in late:
-                value = closed(setting.value, self.given())
-                patch = piece(setting.name, value, job["spec"]["trainer"]["image"])
-                job = trainjob.with_pod(job, patch)
-        except (Misfit, Clash) as error:
-            raise StepError(
-                f"a setting of the nodes came out wrong at run time: {error}",
-                where=", ".join(setting.where for setting in late),
-                fix="give the pipeline's parameter another value",
-            ) from error
-        return job
-
-    def given(self) -> dict[str, Any]:
-        """The values of the launcher's own inputs."""
-        return dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
-
     def task(self, name: str, result: str) -> dict[str, Any]:
         """What the nodes run."""
         task = self.definition["task"]
-        values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
+        values = dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
         kinds = self.definition["inputs"]
         places = {n: values.pop(PREFIX + n, None) for n in kinds}
         found = {n: read_place(text) for n, text in places.items() if text}

@@ -23,8 +23,8 @@ from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.failures import check_resumable
-from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.kubeflow.client import Server, connected, page, where
+from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
@@ -118,17 +118,6 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
 def read(place: KubeflowSpec, uri: str) -> bytes:
     with _store_of(uri) as (store, path):
         return bytes(store.cat_file(path))
-
-
-def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
-    with connected(place) as server:
-        experiment = experiment_of(server, definition)
-        runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)
-    marked = [(run, mark) for run in runs if (mark := RunTag.read(run.description or ""))]
-    return tuple(
-        TaggedRun(mark, SubmittedRun(run.run_id, page(place, run.run_id), False), run.created_at)
-        for run, mark in marked
-    )
 
 
 class _Nodes:

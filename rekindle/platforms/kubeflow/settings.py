@@ -4,9 +4,8 @@ On a step of one node KFP's driver reads these settings (extendPodSpecPatch in k
 backend/src/v2/driver/k8s.go, whose ways are kept here); the nodes of a TrainJob get them as a patch
 of their runtime, whose fields are those of Trainer v2.3's PodTemplatePatch.
 
-A setting may name an input of the pipeline (`secretNameParameter`, `tolerationJson`). `opened`
-takes these out, and the launcher puts their values in (`closed`) before it asks for the piece. An
-input that is empty at run time leaves its entry out, as KFP does.
+A setting that names an input of the pipeline (`secretNameParameter`, `tolerationJson`) is refused,
+as images and resources that do: the job is written down when the pipeline is compiled.
 
 A piece of a pod is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`,
 where `env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
@@ -33,7 +32,6 @@ _SELECTOR = ("key", "operator", "values")
 _TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-INPUT = "rekindle-setting-"
 # Labels by which Job, JobSet, Trainer and Kueue know their pods
 _OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
 _QUEUES = "kueue.x-k8s.io/"
@@ -88,9 +86,11 @@ def _name(item: Mapping[str, Any], key: str) -> str:
 
 
 def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
-    """What an entry names; None if the run gives nothing."""
+    """What an entry names."""
     if parameter not in entry:
         return entry[plain]
+    if {"componentInputParameter", "taskOutputParameter"} & set(entry[parameter]):
+        raise Misfit(f"`{parameter}` depends on an input", "write it down")
     value: Any = entry[parameter]["runtimeValue"]["constant"]
     if isinstance(value, str) and "{{" in value:
         what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
@@ -187,27 +187,24 @@ def _pods(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece:
-    """Volumes of a kind; an entry whose source is None is left out."""
-    found = [(f"{kind}-{i}", entry, source(entry)) for i, entry in enumerate(entries)]
-    there = [(name, entry, what) for name, entry, what in found if what is not None]
-    mounts = [{"name": name, "mountPath": entry["mountPath"]} for name, entry, _ in there]
-    for mount, (_, entry, _) in zip(mounts, there, strict=True):
+    """Volumes of a kind."""
+    volumes = [{"name": f"{kind}-{i}", **source(entry)} for i, entry in enumerate(entries)]
+    mounts = [{"name": f"{kind}-{i}", "mountPath": e["mountPath"]} for i, e in enumerate(entries)]
+    for mount, entry in zip(mounts, entries, strict=True):
         mount |= {"subPath": entry["subPath"]} if entry.get("subPath") else {}
     paths = [mount["mountPath"] for mount in mounts]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise Clash(f"two volumes would be mounted at {twice[0]}")
     container = {"name": NODE, "volumeMounts": mounts}
-    volumes = [{"name": name, **what} for name, _, what in there]
-    return {"spec": {"volumes": volumes, "containers": [container]}} if there else {}
+    return {"spec": {"volumes": volumes, "containers": [container]}} if entries else {}
 
 
 def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
     """Volumes of what an entry `names`: a claim, or files of a secret or config map."""
 
-    def source(entry: Mapping[str, Any]) -> Piece | None:
-        name = given(entry, *names)
+    def source(entry: Mapping[str, Any]) -> Piece:
         may_miss = {} if kind == "claim" else {"optional": bool(entry.get("optional"))}
-        return None if name is None else {source_of: {key: name, **may_miss}}
+        return {source_of: {key: given(entry, *names), **may_miss}}
 
     return _mounted(kind, entries, source)
 
@@ -241,9 +238,10 @@ def settings_of(step: Step) -> list[Setting]:
     return [*map(_of_secret, step.secrets), *map(_of_today, step.settings)]
 
 
-def variables(settings: Sequence[Setting]) -> set[str]:
-    """The environment variables that settings fill."""
-    entries = [e for s in settings if s.name.endswith("AsEnv") for e in _entries(s.value)]
+def variables(step: Step) -> set[str]:
+    """The environment variables that the step's own settings fill."""
+    named = (one.value for one in settings_of(step) if one.name.endswith("AsEnv"))
+    entries = [entry for value in named for entry in _entries(value)]
     pairs = [pair for entry in entries for pair in _entries(entry.get("keyToEnv", []))]
     return {str(one[key]) for one in (*pairs, *entries) for key in ("envVar", "name") if key in one}
 
@@ -266,25 +264,6 @@ def piece(name: str, value: Any, image: str) -> Piece:
         raise Misfit(
             f"`{name}` is not as kfp-kubernetes writes it ({error})", "write it again"
         ) from error
-
-
-def opened(value: Any, take: Callable[[Mapping[str, Any]], str]) -> Any:
-    """A setting with `{"input": NAME}` in place of what only the run knows; `take` is told the
-    binding, as the IR writes it, and gives the name."""
-    if isinstance(value, Mapping):
-        if "componentInputParameter" in value or "taskOutputParameter" in value:
-            return {"input": take(value)}
-        return {key: opened(one, take) for key, one in value.items()}
-    return [opened(one, take) for one in value] if isinstance(value, list) else value
-
-
-def closed(value: Any, inputs: Mapping[str, Any]) -> Any:
-    """The same with the values that the run has; None where it has none."""
-    if isinstance(value, Mapping):
-        if set(value) == {"input"}:
-            return {"runtimeValue": {"constant": inputs.get(value["input"])}}
-        return {key: closed(one, inputs) for key, one in value.items()}
-    return [closed(one, inputs) for one in value] if isinstance(value, list) else value
 
 
 def _of_secret(secret: Secret) -> Setting:
@@ -322,7 +301,7 @@ def _keys(of: str, entries: Entries) -> Piece:
     for entry in entries:
         name = given(entry, f"{of}NameParameter", f"{of}Name")
         optional = {"optional": True} if entry.get("optional") else {}
-        for pair in entry["keyToEnv"] if name is not None else ():
+        for pair in entry["keyToEnv"]:
             source = {"name": name, "key": pair[f"{of}Key"], **optional}
             found.append(variable(pair["envVar"], f"{of}KeyRef", source))
     return {"env": found}
@@ -354,7 +333,7 @@ def _metadata(value: Mapping[str, Any]) -> Piece:
 
 def _pull_secrets(entries: Entries) -> Piece:
     names = [given(entry, "secretNameParameter", "secretName") for entry in entries]
-    found = [{"name": name} for name in dict.fromkeys(names) if name is not None]
+    found = [{"name": name} for name in dict.fromkeys(names)]
     return {"spec": {"imagePullSecrets": found}} if found else {}
 
 

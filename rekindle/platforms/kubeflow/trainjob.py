@@ -7,13 +7,11 @@ on, as PET_NPROC_PER_NODE, from which node.py takes the ranks of a node. Authori
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
 of 65,536 characters. No cluster has run one of these yet.
 
-Its pods are what the step's own settings ask for, and the config's section, together. What only the
-run knows (a secret named by a parameter, tolerations from JSON) waits until the launcher has the
-values. Two who ask for different things are an error, at compile time as far as both are known."""
+Its pods are what the step's own settings ask for, and the config's section, together. Two who ask
+for different things are an error."""
 
 import base64
 import copy
-import dataclasses
 import functools
 import hashlib
 import json
@@ -23,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem, StepError
-from rekindle.ir.graph import Resources, Setting, Step
+from rekindle.ir.graph import Resources, Step
 from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
@@ -52,35 +50,15 @@ _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 _LONGEST_NAME = 44
 
 
-def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
-    """Settings that need values of the run, each with `{"input": NAME}` where a value is to be, and
-    what these inputs are bound to, as the IR writes it."""
-    found: list[Setting] = []
-    bindings: dict[str, Mapping[str, Any]] = {}
-
-    def take(binding: Mapping[str, Any]) -> str:
-        name = next((n for n, known in bindings.items() if known == binding), "")
-        name = name or f"{settings.INPUT}{len(bindings)}"
-        bindings[name] = dict(binding)
-        return name
-
-    for setting in settings.settings_of(step):
-        value = settings.opened(setting.value, take)
-        if value != setting.value:
-            found.append(dataclasses.replace(setting, value=value))
-    return found, bindings
-
-
 def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
-    """Of all that is written down what fits together, and what does not."""
+    """What fits together of all that is asked for, and what does not."""
     made: Piece = {"env": [], "spec": {}}
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"
-    image, waiting = image_of(step, place.image), {one.where for one in late(step)[0]}
+    image = image_of(step, place.image)
     of_step: list[Part] = [
         (one.where, functools.partial(settings.piece, one.name, one.value, image))
         for one in settings.settings_of(step)
-        if one.where not in waiting
     ]
     for where, part in (*_of_place(step, place), *of_step):
         try:
@@ -111,11 +89,6 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
         yield f"{here}.spot_nodes", lambda: {"spec": spot}
 
 
-def own_variables(step: Step) -> set[str]:
-    """The environment variables that the step's own settings fill."""
-    return settings.variables(settings.settings_of(step))
-
-
 def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
     """Variable -> secret and key, for all steps."""
     pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
@@ -132,7 +105,14 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "numProcPerNode": max(1, wanted.gpus_per_node),
         "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
     }  # fmt: skip
-    spec: dict[str, Any] = {"runtimeRef": {**runtime, "name": place.runtime}, "trainer": trainer}
+    pod = dict(put_together(step, place)[0])
+    trainer["env"] = sorted(pod.pop("env"), key=lambda variable: str(variable["name"]))
+    job_patch = {"name": NODE, "template": {"spec": {"template": pod}}}
+    patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}
+    spec: dict[str, Any] = {
+        "runtimeRef": {**runtime, "name": place.runtime}, "trainer": trainer,
+        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
+    }  # fmt: skip
     if step.time_limit_seconds is not None:
         spec["activeDeadlineSeconds"] = max(1, round(step.time_limit_seconds))
     labels = {"app.kubernetes.io/managed-by": "rekindle"}
@@ -140,25 +120,11 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
     job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return with_pod({**job, "spec": spec}, put_together(step, place)[0])
-
-
-def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
-    """The TrainJob with this in its pods as well; Clash where the two differ."""
-    made = copy.deepcopy(dict(job))
-    spec = made["spec"]
-    whole = joined({"env": spec["trainer"].get("env", []), **_template_of(spec)}, pod)
-    spec["trainer"]["env"] = sorted(whole.pop("env"), key=lambda variable: str(variable["name"]))
-    job_patch = {"name": NODE, "template": {"spec": {"template": {"spec": {}, **whole}}}}
-    patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}
-    spec["runtimePatches"] = [{"manager": MANAGER, "trainingRuntimeSpec": patch}]
-    return made
+    return {**job, "spec": spec}
 
 
 def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch of the pod's template in a TrainJob that has one."""
-    if "runtimePatches" not in spec:
-        return {}
+    """The patch of the pod's template in a TrainJob."""
     jobs = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     template: dict[str, Any] = jobs[0]["template"]["spec"]["template"]
     return template
@@ -259,11 +225,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
         yield from put_together(step, place)[1]
-        for setting in late(step)[0]:
-            if twice := sorted(settings.variables([setting]) & {*place.secrets}):
-                what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
-                yield Problem(what, setting.where, _FIX)
-        for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
+        for name in sorted(set(step.container.env) & ({*place.secrets} | settings.variables(step))):
             what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
             yield Problem(what, step.where, _FIX)
 

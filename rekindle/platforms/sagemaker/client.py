@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
@@ -190,7 +191,7 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     return kind(said, where=where(place), fix=fix)
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The jobs by name, those of every branch: on machines of which type."""
     return tuple(planned for planned, _ in _planned(definition))
 
@@ -199,27 +200,24 @@ def images(definition: Definition) -> frozenset[str]:
     return frozenset(image for _, image in _planned(definition))
 
 
-def _planned(definition: Definition) -> Iterator[tuple[Planned, str]]:
+def _planned(definition: Definition) -> Iterator[tuple[PlannedStep, str]]:
     for step in _jobs(json.loads(definition.text)["Steps"]):
         job, name = step["Arguments"], step["Name"]
         if step["Type"] == "Processing":
             cluster = job["ProcessingResources"]["ClusterConfig"]
-            planned = Planned(name, cluster["InstanceType"], cluster["InstanceCount"])
+            planned = PlannedStep(name, cluster["InstanceType"], cluster["InstanceCount"])
             yield planned, job["AppSpecification"]["ImageUri"]
         elif step["Type"] == "Training":
             resources, spot = job["ResourceConfig"], job.get("EnableManagedSpotTraining", False)
-            planned = Planned(name, resources["InstanceType"], resources["InstanceCount"], spot)
+            planned = PlannedStep(name, resources["InstanceType"], resources["InstanceCount"], spot)
             yield planned, job["AlgorithmSpecification"]["TrainingImage"]
 
 
 def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The steps, those inside of conditions and loops in place of these."""
+    """The steps, those inside of conditions in place of these."""
     for step in steps:
         if step["Type"] == "Condition":
             yield from _jobs([*step["Arguments"]["IfSteps"], *step["Arguments"]["ElseSteps"]])
-        elif step["Type"] == "ForEach":
-            over = step["Arguments"]["IterableItems"]
-            yield from ({**one, "IterableItems": over} for one in step["Arguments"]["ForEachBody"])
         else:
             yield step
 
@@ -240,13 +238,12 @@ def _unit(
     for channel in job.get("InputDataConfig", ()):
         inputs[channel["ChannelName"]] = channel["DataSource"]["S3DataSource"]["S3Uri"]
     environment = json.dumps(job.get("Environment", {}), sort_keys=True)
-    given = environment + json.dumps(step.get("IterableItems"))
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {
         "image": json.dumps(algorithm, sort_keys=True), "environment variables": environment,
         "inputs": json.dumps(inputs, sort_keys=True),
-        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(given)},
+        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(environment)},
         **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
     }  # fmt: skip
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))

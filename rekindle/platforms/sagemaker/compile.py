@@ -16,13 +16,13 @@ from typing import Any
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, SpecError
-from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
+from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
 from rekindle.platforms.sagemaker import conditions, jobs
-from rekindle.platforms.sagemaker.conditions import divided, loops
+from rekindle.platforms.sagemaker.conditions import divided
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
@@ -90,11 +90,9 @@ class _Compiler:
         self.graph, self.place = graph, place
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
-        kept = loops(graph, values.keys() - fixed) if "loops" in place.unproven else ()
-        flats = {flat.path: flat for flat in flatten(graph, values, kept)}
+        flats = {flat.path: flat for flat in flatten(graph, values)}
         self.flat, guarded = divided(flats, values)
-        more = (*(_result_of(path) for path in self.flat), *kept)
-        names = jobs.names_of([*self.flat, *more])
+        names = jobs.names_of([*self.flat, *map(_result_of, self.flat)])
         self.jobs = jobs.Jobs(place, self.flat, guarded, names, types, values, fixed)
         read = [guard.values.values() for flat in self.flat.values() for guard in flat.guards]
         self.compared = {s.path for several in read for s in several if isinstance(s, Output)}
@@ -106,7 +104,6 @@ class _Compiler:
             how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
-        read |= {flat.loop.over for flat in steps if flat.loop}
         kinds = {name: _TYPES.get(kind, "String") for name, kind in self.jobs.types.items()}
         parameters = [
             {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
@@ -118,7 +115,7 @@ class _Compiler:
             how = f"it has {len(parameters)} parameters, an execution takes {most}"
             self.jobs.beyond("", self.graph.name, how, "join some of them in a struct")
         nested = self._nested(steps, ())
-        # conditions, loops and what is inside of them count as steps there
+        # conditions and what is inside of them count as steps there
         most, there = limits("sagemaker")["steps"], sum(map(_counted, nested))
         if there > most:
             how = f"its {len(steps)} steps are {there} there, SageMaker takes {most}"
@@ -132,40 +129,21 @@ class _Compiler:
                 yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Steps, those with the same guards in a Condition step, a kept loop as ForEach."""
+        """Steps, those with the same guards in a Condition step."""
         found, done = list[dict[str, Any]](), set[str]()
         for flat in steps:
             inner = next((guard for guard in flat.guards if guard.path not in guards), None)
-            around = flat.loop or inner
-            if around and around.path in done:
-                continue
-            if flat.loop:
-                found.append(self._for_each(flat.loop, steps))
-            elif inner:
+            if inner is None:
+                found += self._steps(flat)
+            elif inner.path not in done:
                 inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
                 compared = conditions.lowered(inner, self._operand)
                 branch = self._nested(inside, (*guards, inner.path))
                 arguments = {"Conditions": compared, "IfSteps": branch, "ElseSteps": []}
                 name = jobs.condition_name(inner.path)
                 found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
-            else:
-                found += self._steps(flat)
-            done |= {around.path} if around else set()
+                done.add(inner.path)
         return found
-
-    def _for_each(self, loop: Kept, steps: Sequence[Flat]) -> dict[str, Any]:
-        """A loop that the service runs; it waits for what its steps would wait for."""
-        body, waits = [], set[str]()
-        for flat in (flat for flat in steps if flat.loop == loop):
-            step = self._step(flat)
-            waits |= {name for name in step.pop("DependsOn", []) if isinstance(name, str)}
-            waits |= {self._end_of(s.path, flat) for s in read_by(flat) if isinstance(s, Output)}
-            body.append(step)
-        most = limits("sagemaker")["loop_at_once"]
-        arguments = {"IterableItems": {"Get": f"Parameters.{loop.over}"}, "ForEachBody": body}
-        arguments |= {"MaxConcurrency": min(loop.at_once or most, most)}
-        name, after = self.jobs.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
-        return {"Name": name, "Type": "ForEach", "Arguments": arguments, **after}
 
     def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
@@ -219,8 +197,6 @@ class _Compiler:
 
     def _end_of(self, path: str, flat: Flat) -> str:
         """What to wait for until the step at `path` ended: it, or what is around it."""
-        if loop := self.flat[path].loop:
-            return self.jobs.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
         return jobs.condition_name(others[0]) if others else self.jobs.names[path]
@@ -237,7 +213,7 @@ def _result_of(path: str) -> str:
 
 def _counted(step: Mapping[str, Any]) -> int:
     """How many steps the service sees in a step: itself, and all that are nested in it."""
-    inside = [step["Arguments"].get(key, ()) for key in ("IfSteps", "ElseSteps", "ForEachBody")]
+    inside = [step["Arguments"].get(key, ()) for key in ("IfSteps", "ElseSteps")]
     return 1 + sum(_counted(one) for steps in inside for one in steps)
 
 

@@ -1,18 +1,16 @@
-"""Which conditions and loops of KFP SageMaker Pipelines takes over, and its words for conditions.
+"""Which conditions of KFP SageMaker Pipelines takes over, and its words for them.
 
-The other conditions a step looks at itself, the other loops are unrolled. The service has Equals
-and the four orders, Not and Or; a list of conditions means that all hold. `and` inside an `or` is
-written with Not."""
+The others a step looks at itself. The service has Equals and the four orders, Not and Or; a list of
+conditions means that all hold. `and` inside an `or` is written with Not."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.ir import condition as ir
 from rekindle.ir.flatten import Flat, Given, Guard, Output, Source, read_by
-from rekindle.ir.graph import Constant, Graph, Step, SubDag
-from rekindle.ir.origin import loop_origins
+from rekindle.ir.graph import Constant
 
 _TYPES = {
     "==": "Equals", "<": "LessThan", "<=": "LessThanOrEqualTo", ">": "GreaterThan",
@@ -39,26 +37,6 @@ def divided(
         steps[path] = dataclasses.replace(flat, guards=tuple(kept))
         guarded[path] = flat.guards[len(kept) :]
     return steps, guarded
-
-
-def loops(graph: Graph, changeable: Set[str]) -> frozenset[str]:
-    """The paths of the loops that a ForEach can run: over an argument that a run may change, of
-    independent steps that give nothing that is read, outside of conditions and other loops."""
-    over = loop_origins(graph)
-    plain: set[str] = {""}
-    found: set[str] = set()
-    for node in graph.nodes():
-        if not isinstance(node, SubDag) or node.path.rpartition("/")[0] not in plain:
-            continue
-        if node.loop is None and node.condition is None:
-            plain.add(node.path)
-        steps = node.dag.nodes.values()
-        apart = all(isinstance(n, Step) and not n.condition and not n.upstream for n in steps)
-        results = {*node.dag.parameters, *node.dag.artifacts}
-        given = over.get(node.path)
-        if given and given <= changeable and apart and not results and not node.condition:
-            found.add(node.path)
-    return frozenset(found)
 
 
 def lowered(guard: Guard, operand: Operand) -> list[dict[str, Any]]:

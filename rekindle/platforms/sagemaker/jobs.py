@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem, UnsupportedError
-from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
+from rekindle.ir.flatten import Flat, Given, Guard, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, task_of
@@ -96,17 +96,15 @@ class Jobs:
         return self.place.artifact_root.rstrip("/")
 
     def given(self, flat: Flat) -> dict[str, tuple[str, str, str]]:
-        """What the step reads from its environment, the pipeline's parameters and the item of the
-        loop around it: the variable, its type in the IR, and what the definition gets for it."""
+        """The pipeline's parameters that the step reads from its environment: the variable, its
+        type in the IR, and what the definition gets for it."""
         guarding = [s for guard in self.guarded[flat.path] for s in guard.values.values()]
         given = (*flat.parameters.values(), *guarding)
         read = [s for source in given for s in sources(source) if isinstance(s, Given)]
         found: dict[str, tuple[str, str, str]] = {}
         for one in {one.name: one for one in read}.values():
             variable = f"REKINDLE_P{len(found)}"
-            if isinstance(one, Item):
-                found[one.name] = variable, one.type, "ForEach.CurrentItem"
-            elif one.name in self.values and one.name not in self.fixed:
+            if one.name in self.values and one.name not in self.fixed:
                 found[one.name] = variable, self.types[one.name], f"Parameters.{one.name}"
         return found
 
@@ -125,11 +123,6 @@ class Jobs:
     def folder(self, job: str, *more: Any) -> dict[str, Any]:
         """What a job of this execution writes to."""
         return joined(f"{self.root}/runs", {"Get": "Execution.PipelineExecutionId"}, job, *more)
-
-    def output(self, flat: Flat, name: str) -> dict[str, Any]:
-        """Where a Processing job leaves an output; in a loop each turn has a folder of its own."""
-        turn = [{"Get": "Execution.ProcessingJobName"}] if flat.loop else []
-        return self.folder(self.names[flat.path], *turn, name)
 
     def of(self, flat: Flat) -> tuple[str, dict[str, Any]]:
         """The type of the step and its arguments."""
@@ -168,7 +161,8 @@ class Jobs:
         return request
 
     def _step(self, flat: Flat, step: Step) -> dict[str, Any]:
-        outputs = {o: self.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
+        job = self.names[flat.path]
+        outputs = {o: self.folder(job, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
         machine, inputs = self._machine(step), self._inputs(flat, step, "processing")

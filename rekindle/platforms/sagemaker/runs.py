@@ -1,15 +1,14 @@
 """An execution of a SageMaker pipeline: its steps, what they print and leave, stopping it, and
 trying again what failed.
 
-Steps are jobs by name; conditions and loops are not shown, the turns of a loop are
-`LOOP/TURN/STEP`. A job's log is one stream of CloudWatch for each machine. What a job left is read
-from the places that its own description names (mounted.py says what lies there).
+Steps are jobs by name; conditions are not shown. A job's log is one stream of CloudWatch for each
+machine. What a job left is read from the places that its own description names (mounted.py says
+what lies there).
 
 Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
 account has been asked."""
 
-import contextlib
 import datetime
 import json
 from collections.abc import Callable, Mapping
@@ -17,8 +16,8 @@ from typing import Any
 
 from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.sagemaker.client import code_of, connected, page, where
+from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
@@ -43,11 +42,10 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
             PipelineExecutionArn=id, SortOrder="Ascending"
         )
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
-        inner = {"Condition", "ForEach"}  # shown only if they failed
-        steps = [
+        steps = [  # conditions only if they failed
             _step(sagemaker, step, now)
             for step in listed
-            if step["StepStatus"] == "Failed" or not step.get("Metadata", {}).keys() & inner
+            if step["StepStatus"] == "Failed" or "Condition" not in step.get("Metadata", {})
         ]
         ended = found.get("LastModifiedTime") if status != "running" else None
         return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)
@@ -129,31 +127,13 @@ def read(place: SageMakerSpec, uri: str) -> bytes:
         return body
 
 
-def found(definition: Definition, place: SageMakerSpec) -> tuple[TaggedRun, ...]:
-    with connected(place) as session:
-        sagemaker, marked = session("sagemaker"), list[TaggedRun]()
-        pages = sagemaker.get_paginator("list_pipeline_executions").paginate(
-            PipelineName=pipeline_name(definition), SortBy="CreationTime", SortOrder="Ascending"
-        )
-        with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # no pipeline, no run
-            for listed in pages:
-                for one in listed["PipelineExecutionSummaries"]:
-                    if mark := RunTag.read(one.get("PipelineExecutionDescription", "")):
-                        arn = one["PipelineExecutionArn"]
-                        placed = SubmittedRun(arn, page(place, arn), anew=False)
-                        marked.append(TaggedRun(mark, placed, one["StartTime"]))
-        return tuple(marked)
-
-
 def _status(sagemaker: Any, id: str) -> str:
     found = sagemaker.describe_pipeline_execution(PipelineExecutionArn=id)
     return str(found["PipelineExecutionStatus"])
 
 
 def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> StepRecord:
-    name, log, attempts = step["StepName"], "", step.get("AttemptCount", 1)
-    if around := step.get("IterationContext"):
-        name = f"{around['ParentStepName']}/{around['Index']}/{name}"
+    log, attempts = "", step.get("AttemptCount", 1)
     for kind, group in _GROUPS.items():
         if arn := step.get("Metadata", {}).get(kind, {}).get("Arn"):
             log = f"{group}:{arn.rpartition('/')[2]}"
@@ -168,8 +148,8 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
         billed["billed_seconds"] = job.get("BillableTimeInSeconds")
         billed["on_demand_seconds"] = job.get("TrainingTimeInSeconds")
     return StepRecord(
-        name=name, status=_STEPS.get(step["StepStatus"], "running"), cached=cached, reason=reason,
-        attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
+        name=step["StepName"], status=_STEPS.get(step["StepStatus"], "running"), cached=cached,
+        reason=reason, attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
 

@@ -6,8 +6,6 @@ refused by the service, and that is how it is found. Reads, and what may be said
 after 429, 5xx and broken connections for two minutes. Authority: aiplatform_v1 of
 google-cloud-aiplatform 2.7. Untested against a real project."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
@@ -56,7 +55,7 @@ class Project:
         return f"https://{self.host}/v1"
 
     @functools.cached_property
-    def session(self) -> requests.Session:
+    def session(self) -> "requests.Session":
         """For services and resources that are asked without a generated client."""
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
@@ -65,7 +64,7 @@ class Project:
         return AuthorizedSession(google.auth.default(scopes=scopes)[0])  # type: ignore[no-untyped-call]
 
     @functools.cached_property
-    def pipelines(self) -> api.PipelineServiceClient:
+    def pipelines(self) -> "api.PipelineServiceClient":
         """Of PipelineJobs."""
         from google.cloud import aiplatform_v1 as api
 
@@ -73,7 +72,7 @@ class Project:
         return api.PipelineServiceClient(transport="rest", client_options=where)
 
     @functools.cached_property
-    def schedules(self) -> api.ScheduleServiceClient:
+    def schedules(self) -> "api.ScheduleServiceClient":
         """Of schedules."""
         from google.cloud import aiplatform_v1 as api
 
@@ -186,18 +185,18 @@ def job_of(definition: Definition) -> dict[str, Any]:
     return found
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: on machines of which type."""
     spec, found = job_of(definition)["pipelineSpec"], []
     told = launchers(spec)
     for path, container in executors(spec):
         if path not in told:
-            found.append(Planned(path, asked_of(container) or _DEFAULT))
+            found.append(PlannedStep(path, asked_of(container) or _DEFAULT))
             continue
         pools = told[path]["job"]["jobSpec"]["workerPoolSpecs"]
         count = sum(pool["replicaCount"] for pool in pools)
         machine = pools[0]["machineSpec"]["machineType"]
-        found.append(Planned(path, machine, count, told[path]["spot"]))
+        found.append(PlannedStep(path, machine, count, told[path]["spot"]))
     return tuple(found)
 
 

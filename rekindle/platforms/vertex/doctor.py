@@ -41,7 +41,6 @@ def permissions(place: VertexSpec, needs: Needs) -> str:
     needed += rules["publish_permissions"] * needs.publishes
     groups = {
         f"The account of the steps, {account}, needs:": needed,
-        "It is better off with:": rules["optional_permissions"],
         "Who deploys to an endpoint needs:": rules["deploy_permissions"],
     }
     groups |= {"Who promotes needs:": rules["publish_permissions"]} if needs.publishes else {}

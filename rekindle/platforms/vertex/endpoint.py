@@ -19,8 +19,7 @@ from rekindle.catalog.prices import book
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex.client import connected
-from rekindle.platforms.vertex.launcher import text_of
-from rekindle.platforms.vertex.runs import Message, asked, on_pages
+from rekindle.platforms.vertex.runs import Message, asked, on_pages, text_of
 from rekindle.serve.deployed import Traffic
 from rekindle.serve.model import ServedModel
 from rekindle.serve.staging import stage

@@ -62,20 +62,6 @@ def job_of(raw: dict[str, Any]) -> Job:
     return Job(raw["name"], state, _seconds(raw["createTime"]), started, ended, error, command)
 
 
-def log_query(project: str, since: str, *wanted: str) -> dict[str, Any]:
-    """The body of `entries.list` for what machines of jobs printed `since` ("": from the start)."""
-    times = [f'timestamp>="{since}"'] if since else []
-    return {
-        "resourceNames": [f"projects/{project}"], "orderBy": "timestamp asc", "pageSize": 1_000,
-        "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
-    }  # fmt: skip
-
-
-def text_of(entry: Mapping[str, Any]) -> str:
-    """What an entry of the log says."""
-    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
-
-
 def _seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
@@ -102,8 +88,6 @@ class VertexLauncher(Launcher):
         self.made = set[str]()  # names of jobs that may not be listed yet
         self.told, self.patience = "", PATIENCE_SECONDS
         self.creations = 0
-        # of node rank 0's log: whether this account may read it, and which lines were told
-        self.readable, self.since, self.told_lines = True, "", set[str]()
 
     def ending(self) -> str:
         """Why the run, or this task of it, is at its end; "" while it goes on."""
@@ -194,29 +178,6 @@ class VertexLauncher(Launcher):
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
             log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
-        for line in self.news(job):
-            log.info("node 0: %s", line)
-
-    def news(self, job: Job) -> list[str]:
-        """Lines of node rank 0 that were not told yet. Never fails: the job goes on."""
-        if not self.readable:
-            return []
-        try:
-            one = f'resource.labels.job_id="{job.number}"'
-            machine = 'resource.labels.task_name="workerpool0-0"'
-            body = log_query(self.project, self.since, one, machine)
-            told = self.google.post("logging", "/v2/entries:list", body, patience=0)
-        except HttpError as error:
-            self.readable = error.transient
-            if not self.readable:
-                log.info("node 0's log is not shown here: %s", error)
-            return []
-        entries = told.get("entries", [])
-        fresh = [entry for entry in entries if entry["insertId"] not in self.told_lines]
-        if fresh:
-            self.since = fresh[-1]["timestamp"]
-            self.told_lines = {e["insertId"] for e in entries if e["timestamp"] == self.since}
-        return [text_of(entry).rstrip() for entry in fresh]
 
     def page(self, job: Job) -> str:
         """The job in the console, and its logs there."""

@@ -11,8 +11,6 @@ Authority: PipelineTaskDetail of aiplatform_v1; cloud.google.com/logging/docs/re
 entries/list; cloud.google.com/storage/docs/json_api/v1/objects/get. No project has been asked: what
 the service calls the turns of a loop is a guess."""
 
-from __future__ import annotations
-
 import collections
 import datetime
 import json
@@ -22,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.platforms.failures import check_resumable
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, moment, step_times
-from rekindle.platforms.submission import RUN_TAG, Definition, RunTag, SubmittedRun
+from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import connected, job_of, page
-from rekindle.platforms.vertex.launcher import log_query, text_of
+from rekindle.platforms.vertex.client import connected
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
@@ -47,7 +44,6 @@ _REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition d
 Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
-_TOLD = "node 0: "  # and repeats with this what that job's own log has
 
 
 def describe(place: VertexSpec, id: str) -> RunSnapshot:
@@ -84,7 +80,7 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
     newest = max(map(_when, entries))
     kept = [_key(entry) for entry in entries if _when(entry) >= newest - _LATE]
     state = {"since": (newest - _LATE).isoformat(), "told": kept, "made": made}
-    lines = [line for entry in sorted(fresh, key=_when) for line in _lines(entry, own, bool(made))]
+    lines = [line for entry in sorted(fresh, key=_when) for line in _lines(entry, own)]
     return Log("".join(f"{line}\n" for line in lines), json.dumps(state))
 
 
@@ -135,21 +131,7 @@ def read(place: VertexSpec, uri: str) -> bytes:
             raise FileNotFoundError(uri) from None
 
 
-def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
-    wanted = f'display_name="{job_of(definition)["displayName"]}" AND labels.{RUN_TAG}:*'
-    more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
-    with connected(place) as project:
-        marked = list[TaggedRun]()
-        for job in listed(project, "pipelineJobs", wanted, more):
-            began = moment(job, "createTime")
-            if (mark := RunTag.of(job.get("labels", {}))) and began:
-                url = page(place, job["name"].rpartition("/")[2])
-                placed = SubmittedRun(job["name"], url, anew=False)
-                marked.append(TaggedRun(mark, placed, began))
-        return tuple(marked)
-
-
-def _job(project: Project, id: str) -> Message:
+def _job(project: "Project", id: str) -> Message:
     """The PipelineJob, as JSON: the generated client takes a second to be imported."""
     job: Message = asked(project, "GET", f"{project.url}/{id}").json()
     return job
@@ -159,26 +141,20 @@ def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str, int]:
+def _tried(project: "Project", job: Message, names: Sequence[str]) -> Mapping[str, int]:
     """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
-    jobs = (j for j in listed(project, "customJobs", wanted) if j["state"] != "JOB_STATE_CANCELLED")
-    found = collections.Counter(job["displayName"] for job in jobs)
+    url = f"{project.url}/{project.parent}/customJobs"
+    jobs = on_pages(project, "customJobs", "GET", url, {"filter": wanted})
+    made = (job["displayName"] for job in jobs if job["state"] != "JOB_STATE_CANCELLED")
+    found = collections.Counter(made)
     return {name: count for name, count in found.items() if names.count(name) == 1}
 
 
-def listed(
-    project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
-) -> Iterator[Message]:
-    """Everything of a kind that fits."""
-    url = f"{project.url}/{project.parent}/{kind}"
-    return on_pages(project, kind, "GET", url, {"filter": wanted, **(more or {})})
-
-
 def on_pages(
-    project: Project, kind: str, method: str, url: str, query: dict[str, Any]
+    project: "Project", kind: str, method: str, url: str, query: dict[str, Any]
 ) -> Iterator[Message]:
     """What all pages hold under `kind`."""
     part = "json" if method == "POST" else "params"
@@ -251,20 +227,30 @@ def _message(failed: Message) -> str:
 
 
 def _entries(
-    project: Project, place: VertexSpec, jobs: Iterable[str], since: str
+    project: "Project", place: VertexSpec, jobs: Iterable[str], since: str
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
-    nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
+    wanted = [f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"']
+    times = [f'timestamp>="{since}"'] if since else []
+    query = {
+        "resourceNames": [f"projects/{place.project}"], "orderBy": "timestamp asc",
+        "pageSize": 1_000, "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
+    }  # fmt: skip
     url = "https://logging.googleapis.com/v2/entries:list"
-    return on_pages(project, "entries", "POST", url, log_query(place.project, since, *nodes))
+    return on_pages(project, "entries", "POST", url, query)
 
 
-def asked(project: Project, method: str, url: str, **more: Any) -> Response:
+def text_of(entry: Mapping[str, Any]) -> str:
+    """What an entry of the log says."""
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
+
+
+def asked(project: "Project", method: str, url: str, **more: Any) -> "Response":
     """The answer of a service that the generated client does not know, asked again as it would."""
     from google.api_core import exceptions
 
-    def once() -> Response:
+    def once() -> "Response":
         response = project.session.request(method, url, timeout=client.ANSWER_SECONDS, **more)
         if response.status_code >= 400:
             raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
@@ -274,11 +260,11 @@ def asked(project: Project, method: str, url: str, **more: Any) -> Response:
     return answer
 
 
-def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:
-    """For people: what a launcher repeats of its nodes is left out where theirs is there."""
+def _lines(entry: Mapping[str, Any], own: str) -> list[str]:
+    """For people: what nodes print begins with their rank."""
     lines = text_of(entry).splitlines()
     if _job_of(entry) == own:
-        return [line for line in lines if not (has_nodes and line.startswith(_TOLD))]
+        return lines
     pool, _, index = entry["resource"]["labels"]["task_name"].rpartition("-")
     return [f"[node {int(index) + (pool != 'workerpool0')}] {line}" for line in lines]
 

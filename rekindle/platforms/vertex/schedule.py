@@ -8,15 +8,14 @@ cannot be taken out, so one that queues no longer is created again.
 Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
 UpdateScheduleRequest). No project has run it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
+from rekindle.outputs import Schedule
 from rekindle.platforms.failures import no_schedule
-from rekindle.platforms.submission import Definition, Lowered, Schedule, newest
+from rekindle.platforms.submission import Definition, Lowered, newest
 from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec
@@ -112,7 +111,7 @@ def delete(place: VertexSpec, name: str) -> bool:
         return bool(found)
 
 
-def _ours(project: Project) -> list[api.Schedule]:
+def _ours(project: Project) -> "list[api.Schedule]":
     """Schedules whose jobs carry our label, the oldest first."""
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
     labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
@@ -120,17 +119,17 @@ def _ours(project: Project) -> list[api.Schedule]:
     return sorted(ours, key=lambda one: (one.create_time, one.name))
 
 
-def _named(project: Project, name: str) -> list[api.Schedule]:
+def _named(project: Project, name: str) -> "list[api.Schedule]":
     return [one for one in _ours(project) if one.display_name == name]
 
 
-def _settled(project: Project, name: str) -> api.Schedule | None:
+def _settled(project: Project, name: str) -> "api.Schedule | None":
     """The newest of that name, or None."""
     found = newest(_named(project, name), functools.partial(_deleted, project))
     return found[0] if found else None
 
 
-def _deleted(project: Project, one: api.Schedule) -> None:
+def _deleted(project: Project, one: "api.Schedule") -> None:
     from google.api_core.exceptions import NotFound
 
     with contextlib.suppress(NotFound):  # another process took it away
@@ -138,6 +137,6 @@ def _deleted(project: Project, one: api.Schedule) -> None:
         going.result(timeout=_LONGEST_SECONDS)
 
 
-def _shown(found: api.Schedule) -> Schedule:
+def _shown(found: "api.Schedule") -> Schedule:
     zone, _, line = str(found.cron).removeprefix("TZ=").partition(" ")
     return Schedule(found.display_name, line, zone, found.state.name == "ACTIVE")

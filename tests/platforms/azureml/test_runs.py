@@ -3,7 +3,6 @@ whose steps this file says."""
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
 from collections.abc import Callable
@@ -234,24 +233,6 @@ def test_what_failed_is_gone_on_with_by_one_new_job(service: Workspace) -> None:
     over(service, again.id)
     with pytest.raises(PlatformError, match="the job is Completed"):
         runs.resume(made, PLACE, again.id, mark("a-2"))
-
-
-def test_jobs_that_carry_our_mark_are_found(service: Workspace) -> None:
-    made = definition()
-    placed = submit(made, PLACE, mark("a"))
-    others = {"b": {}, "c": {}, "no": {"tags": {"rekindle-run": "and nothing else"}},
-              "not-this": {"experimentName": "another"}, "nobody": {"tags": {}}}  # fmt: skip
-    for token, more in others.items():
-        job = copy.deepcopy(service.jobs[placed.id])
-        job["resource"]["name"] = token
-        job["resource"]["properties"]["tags"] |= mark(token).tags()
-        job["resource"]["properties"] |= more
-        service.jobs[token] = job
-    listed = runs.found(made, PLACE)
-    assert {(one.mark, one.placed.id) for one in listed} == {
-        (mark("a"), placed.id), (mark("b"), "b"), (mark("c"), "c"),
-    }  # fmt: skip
-    assert listed[0].placed.url == placed.url
 
 
 def test_a_service_that_does_not_answer_may_be_asked_later(service: Workspace) -> None:

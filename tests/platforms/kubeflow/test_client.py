@@ -10,11 +10,11 @@ import pytest
 from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Planned
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
@@ -119,4 +119,6 @@ def test_what_will_be_made_is_said_before() -> None:
     assert all(one.machine == "pod" for one in planned.steps)
     text = compile_function(module("behaviour").gathered)
     spread = compile(text, read(text), {"folder": "x"}, place)
-    assert Platform("kubeflow", place).outline(spread, "a").steps[0] == Planned("gather", "node", 3)
+    assert Platform("kubeflow", place).outline(spread, "a").steps[0] == PlannedStep(
+        "gather", "node", 3
+    )

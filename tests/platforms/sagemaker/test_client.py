@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker import client
 from rekindle.platforms.sagemaker.client import run_name, submit
-from rekindle.platforms.submission import Definition, Planned
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
@@ -145,6 +146,6 @@ def test_what_will_be_made_is_said_before() -> None:
     made = compiled(module("behaviour").gathered, {"folder": "x"})
     planned = Platform("sagemaker", PLACE).outline(made, "a")
     assert planned.id == run_name(made, "a")
-    assert planned.steps[0] == Planned("gather", "ml.m5.xlarge", 3)
+    assert planned.steps[0] == PlannedStep("gather", "ml.m5.xlarge", 3)
     long = Definition({f"{'x' * 200}.sagemaker.json": b"{}"})
     assert len(client.run_name(long, "a")) <= 82

@@ -101,6 +101,19 @@ def test_loops_and_nested_pipelines_are_steps_of_their_own() -> None:
     assert all(len(name) <= 64 for name in names)
 
 
+def test_the_steps_of_a_branch_are_in_one_condition() -> None:
+    @dsl.pipeline(name="branch")
+    def branch(n: int = 1) -> None:
+        with dsl.If(n == 1):
+            make(n=n, text="first")
+            make(n=n, text="second")
+
+    (condition,) = definition(compiled(branch))["Steps"]
+    assert [step["Name"] for step in condition["Arguments"]["IfSteps"]] == [
+        "condition-1-make", "condition-1-make-2",
+    ]  # fmt: skip
+
+
 def many_inputs() -> Any:
     @component
     def eleven(data: dsl.Input[list[dsl.Dataset]]):

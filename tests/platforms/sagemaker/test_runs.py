@@ -105,9 +105,6 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
     cached = until(again, lambda seen: seen.status in ENDED_RUN)
     assert (step(cached, "count").cached, step(cached, "tell").cached) == (True, False)
     assert runs.read(PLACE, runs.artifacts(PLACE, again, step(cached, "count"))["model"].uri) == b"seven"  # fmt: skip
-    assert [(one.mark, one.placed.id) for one in runs.found(made, PLACE)] == [
-        (mark("a"), id), (mark("b"), again),
-    ]  # fmt: skip
     expected = ("there is no pipeline", "log group does not exist")
     assert [line for line in account.refused if not any(e in line for e in expected)] == []
 

@@ -214,35 +214,6 @@ def test_the_definition_is_the_one_that_the_sdk_makes(monkeypatch: pytest.Monkey
     assert found == {place: pair[:2] for place, pair in DIFFERENT.items()}
 
 
-@dsl.pipeline(name="looped")
-def looped(numbers: list):
-    with dsl.ParallelFor(numbers, parallelism=3) as number:
-        prepare(n=number)
-
-
-def test_a_loop_is_the_one_that_the_sdk_makes() -> None:
-    workflow = pytest.importorskip(
-        "sagemaker.mlops.workflow", reason="no SageMaker SDK is installed"
-    )
-    from sagemaker.core.workflow.execution_variables import ExecutionVariables
-    from sagemaker.core.workflow.parameters import ParameterString
-    from sagemaker.mlops.workflow.fail_step import FailStep
-
-    (loop,) = definition(compiled(looped, {"numbers": [1, 2]}, unproven=("loops",)))["Steps"]
-    (body,) = loop["Arguments"].pop("ForEachBody")
-    numbers = ParameterString("numbers", default_value="[1, 2]")
-    step = FailStep("prepare")
-    step.step_type = workflow.StepTypeEnum.PROCESSING  # its arguments are compared above
-    theirs = workflow.ForEachStep("for-loop-1", numbers, 3, [step])
-    arguments = {k: v for k, v in theirs.arguments.items() if k != "ForEachBody"}
-    arguments["IterableItems"] = arguments["IterableItems"].expr
-    assert loop == {"Name": theirs.name, "Type": theirs.step_type.value, "Arguments": arguments}
-    said = body["Arguments"]["Environment"]["REKINDLE_P0"]["Std:Join"]["Values"]
-    assert said == [workflow.CurrentItem().expr]
-    made = body["Arguments"]["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
-    assert ExecutionVariables.PROCESSING_JOB_NAME.expr in made["Std:Join"]["Values"]
-
-
 def _uri(given: dict[str, Any]) -> Any:
     source = given.get("S3Input") or given["DataSource"]["S3DataSource"]
     return source["S3Uri"]

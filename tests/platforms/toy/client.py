@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey
-from rekindle.platforms.submission import Definition, Planned, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from tests.platforms.toy import ToySpec
 
 
@@ -19,8 +20,8 @@ def run_name(definition: Definition, token: str) -> str:
     return digest_of(definition.files, token)
 
 
-def steps(definition: Definition) -> tuple[Planned, ...]:
-    return tuple(Planned(name, "toy") for name in json.loads(definition.text)["steps"])
+def steps(definition: Definition) -> tuple[PlannedStep, ...]:
+    return tuple(PlannedStep(name, "toy") for name in json.loads(definition.text)["steps"])
 
 
 def submit(definition: Definition, place: ToySpec, mark: RunTag) -> SubmittedRun:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle.errors import PlatformError
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
+from rekindle.platforms.snapshot import Log, RunSnapshot
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, StepRecord
 from tests.platforms.toy import ToySpec, client
@@ -38,12 +38,3 @@ def artifacts(place: ToySpec, id: str, step: StepRecord) -> Mapping[str, Artifac
 
 def read(place: ToySpec, uri: str) -> bytes:
     return Path(uri).read_bytes()
-
-
-def found(definition: Definition, place: ToySpec) -> tuple[TaggedRun, ...]:
-    now = datetime.datetime.now(datetime.UTC)
-    runs = [path for path in Path(place.folder).iterdir() if not path.suffix]
-    marks = {path: RunTag.read(path.read_text()) for path in runs}
-    return tuple(
-        TaggedRun(m, SubmittedRun(p.name, p.as_uri(), False), now) for p, m in marks.items() if m
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rekindle.platforms.submission import Definition, Lowered, Schedule
+from rekindle.outputs import Schedule
+from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.toy import ToySpec
 

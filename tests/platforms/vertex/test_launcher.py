@@ -31,12 +31,10 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     )
     assert job.proto.labels["rekindle-attempt"] == "1"
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/training/" in told
-    assert "node 0: attempt 1 of node 0 is told: ok" in told
     said = runs._MADE.search(told)
     assert said
     assert said[1] == job.name.rpartition("/")[2], "by which its log is found"
-    assert f"\n{runs._TOLD}attempt" in told
-    assert "of node 1" not in told
+    assert "of node" not in told, "`rekindle logs` shows what nodes print"
     (file,) = task.service.folder.rglob("task.json")
     secret = json.loads(file.read_text())["secret"]
     assert len(secret) == 64
@@ -54,7 +52,6 @@ def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outpu
     assert (task.service.folder / place.removeprefix("/gcs/")).read_text() == "1\n2\n3\n"
     places = (task.folder / "places").read_text().split()
     assert len([p for p in places if p == place]) == 1
-    assert "node 0: run fits-1" in told
     assert not list(task.service.folder.rglob("fit_1/done")), "the launcher alone writes outputs"
 
 
@@ -90,7 +87,6 @@ def test_an_attempt_that_failed_by_itself_is_not_tried_again_unasked(task: Task)
     task.behave = "fail"
     code, told = ended(task.launcher())
     assert code == 1
-    assert "ValueError: attempt 1 is bad" in told, "node 0's log"
     assert "1 of 1 attempts failed" in told
     assert "ended with 1" in told
     assert "exited with a non-zero status of 1" in told
@@ -188,27 +184,6 @@ def test_a_permission_that_lacks_is_said_with_where_to_look(call: str, task: Tas
     assert code == 1
     assert "rekindle doctor --platform vertex" in told
     assert not task.service.jobs
-
-
-def test_a_log_that_may_not_be_read_does_no_harm(task: Task) -> None:
-    task.service.denied.add("log")
-    code, told = ended(task.launcher())
-    assert code == 0
-    assert "node 0's log is not shown here" in told
-    assert task.service.calls["log"] == 1
-
-
-@pytest.mark.slow
-def test_each_line_of_the_log_is_said_once(task: Task) -> None:
-    task.behave = "wait"
-    launcher = task.launcher()
-    until(lambda: running(task, 0) and running(task, 1))
-    polls = task.service.calls["log"] + 5
-    until(lambda: task.service.calls["log"] > polls)
-    (task.folder / "go").touch()
-    code, told = ended(launcher)
-    assert code == 0
-    assert told.count("node 0: attempt 1 of node 0 is told: wait") == 1
 
 
 @pytest.mark.slow

@@ -209,11 +209,7 @@ def test_a_container_without_a_command_cannot_be_a_node() -> None:
 def test_the_permissions_have_reasons_and_roles() -> None:
     text = (Path(__file__).parents[3] / "docs" / "vertex.md").read_text()
     rules = limits("vertex")
-    for name, *_ in [
-        *rules["permissions"],
-        *rules["optional_permissions"],
-        rules["secret_permission"],
-    ]:
+    for name, *_ in [*rules["permissions"], rules["secret_permission"]]:
         assert f"`{name}`" in text, name
 
 

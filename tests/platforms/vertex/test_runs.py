@@ -185,7 +185,6 @@ def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) ->
     project.printed("12", "attempt 1 is 4711", ago=40)
     project.printed("4711", "loading", ago=39)
     project.printed("4711", "loading too", machine="workerpool1-0", ago=38)
-    project.printed("12", "node 0: loading", ago=37)
     assert more() == "attempt 1 is 4711\n[node 0] loading\n[node 1] loading too\n"
     project.printed("12", "attempt 2 is 4712", ago=4)
     project.printed("4712", "again", ago=3)
@@ -266,20 +265,6 @@ def test_what_failed_is_gone_on_with_by_one_new_job(project: Project) -> None:
     project.end(again.id, "SUCCEEDED")
     with pytest.raises(PlatformError, match="the job is succeeded"):
         runs.resume(made, PLACE, again.id, mark("a-2"))
-
-
-def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
-    made = definition()
-    ours = [submit(made, PLACE, mark(token)).id for token in "abc"]
-    submit(definition(module("behaviour").chain, folder="x"), PLACE, mark("a"))
-    theirs = project.jobs[submit(made, PLACE, mark("d")).id]
-    del theirs.labels["rekindle-token"]
-    listed = runs.found(made, PLACE)
-    assert [(one.mark, one.placed.id) for one in listed] == [
-        (mark(token), id) for token, id in zip("abc", ours, strict=True)
-    ]
-    assert listed[0].placed.url == submit(made, PLACE, mark("a")).url
-    assert listed[0].began_at == project.jobs[ours[0]].create_time
 
 
 def test_a_mark_fits_into_labels_whatever_it_holds() -> None:

@@ -127,7 +127,7 @@ def holds_all(
 def _every(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for step in steps:
         yield step
-        for steps in ("IfSteps", "ElseSteps", "ForEachBody"):
+        for steps in ("IfSteps", "ElseSteps"):
             yield from _every(step["Arguments"].get(steps, []))
 
 
@@ -137,7 +137,7 @@ class _Run:
         self.ended: set[str] = set()
         self.failures: list[Failed] = []
         self.broken: set[str] = set()  # failed, or never begun because something before did
-        self.item = self.job_name = ""  # of the loop and the job that values are for
+        self.job_name = ""  # that values are for
 
     def steps(self, steps: list[dict[str, Any]]) -> None:
         """Run what is ready until all are done; what is behind a failure does not begin, unless it
@@ -160,10 +160,7 @@ class _Run:
                 self.broken.add(step["Name"])
 
     def step(self, step: dict[str, Any]) -> None:
-        run = {
-            "Condition": self.condition, "Processing": self.job, "Training": self.job,
-            "ForEach": self.for_each,
-        }  # fmt: skip
+        run = {"Condition": self.condition, "Processing": self.job, "Training": self.job}
         assert step["Type"] in run, step["Type"]
         self.turn(step, run[step["Type"]])
 
@@ -204,21 +201,6 @@ class _Run:
         self.execution.conditions[step["Name"]] = holds
         self.steps(arguments["IfSteps" if holds else "ElseSteps"])
 
-    def for_each(self, step: dict[str, Any]) -> None:
-        """Every step of the body for every item, under its name and the item's number."""
-        arguments = step["Arguments"]
-        assert arguments.keys() == {"IterableItems", "MaxConcurrency", "ForEachBody"}
-        assert 1 <= arguments["MaxConcurrency"] <= 50
-        items = self.value(arguments["IterableItems"])
-        items = json.loads(items) if isinstance(items, str) else items
-        for number, item in enumerate(items):
-            self.item = item if isinstance(item, str) else json.dumps(item)
-            for one in arguments["ForEachBody"]:
-                assert one["Type"] in ("Processing", "Training"), one["Type"]
-                assert "DependsOn" not in one
-                self.turn({**one, "Name": f"{one['Name']}-{number}"}, self.job)
-        self.item = ""
-
     def holds(self, condition: dict[str, Any]) -> bool:
         kind = condition["Type"]
         if kind == "Not":
@@ -229,11 +211,10 @@ class _Run:
         return bool(_COMPARE[kind](left, right))
 
     def here(self) -> dict[str, str]:
-        """What is known of the execution, the job and the turn that values are for."""
+        """What is known of the execution and the job that values are for."""
         known = {
             "Execution.PipelineExecutionId": self.execution.identifier,
             "Execution.ProcessingJobName": self.job_name,
-            "ForEach.CurrentItem": self.item,
         }
         return {name: value for name, value in known.items() if value}
 

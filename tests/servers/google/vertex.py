@@ -1,9 +1,9 @@
 """Vertex AI, as far as a launcher and its nodes need it, over real HTTP and with real processes.
 
 customJobs create, get, list and cancel, pipelineJobs get, the metadata server's token, Secret
-Manager's access and Cloud Logging's entries:list. Every body is parsed into the service's own proto
-(an unknown field is a 400), every call needs the token (else 401). Replicas are processes with
-CLUSTER_SPEC as the documentation has it and a /gcs of their own (a mount in a namespace).
+Manager's access. Every body is parsed into the service's own proto (an unknown field is a 400),
+every call needs the token (else 401). Replicas are processes with CLUSTER_SPEC as the documentation
+has it and a /gcs of their own (a mount in a namespace).
 
 The primary's end is the job's; any other replica that fails ends all. Tests steer it: `hold` stops
 the next call of a kind before or after it took effect, `failures` are answers to give instead,
@@ -170,20 +170,6 @@ class Vertex:
             "payload": {"data": base64.b64encode(self.secrets[name].encode()).decode()},
         }
 
-    def entries(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert body.keys() == {"resourceNames", "filter", "orderBy", "pageSize"}
-        wanted = dict(re.findall(r'([\w.]+)>?="([^"]*)"', body["filter"]))
-        job = next(
-            j for j in self.jobs.values() if j.name.endswith(wanted["resource.labels.job_id"])
-        )
-        found = [
-            {key: value for key, value in line.items() if key != "task"}
-            for line in [*job.lines]
-            if line["task"] == wanted["resource.labels.task_name"]
-            and line["timestamp"] >= wanted.get("timestamp", "")
-        ]
-        return {"entries": found} if found else {}
-
 
 def _json(proto: Any) -> dict[str, Any]:
     found: dict[str, Any] = json_format.MessageToDict(type(proto).pb(proto))
@@ -273,8 +259,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self.call("run", lambda: service.run(match[1]))
         if get and (match := _SECRET.fullmatch(path)):
             return self.call("secret", lambda: service.access(match[1]))
-        if path == "/v2/entries:list" and not get:
-            return self.call("log", lambda: service.entries(body))
         raise Refused(404, "NOT_FOUND", f"{self.command} {path}")
 
     def metadata(self, path: str) -> dict[str, Any]:
