@@ -52,8 +52,9 @@ def set_(
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
-    On this machine (--platform local) it is a timer of your systemd, which starts `rekindle run
-    CONFIG` in this folder, or `rekindle watch --once CONFIG` where CONFIG has `triggers`."""
+    On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
+    a line of your crontab, which starts `rekindle run CONFIG` in this folder, or `rekindle watch
+    --once CONFIG` where CONFIG has `triggers`."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
         fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
@@ -120,7 +121,7 @@ def _set_here(
     here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
-    job = Job(spec.name, command, Path.cwd())
+    job = Job(spec.name, command, Path.cwd(), home)
     for path, text in here.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
