@@ -18,7 +18,6 @@ from rekindle.spec.model import Spec
 from rekindle.spec.monitor import MonitorSpec
 from rekindle.tasks import load_task
 
-MONITORED = "monitored"
 _SHARES = ("unknown", "prediction", "accuracy", "confidence", "brightness", "contrast")
 
 
@@ -60,7 +59,7 @@ def check(
         p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
     )  # fmt: skip
     make_home(home)
-    file = home / MONITORED / f"{slug(spec.name)}.jsonl"
+    file = home / "monitored" / f"{slug(spec.name)}.jsonl"
     file.parent.mkdir(exist_ok=True)
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     write_atomically(file, f"{before}{found.to_json()}\n")

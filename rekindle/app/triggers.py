@@ -67,7 +67,7 @@ def _fired(
     triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None = None
 ) -> tuple[bool, str]:
     """Whether one of the triggers fires, and those that do, or what they wait for."""
-    if not triggers.fire:
+    if triggers.new_rows is None and triggers.every is None and moved is None:
         return True, f"the data have changed since {past.judged}"
     found = list[tuple[bool, str]]()
     if (asked := triggers.new_rows) is not None:

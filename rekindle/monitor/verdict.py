@@ -31,7 +31,7 @@ def judge(
     found += _accuracy(evidence, rows, labels, min_rows, level)
     sure = holm([one.p_value for one in found], level)
     return tuple(
-        one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one.name)})
+        one.model_copy(update={"alarm": is_sure and one.effect >= _POINTS.get(one.name, _DISTANCE)})
         for one, is_sure in zip(found, sure, strict=True)
     )
 
@@ -45,10 +45,6 @@ def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
         return None
     at_N = np.clip(np.searchsorted([one.upper for one in bins], sure_N), 0, len(bins) - 1)
     return float(np.array([one.accuracy for one in bins])[at_N].mean())
-
-
-def _floor(name: str) -> float:
-    return _POINTS.get(name, _DISTANCE)
 
 
 def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:

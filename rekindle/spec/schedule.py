@@ -64,11 +64,6 @@ class TriggersSpec(Section):
     """`run`, or only `suggest` it: exit code 3."""
 
     @property
-    def fire(self) -> bool:
-        """Whether something else than changed data makes it due."""
-        return not (self.new_rows is None and self.every is None) or self.watches
-
-    @property
     def watches(self) -> bool:
         """Whether the monitor is asked."""
         return self.drift or self.live_drop is not None
