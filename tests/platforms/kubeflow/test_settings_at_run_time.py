@@ -20,6 +20,7 @@ from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.trainjob import MACHINE, _template_of, unpacked
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
+from tests.quick import first
 from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.support.conformance_broken import broken
 from tests.support.kubeflow_settings import BARE, by_hand, compiled, pod_of, work
@@ -132,12 +133,15 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("values", "what"),
-    [
-        ({"taints": [{"key": "k", "for": 3}]}, "a toleration has `for`"),
-        ({"taints": [3]}, "`tolerations` is not as kfp-kubernetes writes it"),
-        ({"pool": {"pool": 3.0}}, "the value of the label `pool` is not text"),
-        ({"pool": {MACHINE: "m-4"}}, "would be both 'm-8' and 'm-4'"),
-    ],
+    first(
+        1,
+        [
+            ({"taints": [{"key": "k", "for": 3}]}, "a toleration has `for`"),
+            ({"taints": [3]}, "`tolerations` is not as kfp-kubernetes writes it"),
+            ({"pool": {"pool": 3.0}}, "the value of the label `pool` is not text"),
+            ({"pool": {MACHINE: "m-4"}}, "would be both 'm-8' and 'm-4'"),
+        ],
+    ),
 )
 def test_a_value_that_is_no_setting_ends_the_step_before_a_job_is_made(
     values: dict[str, Any], what: str, cluster: FakeCluster, tmp_path: Path
