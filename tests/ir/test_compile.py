@@ -16,7 +16,6 @@ from tests.quick import first
 
 PIPELINE = """
 from kfp import dsl
-from tests.quick import first
 from helper import WORD
 
 print("loading prints")
