@@ -1,6 +1,7 @@
 """Options of the whole suite."""
 
 import argparse
+import gc
 import inspect
 import os
 import sys
@@ -27,6 +28,11 @@ else:
 FIRST = ("tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/platforms/")
 
 
+# What collection imports stays until the end: the collector of cycles walks over it in vain, and would
+# again in every full collection during the tests.
+gc.disable()
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--regenerate", action="store_true", help="rewrite golden files instead of comparing"
@@ -36,6 +42,11 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: _turn(item.nodeid))
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def _turn(nodeid):

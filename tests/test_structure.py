@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for file in sorted(TESTS.rglob("*.py")):
-        yield str(file.relative_to(TESTS)), ast.parse(file.read_text(encoding="utf-8"))
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    files = sorted(TESTS.rglob("*.py"))
+    return [(str(f.relative_to(TESTS)), ast.parse(f.read_text(encoding="utf-8"))) for f in files]
 
 
 def test_no_test_imports_another() -> None:

@@ -15,6 +15,7 @@ from tests.cli.world import served as served
 from tests.cli.world import world as world
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.quick import first
 from tests.support.cli_killed import account as account
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
@@ -31,7 +32,7 @@ print(json.dumps([time.process_time(), sorted(sys.modules)]))
 """
 
 
-@pytest.mark.parametrize("platform", ["kubeflow", "vertex", "sagemaker", "azureml"])
+@pytest.mark.parametrize("platform", first(2, ["kubeflow", "vertex", "sagemaker", "azureml"]))
 def test_status_imports_nothing_that_takes_long(
     platform: str, world: World, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,7 +111,7 @@ def on(columns, words, code=0, **environment):
     return terminal
 
 
-@pytest.mark.parametrize("columns", first(2, [20, 120, 60, 80]))
+@pytest.mark.parametrize("columns", first(1, [20, 120, 60, 80]))
 def test_lists_and_tables_cut_nothing(home, columns):
     listed = on(columns, ["runs", f"--home={home}"]).flat
     for text in (
@@ -143,6 +143,7 @@ def test_an_error_is_whole(home, columns):
         assert text in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", first(1, [60, 80, 120]))
 def test_a_run_leaves_whole_lines_and_no_trace_of_its_live_table(tmp_path, columns):
     (tmp_path / "two.py").write_text(PIPELINE)
@@ -202,9 +203,11 @@ def test_a_progress_line_is_redrawn_in_place(tmp_path):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"NO_COLOR": "1"},
+        pytest.param({"NO_COLOR": "1"}, marks=pytest.mark.slow),
         {"TERM": "dumb"},
-        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        pytest.param(
+            {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, marks=pytest.mark.slow
+        ),
     ],
     ids=["NO_COLOR", "dumb", "ascii"],
 )

@@ -44,7 +44,7 @@ def compiled_everywhere(text: str, graph: Graph) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", first(2, range(4)))
+@pytest.mark.parametrize("seed", first(1, range(4)))
 def test_a_broken_pipeline_is_refused_and_never_crashes(seed: int) -> None:
     chance = random.Random(seed)
     samples = [

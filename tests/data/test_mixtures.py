@@ -88,6 +88,7 @@ def test_a_mixture_is_read_windowed_and_drawn_by_its_weights(folder, tmp_path):
     assert np.bincount(source) / train == pytest.approx([0.2, 0.5, 0.3], abs=2 / train)
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_workers_and_a_store(folder, tmp_path):
     data = mixture(folder)
     one = made(data, tmp_path / "a")

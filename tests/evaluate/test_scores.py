@@ -34,7 +34,7 @@ from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference
 from tests.evaluate.scoring import judged, scored
-from tests.quick import first
+from tests.quick import first, only
 from tests.support.evaluate_scores import OWN, SLICES, model_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -62,6 +62,7 @@ def same(found, expected):
     return found == pytest.approx(expected, rel=2e-6, abs=2e-7, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(1, ["chat", "digits", "reviews"]))
 def test_the_shipped_configs_are_judged_as_by_plain_transformers(name, tmp_path):
     spec = load_target(CONFIGS / f"{name}.yaml")
@@ -102,7 +103,7 @@ def test_the_shipped_configs_are_judged_as_by_plain_transformers(name, tmp_path)
         assert found.samples == reference.samples(ours, documents)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", only({"chat", "completion"}, FORMS))
 def test_scores_are_those_of_transformers_one_text_at_a_time(form, tmp_path, monkeypatch):
     folder = saved(tmp_path, form)
     rows = reference.held_out(tmp_path / "examples")

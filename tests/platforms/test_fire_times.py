@@ -139,8 +139,15 @@ def compared(
     return said[0], said[1]
 
 
+# every third row is quick
+QUICK = [
+    pytest.param(row, marks=pytest.mark.slow if number % 3 else ())
+    for number, row in enumerate(ROWS)
+]
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("row", ROWS, ids=" ".join)
+@pytest.mark.parametrize("row", QUICK, ids=" ".join)
 def test_a_platform_starts_what_the_line_says_when_croniter_does_but_for_changing_clocks(
     row: tuple[str, str], platform: str
 ) -> None:
@@ -156,7 +163,7 @@ def test_a_platform_starts_what_the_line_says_when_croniter_does_but_for_changin
     assert found == differs(platform, row)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=" ".join)
+@pytest.mark.parametrize("row", QUICK, ids=" ".join)
 def test_what_is_shown_before_is_what_croniter_has_but_for_changing_clocks(
     row: tuple[str, str],
 ) -> None:

@@ -179,7 +179,7 @@ def _number(text: str) -> str:
     return text.partition("number ")[2][:1]
 
 
-@pytest.fixture(params=first(2, ("vertex", "sagemaker", "kubeflow", "azureml")))
+@pytest.fixture(params=first(1, ("vertex", "sagemaker", "kubeflow", "azureml")))
 def stage(request: pytest.FixtureRequest) -> Stage:
     return STAGES[request.param](request)
 

@@ -16,6 +16,7 @@ import pytest
 
 from rekindle.platforms.kubeflow.trainjob import packed
 from tests.platforms.sagemaker.conftest import can_mount
+from tests.quick import first
 from tests.servers.aws.container import Host, start
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
         host.process.wait()
 
 
-@pytest.mark.parametrize("platform", ["sagemaker", "azureml", "kubeflow", "vertex"])
+@pytest.mark.parametrize("platform", first(2, ["azureml", "vertex", "sagemaker", "kubeflow"]))
 def test_a_node_that_still_installs_ends_when_told(
     platform: str, index: socket.socket, container: Container, tmp_path: Path
 ) -> None:

@@ -134,7 +134,7 @@ EMPTY = "runs/20261121-150000-nothing-2222/card.html"
 PAGES = (DIGITS, HOSTILE, PLANNED, "index.html", REVIEWS, FAILED, KILLED, OWN, EMPTY, MISPLANNED)
 
 
-@pytest.mark.parametrize("name", first(4, PAGES))
+@pytest.mark.parametrize("name", first(2, PAGES))
 def test_a_page_is_quiet_self_contained_and_fits_a_phone(reader: Reader, name: str) -> None:
     shown = reader.open(name, width=360)
     page = shown.page

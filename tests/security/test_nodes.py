@@ -17,6 +17,7 @@ from rekindle.launch.tunnel import NotAuthenticError, Seal
 from rekindle.launch.worker_group import Report
 from rekindle.spec.model import TrainSpec
 from tests.ports import free_port
+from tests.quick import first
 from tests.security.strangers import NOISE, Wire, hung_up_on, send, tampered, with_another_secret
 from tests.support.launch_coordination import SECRET
 from tests.support.launch_coordination import nodes as nodes
@@ -31,7 +32,7 @@ def are_well(nodes):
     return True
 
 
-@pytest.mark.parametrize("what", NOISE)
+@pytest.mark.parametrize("what", first(4, NOISE))
 def test_what_a_stranger_sends_to_a_run_takes_no_nodes_place(nodes, what):
     nodes.meet()
     assert send(("127.0.0.1", nodes.places[0].port), NOISE[what])
@@ -133,7 +134,7 @@ NO_REPORTS = {
 }
 
 
-@pytest.mark.parametrize("what", NO_MESSAGES)
+@pytest.mark.parametrize("what", first(4, NO_MESSAGES))
 def test_what_is_no_message_ends_only_its_own_connection_even_with_the_secret(nodes, what):
     nodes.meet()
     line = Line(
@@ -148,7 +149,7 @@ def test_what_is_no_message_ends_only_its_own_connection_even_with_the_secret(no
     assert are_well(nodes)
 
 
-@pytest.mark.parametrize("what", NO_REPORTS)
+@pytest.mark.parametrize("what", first(4, NO_REPORTS))
 def test_a_report_that_is_none_is_the_loss_of_its_node(nodes, what):
     nodes.meet()
     nodes.members[2].line.send(
@@ -299,7 +300,7 @@ def test_bytes_reach_the_store_and_come_back_whole(way):
     assert back == content
 
 
-@pytest.mark.parametrize("what", NOISE)
+@pytest.mark.parametrize("what", first(4, NOISE))
 def test_what_a_stranger_sends_to_the_tunnel_reaches_no_store(way, what):
     store, outer, inner = way
     assert send(("127.0.0.1", outer.port), NOISE[what])

@@ -7,6 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from rekindle.cli.main import cli
+from tests.quick import first
 
 # Python's own, a library's, one that a library imports if it is there, and rekindle itself
 NAMES = (
@@ -63,7 +64,7 @@ def p() -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("long", first(1, [True, False]))
 def test_modules_of_ones_own_are_found_there_all_the_same(folder, long):
     (folder / "mine.py").write_text("ANSWER = 42\n")
     text = PIPELINE

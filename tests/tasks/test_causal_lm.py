@@ -169,6 +169,7 @@ def test_if_no_text_has_a_target_nothing_is_trained(tmp_path):
         sharded(tmp_path, data)
 
 
+@pytest.mark.slow
 def test_shards_do_not_depend_on_the_number_of_workers(tmp_path):
     found = []
     for workers in (1, 3):

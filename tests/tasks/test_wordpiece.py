@@ -56,6 +56,7 @@ def tokenizer():
     return learnt
 
 
+@pytest.mark.slow
 def test_every_process_learns_the_same_tokenizer():
     def train(seed):
         command = [sys.executable, "-c", TRAIN]

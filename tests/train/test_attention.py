@@ -344,6 +344,7 @@ def test_any_number_of_heads_is_compiled_as_one_graph():
         torch.testing.assert_close(compiled(*qkv), attend(*qkv))
 
 
+@pytest.mark.slow
 def test_dropout_is_part_of_the_graph_and_drawn_once_a_layer():
     module = layer()
 

@@ -20,6 +20,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from tests.processes import name_of, ranks_of
+from tests.quick import first
 from tests.support.s3 import s3_server
 
 ROOT = Path(__file__).parents[2]
@@ -289,11 +290,11 @@ def test_a_rehearsal_of_a_training_that_differs_each_time_says_so_and_fails(tmp_
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
+    first(1, [
         (("--rehearse-preemption", "melt@step=3"), "one of kill, term, hang, then"),
         (("--rehearse-preemption", "kill@step=3", "--set", f"train.entrypoint={Path(__file__)}"), "needs rekindle's own training loop"),
         (("--rehearse-preemption", "kill@step=3", "--set", "pipeline=nothing.py:none"), "nothing.py"),
-    ],
+    ]),
 )  # fmt: skip
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_written(words, says, tmp_path):
     code, out, err = rekindle(tmp_path, *words)

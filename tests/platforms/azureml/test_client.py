@@ -13,6 +13,7 @@ from rekindle.platforms.azureml.client import run_name, submit
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
+from tests.quick import only
 from tests.servers.azure.rest import Workspace
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE, definition
@@ -62,6 +63,8 @@ def test_steps_on_several_nodes_of_a_cluster_and_with_gpus_are_taken_too(
         submit(missing, PLACE, mark("a"))
 
 
+# one that is turned away, one whose answer is lost, one that meets itself
+QUICK = {"too many calls", "an answer that is lost", "a conflict with ourselves"}
 FAULTS: dict[str, list[Fault]] = {
     "too many calls": [Fault("PUT", 429, headers={"Retry-After": "0"}), Fault("POST codes", 429)],
     "a service that is away for a while": [Fault("PUT jobs", 503) for _ in range(7)],
@@ -75,12 +78,7 @@ FAULTS: dict[str, list[Fault]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [  # the client of storage first tries again after a quarter of a minute
-        pytest.param(case, marks=[pytest.mark.slow] if "upload" in case else []) for case in FAULTS
-    ],
-)
+@pytest.mark.parametrize("case", only(QUICK, FAULTS))
 def test_whatever_befalls_a_submission_is_one_job(case: str, service: Workspace) -> None:
     service.faults = list(FAULTS[case])
     placed = submit(definition(), PLACE, mark("a"))

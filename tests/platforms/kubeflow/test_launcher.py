@@ -56,6 +56,7 @@ def check(step: Step) -> None:
     assert step.cluster.active() == []
 
 
+@pytest.mark.slow
 def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_launcher_killed_at_any_stage_is_replaced_by_one_that_finds_its_job(
     assert len(cluster.created) == 1
 
 
+@pytest.mark.slow
 def test_a_launcher_killed_after_the_job_succeeded_brings_the_result_back_later(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_run_that_is_terminated_takes_its_job_along(cluster: FakeCluster, tmp_
     assert all(process.poll() is not None for process in processes)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_terminated_takes_its_job_along_without_a_signal(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

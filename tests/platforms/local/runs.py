@@ -118,7 +118,7 @@ def unnamed(left: Mapping[str, Any]) -> list[str]:
 
 
 QUICK = (
-    "all kinds of arguments", "nested pipelines", "loop over structs", "OneOf over artifacts"
+    "nested pipelines", "loop over structs", "OneOf over artifacts"
 )  # fmt: skip
 # cases of same.py for platforms that take a pipeline flat
 _FLAT = [

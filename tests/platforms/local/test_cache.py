@@ -325,6 +325,7 @@ def test_two_processes_on_one_step_do_it_once(home: Path, folder: Path) -> None:
     assert Path(steps[0].artifacts["data"].uri).read_text() == "half whole"
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_another_run_says_so(home: Path, folder: Path) -> None:
     said: list[str] = []
     command = [

@@ -69,6 +69,7 @@ def test_ctrl_c_lets_steps_end_in_order_and_the_run_can_be_resumed(
     assert owner(home, "r") is None
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills_what_does_not_listen(home: Path, folder: Path) -> None:
     process = start(home, "stubbornly_hanging", folder)
     process.send_signal(signal.SIGINT)
@@ -87,6 +88,7 @@ def test_what_does_not_listen_is_killed_after_the_grace_period(home: Path, folde
     assert not alive(folder)
 
 
+@pytest.mark.slow
 def test_a_step_may_save_before_it_goes(home: Path, folder: Path) -> None:
     process = start(home, "saving", folder)
     process.send_signal(signal.SIGTERM)

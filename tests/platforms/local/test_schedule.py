@@ -16,6 +16,7 @@ from rekindle.cli.main import invoke
 from rekindle.platforms.local.schedule import on_calendar
 from rekindle.spec.cron import next_times, written
 from rekindle.spec.schedule import ScheduleSpec
+from tests.quick import first
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli.main"]
 ANALYZE = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
@@ -176,8 +177,11 @@ def test_a_line_of_the_crontab_runs_the_config_again_and_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "says"),
-    [("overlap=parallel", "leaves a start out"), ("catch_up=true", "knows no start that it missed"),
-     ("timezone=Asia/Tokyo", "not that of Asia/Tokyo")],
+    first(1, [
+        ("overlap=parallel", "leaves a start out"),
+        ("catch_up=true", "knows no start that it missed"),
+        ("timezone=Asia/Tokyo", "not that of Asia/Tokyo"),
+    ]),
 )  # fmt: skip
 def test_what_cron_cannot_do_is_refused_before_anything_is_written(tmp_path, field, says):
     desk = Desk(tmp_path)

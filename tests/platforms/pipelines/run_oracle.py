@@ -1,4 +1,4 @@
-"""Run every case of same.py under kfp.local in this one process; print IR and outputs as JSON.
+"""Run cases of same.py, those that are named, under kfp.local in this one process; print IR and outputs as JSON.
 
 kfp.local keeps its settings in a process-wide singleton, hence a process for it alone.
 """
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def plain(value: Any) -> Any:
     ]
 
 
-def main(root: Path) -> dict[str, Any]:
+def main(root: Path, wanted: Collection[str]) -> dict[str, Any]:
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
     answers = {}
     for name, (pipeline, arguments, *_) in {**CASES, **KNOWN_BUGS}.items():
+        if name not in wanted:
+            continue
         given = {
             k: tempfile.mkdtemp(dir=root) if v == "FOLDER" else v for k, v in arguments.items()
         }
@@ -54,5 +57,5 @@ def main(root: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(io.StringIO()):
-        result = main(Path(sys.argv[1]))
+        result = main(Path(sys.argv[1]), sys.argv[2:])
     print(json.dumps(result))

@@ -20,6 +20,7 @@ from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.quick import only
 from tests.servers.aws.rest import REGION, Account
 from tests.servers.troubles import Fault
 from tests.support.sagemaker_client import PLACE, definition
@@ -65,6 +66,8 @@ def test_what_is_run_is_the_version_with_the_definition_whatever_others_publish(
     assert published["Parameters"][0]["DefaultValue"] == 3
 
 
+# one that is turned away, two whose answer is lost
+QUICK = {"too many calls", "an answer that is lost", "a pipeline whose answer is lost"}
 FAULTS: dict[str, list[Fault]] = {
     "too many calls": [Fault("StartPipelineExecution", 400, "ThrottlingException")] * 2,
     "a service that is away for a while": [Fault("CreatePipeline", 503) for _ in range(3)],
@@ -78,7 +81,7 @@ FAULTS: dict[str, list[Fault]] = {
 }
 
 
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize("case", only(QUICK, FAULTS))
 def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Account) -> None:
     account.faults = list(FAULTS[case])
     placed = submit(definition(), PLACE, mark("a"))

@@ -27,6 +27,7 @@ from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.shadowing import goes_through_the_shadow
+from tests.quick import first
 from tests.serve.models import champion, made, own
 from tests.serve.servers import contained
 from tests.servers.aws import hosting
@@ -207,7 +208,7 @@ def test_too_few_requests_wait_and_the_next_call_goes_on(world, versions) -> Non
     assert world.rollout().to(versions["2"]).state == "settled"
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("silent", first(1, [False, True]))
 def test_a_version_that_never_becomes_ready_leaves_the_one_before_alone(
     world, versions, silent
 ) -> None:
@@ -234,7 +235,7 @@ def test_a_first_version_that_never_becomes_ready_leaves_nothing_and_can_be_trie
     assert world.rollout().to(versions["1"]).state == "settled"
 
 
-@pytest.mark.parametrize("how", ["fails", "dying"])
+@pytest.mark.parametrize("how", first(1, ["fails", "dying"]))
 def test_a_canary_that_fails_is_rolled_back_with_its_reason(world, versions, how) -> None:
     world.rollout().to(versions["1"])
     setattr(world.account, how, {"2": 0.2})
@@ -244,7 +245,7 @@ def test_a_canary_that_fails_is_rolled_back_with_its_reason(world, versions, how
     assert len(world.account.things["model"]) == 1
 
 
-@pytest.mark.parametrize("how", ["wrong", "crashing"])
+@pytest.mark.parametrize("how", first(1, ["wrong", "crashing"]))
 def test_a_version_that_answers_wrongly_gets_no_requests(world, versions, how) -> None:
     world.rollout().to(versions["1"])
     setattr(world.account, how, {"2"})
@@ -265,7 +266,7 @@ def test_one_command_goes_back_and_another_ends_all(world, versions) -> None:
     assert [r for r in world.account.refused if "Could not find" not in r] == []
 
 
-@pytest.mark.parametrize("kind", ["endpoint", "model"])
+@pytest.mark.parametrize("kind", first(1, ["endpoint", "model"]))
 def test_what_is_not_ours_is_left_alone(world, versions, kind) -> None:
     other = World(world.account, world.folder / "other")
     other.rollout().to(versions["1"])
@@ -428,6 +429,7 @@ def test_a_command_killed_before_or_after_any_call_is_completed_by_the_same_comm
             assert (world.end, world.states()) == (end, states)
 
 
+@pytest.mark.slow
 def test_a_version_goes_through_the_shadow_of_the_one_before(world, versions):
     world.rollout().to(versions["1"])
     shadowed = world.account.answering.shadowed

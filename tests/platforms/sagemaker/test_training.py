@@ -86,6 +86,7 @@ def test_spot_machines_that_are_taken_away_cost_no_work(
     }
 
 
+@pytest.mark.slow
 def test_a_step_with_a_gpu_leaves_what_a_step_without_one_does(
     service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:

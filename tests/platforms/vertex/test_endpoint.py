@@ -23,6 +23,7 @@ from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
+from tests.quick import first
 from tests.serve.models import made, own
 from tests.serve.servers import contained
 from tests.servers.google.endpoints import Endpoints
@@ -181,6 +182,7 @@ def test_a_canary_gets_more_and_more_and_the_version_before_stays(world):
     assert world.service.smoked == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_too_few_requests_wait_and_a_repeated_call_counts_on(world):
     world.to("1")
     world.service.requests = 99
@@ -238,7 +240,7 @@ def test_one_command_goes_back_by_hand_and_one_ends_it_all(world):
     assert world.to("1").state == "settled", "and it can be deployed again"
 
 
-@pytest.mark.parametrize("kind", ["endpoints", "models"])
+@pytest.mark.parametrize("kind", first(1, ["models", "endpoints"]))
 def test_what_another_made_under_our_name_is_left_alone(world, kind):
     world.to("1")
     made = world.service.kinds[kind]
@@ -404,6 +406,7 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
             assert looks(world) == expected[name], name
 
 
+@pytest.mark.slow
 def test_a_version_that_is_still_being_deployed_is_removed_too(world):
     world.to("1")
     before, at = Cut(world).standing(), 0
@@ -452,6 +455,7 @@ def test_the_service_refuses_what_the_protos_do_not_have():
         parsed(api.Endpoint, b'{"shares": {}}')
 
 
+@pytest.mark.slow
 def test_a_version_goes_through_the_shadow_of_the_one_before(world, models):
     world.to("1")
     shadowed = world.service.answering.shadowed

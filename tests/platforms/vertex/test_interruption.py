@@ -31,6 +31,7 @@ def test_a_launcher_killed_at_any_call_leaves_one_job(stage: str, task: Task) ->
     check_result(task, "2", made_by="1" if "create" in stage else "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", first(1, ["RUNNING", "QUEUED", "SUCCEEDED"]))
 def test_a_launcher_killed_while_it_follows_is_followed_by_another(state: str, task: Task) -> None:
     task.behave = "wait" if state == "RUNNING" else "ok"
@@ -120,6 +121,7 @@ def test_a_cancelled_run_takes_its_job_along(state: str, task: Task) -> None:
     assert not list(task.service.folder.rglob("executor_output.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", first(1, STAGES))
 def test_a_run_cancelled_at_any_call_of_its_launcher_leaves_nothing(stage: str, task: Task) -> None:
     task.behave = "wait"
@@ -135,6 +137,7 @@ def test_a_run_cancelled_at_any_call_of_its_launcher_leaves_nothing(stage: str, 
         job.wait_for("CANCELLED")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", first(1, STAGES))
 def test_a_launcher_drained_at_any_call_leaves_one_job(stage: str, task: Task) -> None:
     gate = task.service.hold(stage)
@@ -148,6 +151,7 @@ def test_a_launcher_drained_at_any_call_leaves_one_job(stage: str, task: Task) -
     assert only(task.service).state == "SUCCEEDED"
 
 
+@pytest.mark.slow
 def test_a_task_that_is_cancelled_by_itself_takes_its_job_along(task: Task) -> None:
     task.behave = "wait"
     launcher = task.launcher()
@@ -202,6 +206,7 @@ def test_a_launcher_of_a_run_that_is_being_cancelled_starts_nothing(task: Task) 
     assert not task.service.jobs
 
 
+@pytest.mark.slow
 def test_a_run_that_was_deleted_takes_its_job_along(task: Task) -> None:
     task.behave = "wait"
     launcher = task.launcher(poll=60)

@@ -17,6 +17,7 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos a
 from rekindle.platforms.vertex import runs
 from rekindle.platforms.vertex.secrets import starting
 from tests.platforms.vertex.distributed import Task, check_result, ended, ir, only, running, until
+from tests.quick import first
 from tests.servers.google.vertex import Vertex
 
 
@@ -55,6 +56,7 @@ def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outpu
     assert not list(task.service.folder.rglob("fit_1/done")), "the launcher alone writes outputs"
 
 
+@pytest.mark.slow
 def test_what_a_component_put_elsewhere_is_brought_to_its_place(task: Task) -> None:
     task.behave = "elsewhere"
     code, told = ended(task.launcher())
@@ -94,6 +96,7 @@ def test_an_attempt_that_failed_by_itself_is_not_tried_again_unasked(task: Task)
     assert len(task.service.jobs) == 1, "a retry of the launcher is none of the step"
 
 
+@pytest.mark.slow
 def test_an_attempt_that_failed_is_tried_again_as_often_as_the_step_says(task: Task) -> None:
     task.label, task.behave = "exec-fit-2", "fail,fail,ok"
     code, told = ended(task.launcher())
@@ -103,6 +106,7 @@ def test_an_attempt_that_failed_is_tried_again_as_often_as_the_step_says(task: T
     assert labels == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_what_stopped_after_a_save_goes_on_in_the_next_attempt(task: Task) -> None:
     task.behave = "preempt,ok"
     code, told = ended(task.launcher())
@@ -177,7 +181,7 @@ def test_a_quota_that_is_used_up_is_said_at_once(task: Task) -> None:
     assert "ask for more of this quota" in told
 
 
-@pytest.mark.parametrize("call", ["run", "list", "create"])
+@pytest.mark.parametrize("call", first(1, ["run", "list", "create"]))
 def test_a_permission_that_lacks_is_said_with_where_to_look(call: str, task: Task) -> None:
     task.service.denied.add(call)
     code, told = ended(task.launcher())
