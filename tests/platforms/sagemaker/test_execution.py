@@ -110,44 +110,6 @@ def test_an_exit_handler_runs_however_it_ended_for_who_wants_to_try_it(
     assert (tmp_path / "second").exists() == (text == "good")
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.slow
-def test_a_loop_over_an_argument_is_the_services_own_for_who_wants_to_try_it(
-    service: Pipelines, submitted: Submit, s3: Any
-) -> None:
-    people = [{"who": "Ada", "end": "."}]
-    made = submitted(SAME.letters, {"people": people}, unproven=("loops",))
-    first, loop, last = made["Steps"]
-    assert loop["Type"] == "ForEach"
-    assert loop["Arguments"]["IterableItems"] == {"Get": "Parameters.people"}
-    assert loop["Arguments"]["MaxConcurrency"] == 2
-    pair, write = loop["Arguments"]["ForEachBody"]
-    assert (pair["Name"], write["Name"]) == ("for-loop-1-pair", "for-loop-1-write")
-    assert loop["DependsOn"] == [first["Name"]]
-    assert last["DependsOn"] == [loop["Name"]]
-    others = [{"who": "Grace", "end": "!"}, {"who": "Edsger", "end": "?"}]
-    run = service.execute(made, people=json.dumps(others))
-    assert len(run.jobs) == 6
-    for number, name in enumerate(("Grace", "Edsger")):
-        said = run.result(f"for-loop-1-pair-{number}", s3)["parameters"]["Output"]
-        assert said == f"hello, dear-{name}"  # what the step outside gave, and the item
-        data = run.jobs[f"for-loop-1-write-{number}"].outputs["data"]
-        assert read_object(s3, f"{data}/data").decode() == others[number]["end"], (
-            "each turn has its own folder"
-        )
-
-
-@pytest.mark.parametrize("case", first(1, ["loop over an argument", "loops over what was given"]))
-def test_a_loop_that_something_is_read_from_is_unrolled_even_then(
-    case: str, submitted: Submit
-) -> None:
-    pipeline, arguments, *_ = {**SAME.CASES, **SAME.KNOWN_BUGS}[case]
-    made = submitted(pipeline, arguments, unproven=("loops",))
-    assert made == submitted(pipeline, arguments)
-
-
->>>>>>> a7b5ee8d0d947634fcbeadaa6e732674106661ed
 def test_a_condition_on_an_argument_that_nobody_gave_fails_its_step(
     service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
