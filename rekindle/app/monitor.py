@@ -18,6 +18,7 @@ from rekindle.spec.model import Spec
 from rekindle.spec.monitor import MonitorSpec
 from rekindle.tasks import load_task
 
+_MOST_KEPT = 1_000  # checks
 _SHARES = ("unknown", "prediction", "accuracy", "confidence", "brightness", "contrast")
 
 
@@ -25,7 +26,7 @@ def check(
     spec: Spec, home: Path, platform: str = "local", now: dt.datetime | None = None
 ) -> Monitored:
     """Judge what the champion answered within `monitor.window` before `now` (UTC), and keep what
-    was found. RequestError where nothing is logged, or the champion keeps no reference."""
+    was found. RequestError where nothing is to be logged, or the champion keeps no reference."""
     asked, to = spec.monitor or MonitorSpec(), log_to(spec, home, platform)
     if to is None or spec.data is None:
         fix = "add `monitor: {}`, deploy, and send requests"
@@ -53,16 +54,15 @@ def check(
         name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
         start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
         **_said(signals, seen.total, asked.min_rows, f"{to.root}/{model.name}"),
-        signals=signals,
-        rows=seen.total, left_out=seen.left_out,
+        signals=signals, rows=seen.total, left_out=seen.left_out,
         expected_accuracy=verdict.expected_accuracy(evidence, rows),
         p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
     )  # fmt: skip
     make_home(home)
     file = home / "monitored" / f"{slug(spec.name)}.jsonl"
     file.parent.mkdir(exist_ok=True)
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_atomically(file, f"{before}{found.to_json()}\n")
+    before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    write_atomically(file, "\n".join([*before[-_MOST_KEPT:], found.to_json(), ""]))
     return found
 
 
