@@ -296,7 +296,9 @@ def test_bytes_reach_the_store_and_come_back_whole(way):
         threading.Thread(target=rank.sendall, args=(content,)).start()
         back = b""
         while len(back) < len(content):
-            back += rank.recv(1 << 16)
+            piece = rank.recv(1 << 16)
+            assert piece, f"hung up after {len(back)} bytes"
+            back += piece
     assert back == content
 
 
