@@ -82,7 +82,7 @@ class PredictionLog:
     def _write_on(self) -> None:
         told, seconds = False, FLUSH_SECONDS
         while not (self._ends.is_set() and not self._rows):
-            self._full.wait(seconds)
+            self._full.wait(0 if self._ends.is_set() else seconds)
             self._full.clear()
             rows = [self._rows[i] for i in range(min(FILE_ROWS, len(self._rows)))]
             try:

@@ -76,3 +76,14 @@ def test_texts_are_kept_only_where_they_are_wanted(tmp_path):
         kept.put([], ["the text"], [{"label": "other", "probability": 0.5}], 0.1)
         kept.close()
         assert [row["text"] for row in rows_in(folder)] == [wanted]
+
+
+def test_the_end_writes_all_that_waits_in_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "FILE_ROWS", 3)
+    monkeypatch.setattr(log, "FLUSH_SECONDS", 60)
+    model = watched(tmp_path / "m", tmp_path / "log")
+    kept = PredictionLog(model.log, model)
+    contents = [f"text {i}" for i in range(8)]
+    kept.put([], contents, [{"label": "other", "probability": 0.5}] * 8, 0.1)
+    kept.close()
+    assert (len(rows_in(tmp_path / "log")), kept.dropped) == (8, 0)
