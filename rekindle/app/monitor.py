@@ -41,7 +41,7 @@ def check(
         raise RequestError(what, where=model.name, fix=fix)
     seen = look.seen(to.root, model.name, model.digest, start, now)
     rows, labels = seen.rows, dict[str, str]()
-    if asked.labels and len(rows):
+    if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
         labels = look.labels(spec.data, load_task(spec.task).modality, asked.labels)
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = [time.timestamp() < young.timestamp() for time in rows.column("time").to_pylist()]

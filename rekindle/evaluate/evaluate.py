@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle import records
+from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
 from rekindle.records import Check, Churn, ClassResult, Comparison, Evidence, Slice
@@ -34,7 +35,6 @@ from rekindle.spec.model import EvaluateSpec, GateSpec
 CHUNK_ELEMENTS = 4_000_000
 
 _POWER = 0.8
-_REFERENCE_ROWS = 2_000
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
@@ -62,7 +62,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further)
     reference = record.reference
     if reference is not None and ours.finite and (sure := ours.confidence()) is not None:
-        every_N = np.linspace(0, len(sure) - 1, min(_REFERENCE_ROWS, len(sure))).astype(int)
+        every_N = np.linspace(0, len(sure) - 1, min(MOST_ROWS, len(sure))).astype(int)
         update = {"confidence": tuple(round(float(one), 4) for one in sure[every_N])}
         reference = reference.model_copy(update=update)
     told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",

@@ -68,8 +68,8 @@ def _fewer(drawn: list[tuple[np.ndarray, pa.Table]]) -> tuple[np.ndarray, pa.Tab
 
 
 def labels(data: DataSpec, modality: str, source: str) -> dict[str, str]:
-    """The label of each key in `source`, the last one where there are several. Raises DataError for
-    rows that cannot be read."""
+    """The label of each key in `source`, the last one where there are several; a row without one has
+    yet to get it. Raises DataError for rows that cannot be read."""
     plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
     data = data.model_copy(update={**plain, "source": source})
     findings, kinds = Findings(), wanted_columns(data, modality)
@@ -78,8 +78,8 @@ def labels(data: DataSpec, modality: str, source: str) -> dict[str, str]:
     found = dict[str, str]()
     wanted = {name: kinds[name] for name in (names.key, names.label)}
     for raw in open_source(data, modality).read(wanted, findings):
-        keys = texts(raw, names.key, "scalar", findings).values
-        values = texts(raw, names.label, "scalar", findings).values
-        found.update((str(key), str(one)) for key, one in zip(keys, values, strict=True))
+        keys = texts(raw, names.key, "scalar", findings).values.to_pylist()
+        values = texts(raw, names.label, "scalar", findings).values.to_pylist()
+        found.update((key, one) for key, one in zip(keys, values, strict=True) if key and one)
     findings.raise_if_any()
     return found

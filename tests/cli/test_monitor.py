@@ -45,7 +45,7 @@ def job(registered, tmp_path, monkeypatch):
     }  # fmt: skip
     Path("c.yaml").write_text(yaml.safe_dump(config))
     Path("home").symlink_to(folder / "home")
-    write_jsonl(Path("labels.jsonl"), [{"id": "nobody", "label": "other"}])
+    write_jsonl(Path("labels.jsonl"), [{"id": "unknown", "label": "other"}])
     return model
 
 
@@ -106,16 +106,15 @@ def test_too_few_rows_and_none_are_no_alarm_and_say_so(job):
 
 
 def test_labels_that_arrive_tell_live_accuracy(job):
-    answered = logged(job, 300)
+    answered = logged(job, 360)[:300]
     wrong = {one: models.LABELS[(i + 1) % 3] for i, one in enumerate(models.LABELS)}
     truth = [
         {"id": f"r{i}", "label": one if i % 2 else wrong[one]} for i, one in enumerate(answered)
     ]
-    # twice, the later one counts; of unknown ids; never: all that is quiet
-    write_jsonl(
-        Path("labels.jsonl"),
-        [{"id": "r1", "label": wrong[answered[1]]}, *truth, {"id": "x", "label": "other"}],
-    )
+    waiting = [{"id": f"r{i}", "label": None} for i in range(300, 360)]
+    # twice, the later one counts; of unknown ids; never, or not yet: all that is quiet
+    first = {"id": "r1", "label": wrong[answered[1]]}
+    write_jsonl(Path("labels.jsonl"), [first, *truth, {"id": "x", "label": "other"}, *waiting])
     code, found = look(check=False)
     (accuracy,) = [one for one in found["signals"] if one["name"] == "accuracy"]
     assert (code, accuracy["alarm"], accuracy["before"], accuracy["now"], accuracy["rows"]) == (
