@@ -68,7 +68,7 @@ def _fewer(drawn: list[tuple[np.ndarray, pa.Table]]) -> tuple[np.ndarray, pa.Tab
 
 
 def labels(data: DataSpec, modality: str, source: str) -> dict[str, str]:
-    """The label of each key in `source`, the last one where there are several; a row without one has
+    """The label of each key in `source`, the last one of several; a row without one has
     yet to get it. Raises DataError for rows that cannot be read."""
     plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
     data = data.model_copy(update={**plain, "source": source})
