@@ -27,7 +27,7 @@ from rekindle.train.storage import storage_of
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENTS, PREDICTIONS = "deployments", "predictions"
+DEPLOYMENTS = "deployments"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,15 @@ def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
     """Where servers on a platform log predictions, if they are to."""
     if spec.monitor is None:
         return None
-    root = str(home.resolve()) if platform == "local" else ""
-    root = root or getattr(spec.platforms, platform).artifact_root.rstrip("/")
+    root = str(home.resolve())
+    if platform != "local":
+        section = getattr(spec.platforms, platform)
+        if problems := section.missing():
+            raise SpecError(problems)
+        root = section.artifact_root.rstrip("/")
     key = spec.data.columns.key if spec.data else ""
-    text = spec.monitor.text == "store"
-    return LogTo(spec.monitor.log or f"{root}/{PREDICTIONS}", key or "", text)
+    place = spec.monitor.log or f"{root}/predictions"
+    return LogTo(place, key or "", spec.monitor.text == "store")
 
 
 def served(spec: Spec, home: Path, version: str = "", platform: str = "local") -> ServedModel:

@@ -4,6 +4,7 @@ import datetime as dt
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
 from rekindle import formats
 from rekindle.app import champion
@@ -44,11 +45,8 @@ def check(
     if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
         labels = look.labels(spec.data, load_task(spec.task).modality, asked.labels)
         young = _before(now, asked.label_delay) if asked.label_delay else now
-        old = [time.timestamp() < young.timestamp() for time in rows.column("time").to_pylist()]
-        ids = [
-            name for name, is_old in zip(rows.column("id").to_pylist(), old, strict=True) if is_old
-        ]
-        labels = {name: labels[name] for name in ids if name in labels}
+        old = rows.filter(pc.less(rows.column("time"), young))
+        labels = {one: labels[one] for one in old.column("id").to_pylist() if one in labels}
     signals = verdict.judge(evidence, rows, labels, asked.min_rows, asked.false_alarms)
     found = Monitored(
         name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
@@ -75,8 +73,7 @@ def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dic
     if alarms:
         return {"verdict": "alarm", "reason": "; ".join(map(sentence, alarms))}
     if not signals:
-        reason = f"{rows:,} rows in {place} are too few to tell: {least:,} are needed, as in the "
-        reason += "test split"
+        reason = f"{rows:,} rows in {place} are too few to tell: {least:,} are needed"
         return {"verdict": "too_few", "reason": reason}
     reason = f"{len(signals)} signals are as they were when the model was judged"
     return {"verdict": "quiet", "reason": reason}
@@ -84,10 +81,8 @@ def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dic
 
 def sentence(one: Signal) -> str:
     """What a signal says, in words."""
-    before, now = (
-        f"{value:.1%}" if one.name in _SHARES else formats.metric(value)
-        for value in (one.before, one.now)
-    )
+    shown = "{:.1%}".format if one.name in _SHARES else formats.metric
+    before, now = map(shown, (one.before, one.now))
     what = {"unknown": "unknown words", "prediction": "the most frequent class"}.get(
         one.name, one.name
     )

@@ -38,13 +38,14 @@ def judge(
 
 def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
     """What accuracy the confidence of answers lets expect, by how right as confident ones were on
-    the test split: an estimate that needs no labels, blind to what moves confidence alone."""
+    the test split (where none were, by itself): an estimate, blind to what moves confidence."""
     sure_N = _numbers(rows, "probability")
     bins = evidence.calibration
     if not len(sure_N) or not bins:
         return None
-    at_N = np.clip(np.searchsorted([one.upper for one in bins], sure_N), 0, len(bins) - 1)
-    return float(np.array([one.accuracy for one in bins])[at_N].mean())
+    lower_B, upper_B, right_B = np.array([(b.lower, b.upper, b.accuracy) for b in bins]).T
+    at_N = np.clip(np.searchsorted(upper_B, sure_N), 0, len(bins) - 1)
+    return float(np.where(sure_N < lower_B[at_N], sure_N, right_B[at_N]).mean())
 
 
 def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:
@@ -75,9 +76,8 @@ def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Sig
     """The classes that were answered; `before` and `now` are the share of the most frequent one."""
     from scipy.stats import chi2_contingency
 
-    label = rows.column("label").to_pylist() if "label" in rows.column_names else []
     counts = {one.label: one.predicted for one in evidence.classes}
-    answered = [one for one in label if one is not None]
+    answered = rows.column("label").drop_null().to_pylist() if "label" in rows.column_names else []
     if len(counts) < 2 or min(len(answered), sum(counts.values())) < least:
         return
     index = {name: i for i, name in enumerate(counts)}

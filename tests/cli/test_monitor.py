@@ -157,6 +157,12 @@ def test_a_config_without_the_section_is_told_to_add_it(job):
     assert "add `monitor: {}`, deploy, and send requests" in done.stderr
 
 
+def test_a_platform_that_is_not_configured_is_refused(job):
+    done = rekindle("monitor", "c.yaml", "--home", "home", "--platform", "vertex", check=False)
+    assert done.returncode == 2
+    assert "platforms.vertex" in done.stderr
+
+
 def test_an_alarm_makes_a_run_due_where_the_data_have_changed():
     fields = {"before": 0.1, "now": 0.3, "effect": 0.2, "rows": 200, "p_value": 1e-9}
     signal = Signal(name="unknown", alarm=True, **fields)

@@ -11,8 +11,8 @@ import pytest
 
 from rekindle.data.signals import _hashes, signals
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor.verdict import judge
-from rekindle.records import ClassResult, Evidence, Reference
+from rekindle.monitor.verdict import expected_accuracy, judge
+from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLAIN = Evidence(run_key="", promote=True, reason="", checks=(), metrics={}, rows=0, examples="")
@@ -117,6 +117,18 @@ def test_many_rows_do_not_alarm_about_nothing():
     draw = np.random.default_rng(4)
     evidence = evidence_of(*stream(draw, 2_000))
     assert alarms_of(evidence, *stream(draw, 50_000, length=0.02)) == set()
+
+
+def test_confidence_that_the_test_split_never_had_is_taken_as_it_is():
+    bins = tuple(
+        CalibrationBin(lower=one, upper=one + 0.1, rows=9, confidence=one, accuracy=accuracy)
+        for one, accuracy in ((0.5, 0.4), (0.8, 0.9))
+    )
+    evidence = PLAIN.model_copy(update={"calibration": bins})
+    for sure, expected in ((0.55, 0.4), (0.85, 0.9), (0.3, 0.3), (0.7, 0.7), (1.0, 0.9)):
+        rows = table([{"probability": sure}], ["a"])
+        assert expected_accuracy(evidence, rows) == pytest.approx(expected)
+    assert expected_accuracy(PLAIN, table([{"probability": 0.5}], ["a"])) is None
 
 
 def test_holm_stops_at_the_first_that_chance_explains():
