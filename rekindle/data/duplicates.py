@@ -1,4 +1,5 @@
-"""Copies of examples that `data.duplicates` leaves out, in all splits together.
+"""Copies of examples: those that `data.duplicates` leaves out, in all splits together, and contents
+that stand in several splits, so that a model would be judged on what it was trained on.
 
 `exact` compares the hash of the content, `folded` that of its text in lower case with single
 spaces, `near` what MinHash (Broder 1997) keeps of the runs of five words in such a text: texts that
@@ -7,15 +8,17 @@ have it: 0.92 at 0.8, 0.57 at 0.7, 0.05 at 0.5. The first one stays, of train be
 before test: what a model was trained on does not judge it, and the split that is wanted can be
 kept. A copy with another label is one, too.
 
-Memory: `BUCKET_ROWS` hashes at once, and a number for each copy."""
+Workers (executor.py) hash runs of rows and deal the hashes into groups by their first bits; then
+each group is compared by itself, and each file is written again if it has copies. Memory: the
+hashes of a run or of a group, about `GROUP_ROWS` of them."""
 
 import functools
 import hashlib
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,69 +31,228 @@ from rekindle.data.examples import (
     ExamplesPart,
     ExamplesWriter,
     label_counts,
-    open_examples,
 )
-from rekindle.data.split import READABLE, Entries, by_hash, content_hashes, entries_of
-from rekindle.spec.identity import file_sha256
+from rekindle.data.executor import Executor, Order
+from rekindle.data.split import content_hashes, stored_hashes
+from rekindle.data.store import Store
+from rekindle.data.validate import Findings
+from rekindle.spec.identity import digest
 
+GROUP_ROWS = 500_000
+_MOST_GROUPS = 1_024
+_READABLE = ("text", "words", "document")
+_HASHED = np.dtype([("low", "<u8"), ("high", "<u8"), ("row", "<u4")])  # the row in its file
+_ENTRY = np.dtype([*_HASHED.descr, ("file", "<u4")])
+_ROW = np.dtype("<u4")
+_DEALT, _STARTS = "dealt", "starts"
+_HASH, _COMPARE, _THIN = (
+    f"rekindle.data.duplicates:{name}" for name in ("hash_run", "compare_group", "thin")
+)
 _WORDS, _BANDS, _ROWS = 5, 14, 8
 _RANDOM = np.frombuffer(hashlib.shake_128(b"near").digest(8 * (_WORDS + _BANDS * _ROWS)), "<u8")
 _WEIGHTS, _FACTORS = _RANDOM[:_WORDS] | np.uint64(1), _RANDOM[_WORDS:]
+Entries = npt.NDArray[np.void]
+
+
+def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) -> Findings:
+    """Every content that stands in more than one split. The `path` of a file is its entry in the
+    store, where it is called after its split."""
+    findings = Findings()
+    for found in _compared(store, files, "keep", executor)[1]:
+        group = Findings.of_json(found["leaks"])
+        findings.include(group, 0)
+    return findings
 
 
 def drop_copies(
-    folder: Path, files: Sequence[ExamplesPart], class_rows: MutableMapping[str, Counter[str]],
-    which: str,
-) -> list[ExamplesPart]:  # fmt: skip
-    """Leave later copies out of the `files` of examples in `folder` and of the counts; returns the
-    files as they are then."""
-    copies: dict[tuple[int, int], list[int]] = {}
-    total = sum(sum(file.batches) for file in files) * (_BANDS if which == "near" else 1)
-    hashed = entries_of(folder) if which == "exact" else _folded_entries(folder, which)
-    for entries, same in by_hash(folder, total, hashed):
-        for entry in entries[1:][same]:
-            batch = (int(entry["split"]), int(entry["batch"]))
-            copies.setdefault(batch, []).append(int(entry["row"]))
-    found, numbers = list[ExamplesPart](), dict.fromkeys(SPLITS, 0)
-    for file in files:
-        first = numbers[file.split]
-        numbers[file.split] += len(file.batches)
-        index = SPLITS.index(file.split)
-        rows = [copies.get((index, first + number), []) for number in range(len(file.batches))]
-        found.append(_without(folder, file, rows, class_rows) if any(rows) else file)
-    return found
+    store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
+) -> tuple[list[ExamplesPart], dict[str, Counter[str]]]:
+    """The files without later copies, new ones where they had some, and by split the labels of what
+    was left out."""
+    groups, _ = _compared(store, files, which, executor)
+    order = {"store": store.root, "groups": groups}
+    items = [
+        {"key": digest([file.path, file.split, groups]), "file": number, "from": file.path,
+         "split": file.split}
+        for number, file in enumerate(files)
+    ]  # fmt: skip
+    found, dropped = list[ExamplesPart](), {split: Counter[str]() for split in SPLITS}
+    entries = executor.map(_THIN, order, items, digest(items))
+    for file, item, entry in zip(files, items, entries, strict=True):
+        if entry["files"]:
+            batches, (sha256,) = tuple(entry["batches"]), entry["files"].values()
+            new = {"path": item["key"], "batches": batches, "sha256": sha256}
+            file = file.model_copy(update=new)
+            dropped[file.split].update(entry["dropped"])
+        found.append(file)
+    return found, dropped
 
 
-def _without(
-    folder: Path, file: ExamplesPart, rows: Sequence[Sequence[int]],
-    class_rows: MutableMapping[str, Counter[str]],
-) -> ExamplesPart:  # fmt: skip
-    """A file without those rows of each batch; what has a link to it stays as it is."""
-    examples, name = ExamplesFile(folder / file.path), file.path.removesuffix(".arrow")
-    with tempfile.TemporaryDirectory(prefix=".copies-", dir=folder) as scratch:
-        with ExamplesWriter(Path(scratch), examples.schema, (name,)) as writer:
-            for batch, dropped in zip(examples, rows, strict=True):
-                kept = np.ones(len(batch), bool)
-                kept[dropped] = False
-                table = pa.table(batch)
-                class_rows[file.split] -= Counter(label_counts(table.filter(pa.array(~kept))))
-                writer.write(name, table.filter(pa.array(kept)))
-        sha256, batches = file_sha256(Path(scratch, file.path)), tuple(writer.batches()[name])
-        Path(scratch, file.path).replace(folder / file.path)
-    return file.model_copy(update={"batches": batches, "sha256": sha256})
+def _compared(
+    store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
+) -> tuple[list[str], list[Any]]:
+    """Have the hashes of all rows compared: the keys of the groups, and what is known of each."""
+    bands = _BANDS if which == "near" else 1
+    rows = bands * sum(sum(file.batches) for file in files)
+    count = min(_MOST_GROUPS, rows // GROUP_ROWS + 1)
+    runs = [
+        {"key": digest([file.path, file.split, *run, which, count]), "from": file.path,
+         "split": file.split, "batches": run, "file": number}
+        for number, file in enumerate(files) for run in _runs(file, GROUP_ROWS // bands)
+    ]  # fmt: skip
+    order = {"store": store.root, "which": which, "groups": count}
+    executor.map(_HASH, order, runs, digest([order, runs]))
+    order["runs"] = [[run["key"], run["file"]] for run in runs]
+    order["files"] = [[file.path, file.split, file.batches] for file in files]
+    groups = [{"key": digest([order["runs"], group]), "group": group} for group in range(count)]
+    found = executor.map(_COMPARE, order, groups, digest(groups))
+    return [str(group["key"]) for group in groups], found
 
 
-def _folded_entries(folder: Path, which: str) -> Iterator[Entries]:
-    names = open_examples(folder, SPLITS[0]).schema.names
-    column = next((name for name in READABLE if name in names), None)
-    if column is None:  # images have no case
-        return entries_of(folder)
+def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int]]:
+    """The first and the last batch, exclusive, of runs of about so many rows."""
+    start = rows = 0
+    for number, batch in enumerate(file.batches, 1):
+        rows += batch
+        if rows >= most or number == len(file.batches):
+            yield start, number
+            start, rows = number, 0
 
-    def hashes(values: pa.Array) -> bytes:
-        texts = [_folded(each, column) for each in values.to_pylist()]
-        return b"".join(map(_bands, texts)) if which == "near" else content_hashes(pa.array(texts))
 
-    return entries_of(folder, column, hashes)
+def hash_run(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with the hashes of a run of rows, dealt into groups."""
+    store = Store(order["store"])
+    if found := store.find(item["key"]):
+        return found
+    opened = store.reading(item["from"], f"{item['split']}.arrow")
+    with store.writing(item["key"]) as folder, opened as path:
+        hashed = np.concatenate([*_hashed(path, item, order["which"])])
+        _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
+        return store.commit(item["key"], folder, {})
+
+
+def _hashed(path: Path, item: Mapping[str, Any], which: str) -> Iterator[Entries]:
+    """16 bytes of hash for each row of a run, several times with `near`."""
+    names = ExamplesFile(path).schema.names
+    column = next((name for name in _READABLE if name in names), "hash")  # images have no case
+    column = "hash" if which in ("keep", "exact") else column
+    batches, (start, end) = ExamplesFile(path, columns=(column,)), item["batches"]
+    first = sum(len(batches[number]) for number in range(start))
+    for number in range(start, end):
+        values = batches[number].column(0)
+        halves = np.frombuffer(_hashes(values, column, which), "<u8").reshape(-1, 2)
+        block = np.empty(len(halves), _HASHED)
+        block["low"], block["high"] = halves[:, 0], halves[:, 1]
+        block["row"] = first + np.arange(len(halves)) * len(values) // max(len(halves), 1)
+        yield block
+        first += len(values)
+
+
+def _hashes(values: pa.Array, column: str, which: str) -> bytes:
+    if column == "hash":
+        return stored_hashes(values)
+    texts = [_folded(each, column) for each in values.to_pylist()]
+    return b"".join(map(_bands, texts)) if which == "near" else content_hashes(pa.array(texts))
+
+
+def _deal(folder: Path, values: Entries, group_of: npt.NDArray[Any], groups: int) -> None:
+    """Write values by group, in their order, and where each group starts."""
+    by_group = np.argsort(group_of, kind="stable")
+    (folder / _DEALT).write_bytes(values[by_group].tobytes())
+    starts = np.searchsorted(group_of[by_group], np.arange(groups + 1))
+    (folder / _STARTS).write_bytes(starts.astype("<i8").tobytes())
+
+
+def _dealt(store: Store, key: str, group: int, kind: np.dtype[Any]) -> Entries:
+    """The values of one group."""
+    start, end = np.frombuffer(store.part(key, _STARTS, 8 * group, 8 * group + 16), "<i8")
+    size = kind.itemsize
+    return np.frombuffer(store.part(key, _DEALT, int(start) * size, int(end) * size), kind)
+
+
+def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entries:
+    """The entries of one group, equal hashes in the order of files and rows."""
+    found = [np.empty(0, _ENTRY)]
+    for key, file in runs:
+        hashed = _dealt(store, key, group, _HASHED)
+        found.append(np.empty(len(hashed), _ENTRY))
+        for name in _HASHED.names or ():
+            found[-1][name] = hashed[name]
+        found[-1]["file"] = file
+    entries = np.concatenate(found)
+    return entries[np.lexsort((entries["low"], entries["high"]))]
+
+
+def compare_group(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with the later copies among one group of hashes, dealt to their files; or `leaks`,
+    the findings of contents that stand in several splits."""
+    store = Store(order["store"])
+    if found := store.find(item["key"]):
+        return found
+    entries = _of_group(store, order["runs"], item["group"])
+    low, high = entries["low"], entries["high"]
+    same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+    with store.writing(item["key"]) as folder:
+        if order["which"] == "keep":
+            leaks = _leaks(store, order["files"], entries, same).to_json()
+            return store.commit(item["key"], folder, {"leaks": leaks})
+        copies = entries[1:][same]
+        _deal(folder, copies["row"], copies["file"], len(order["files"]))
+        return store.commit(item["key"], folder, {})
+
+
+def _leaks(
+    store: Store, files: Sequence[Any], entries: Entries, same: npt.NDArray[np.bool_]
+) -> Findings:
+    """A run of equal hashes with more than one split is a leak."""
+    findings, split_of = Findings(), np.array([SPLITS.index(split) for _, split, _ in files])
+    if not len(entries):
+        return findings
+    splits = split_of[entries["file"]]
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))
+    ends = np.append(starts[1:], len(entries))
+    leaking = splits[starts] != splits[ends - 1]
+    for start, end in zip(starts[leaking].tolist(), ends[leaking].tolist(), strict=True):
+        places = [("", "")]
+        if findings.shows("leak"):
+            _, first = np.unique(splits[start:end], return_index=True)
+            places = [_describe(store, files, entries[start + one]) for one in first]
+        findings.add("leak", " = ".join(place for place, _ in places), places[0][1], end - start)
+    return findings
+
+
+def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, str]:
+    key, split, batches = files[entry["file"]]
+    ends = np.cumsum(batches)
+    number = int(np.searchsorted(ends, entry["row"], side="right"))
+    row = int(entry["row"] - ends[number])  # from the end of its batch
+    with store.reading(key, f"{split}.arrow") as path:
+        batch = ExamplesFile(path)[number]
+        shown = next((name for name in _READABLE if name in batch.schema.names), None)
+        value = batch.column(shown)[row].as_py() if shown else "same pixels"
+        return f"{batch.column('id')[row].as_py()} in {split}", value
+
+
+def thin(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with a file of examples without its copies, and the labels of those; no file where
+    it has none."""
+    store = Store(order["store"])
+    if found := store.find(item["key"]):
+        return found
+    dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
+    rows = np.unique(np.concatenate(dealt))
+    name, dropped, known = item["split"], Counter[str](), dict[str, Any]()
+    with store.writing(item["key"]) as folder, store.reading(item["from"], f"{name}.arrow") as path:
+        if len(rows):
+            examples, first = ExamplesFile(path), 0
+            with ExamplesWriter(folder, examples.schema, (name,)) as writer:
+                for batch in examples:
+                    kept = ~np.isin(np.arange(first, first + len(batch)), rows)
+                    table, first = pa.table(batch), first + len(batch)
+                    dropped.update(label_counts(table.filter(pa.array(~kept))))
+                    writer.write(name, table.filter(pa.array(kept)))
+            known = {"batches": writer.batches()[name], "dropped": dropped}
+        return store.commit(item["key"], folder, known)
 
 
 def _bands(text: str) -> bytes:

@@ -7,6 +7,7 @@ records first: pieces are kept undivided until the cuts are known."""
 
 import collections
 import dataclasses
+import itertools
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import examples
-from rekindle.data.duplicates import drop_copies
+from rekindle.data.duplicates import drop_copies, find_leaks
 from rekindle.data.examples import (
     SPLITS,
     SUMMARY,
@@ -34,7 +35,7 @@ from rekindle.data.quarantine import leave_out
 from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.split import digit_counts, find_leaks, hash_splits, time_cuts, time_splits
+from rekindle.data.split import digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Store
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
@@ -149,9 +150,12 @@ class _Ingestion:
         self.shape: Shape | None = None
         self.items: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
+        self.files: list[ExamplesPart] = []  # whose paths are entries of the store
+        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, and divided; the rows that are left out are listed in `out`."""
+        """Have all pieces read, divided and compared; the rows that are left out are listed in
+        `out`."""
         order: dict[str, Any] = {}
         for part in self.parts:
             order = {
@@ -179,6 +183,25 @@ class _Ingestion:
         self.bad_rows = leave_out(self.data, self.findings, read, out)
         if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
             self._divide(order, self.parts[0].executor)
+        self.files = [*self._kept()]
+        for entry in self.entries:
+            for split, counted in entry["class_rows"].items():
+                self.class_rows[split].update(counted)
+        self._compare(self.parts[0].executor)
+
+    def _compare(self, executor: Executor) -> None:
+        """Have copies found by all workers: left out, or noted where they are in two splits."""
+        data, total = self.data, _count(self.files)
+        if data.duplicates != "keep":
+            if not self.findings:
+                self.files, dropped = drop_copies(self.store, self.files, data.duplicates, executor)
+                for split, counted in dropped.items():
+                    self.class_rows[split] -= counted
+                self.left_out["duplicate"] = total - _count(self.files)
+            return
+        by_key = any(part.columns.group or part.columns.key for part in data.parts)
+        if by_key or data.split.by != "hash":  # else copies are together
+            self.findings.include(find_leaks(self.store, self.files, executor), 0)
 
     def _divide(self, order: Order, executor: Executor) -> None:
         """Have all pieces divided by time, at the cuts that all of them together have."""
@@ -218,16 +241,8 @@ class _Ingestion:
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check(self.seen)
-        files = [*self._files(out)]
+        files, class_rows = [*self._taken(out)], self.class_rows
         labelled = "label" in examples.schema_of(self.modality, ()).names
-        class_rows = {split: collections.Counter[str]() for split in SPLITS}
-        for entry in self.entries:
-            for split, counted in entry["class_rows"].items():
-                class_rows[split].update(counted)
-        if data.duplicates != "keep" and not findings:
-            kept = drop_copies(out, files, class_rows, data.duplicates)
-            self.left_out["duplicate"] = _count(files) - _count(kept)
-            files = kept
         rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
@@ -240,9 +255,6 @@ class _Ingestion:
                 what = "the source holds no records"
                 findings.note(what, where=data.named, fix="check data.source")
         else:
-            by_key = any(part.columns.group or part.columns.key for part in data.parts)
-            if by_key or data.split.by != "hash":  # else copies are together
-                find_leaks(out, rows, findings)
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
             if not findings:  # rows that were refused are missing from every split
@@ -261,21 +273,24 @@ class _Ingestion:
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 
-    def _files(self, out: Path) -> Iterator[ExamplesPart]:
-        """The files of all pieces, taken from the store; the first one's also where empty."""
+    def _kept(self) -> Iterator[ExamplesPart]:
+        """The files of all pieces, as they are in the store; the first one's also where empty."""
         for split in SPLITS:
             for number, (item, entry) in enumerate(zip(self.items, self.entries, strict=True)):
                 batches, name = entry["batches"].get(split, []), f"{split}.arrow"
                 if name in entry["files"] and (batches or not number):
-                    sha256, path = entry["files"][name], f"{split}-{number:05}.arrow"
-                    self.store.take(item["key"], name, sha256, out / path)
                     yield ExamplesPart(
-                        path=path,
-                        split=split,
-                        batches=tuple(batches),
-                        sha256=sha256,
-                        source=item["source"],
-                    )
+                        path=item["key"], split=split, batches=tuple(batches),
+                        sha256=entry["files"][name], source=item["source"],
+                    )  # fmt: skip
+
+    def _taken(self, out: Path) -> Iterator[ExamplesPart]:
+        """The files, taken from the store."""
+        numbers = {split: itertools.count() for split in SPLITS}
+        for file in self.files:
+            path = f"{file.split}-{next(numbers[file.split]):05}.arrow"
+            self.store.take(file.path, f"{file.split}.arrow", file.sha256, out / path)
+            yield file.model_copy(update={"path": path})
 
 
 def _count(files: Iterable[ExamplesPart]) -> int:

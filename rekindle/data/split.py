@@ -1,40 +1,25 @@
-"""Which split a record belongs to, the same way on every machine, and exact copies of one content
-in several splits: a model would be judged on what it was trained on.
+"""Which split a record belongs to, the same way on every machine.
 
 By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares: a record
 stays where it is when others come and go. By `time`: oldest to train, newest to test; the cuts are
 exact order statistics, found in bounded memory, and records of one time stay together; with a gap,
-what lies within it before a cut is in no split.
-
-For copies, hashes are read back from the examples just written; more than `BUCKET_ROWS` are dealt
-into buckets on disk by their first bits."""
+what lies within it before a cut is in no split."""
 
 import hashlib
 import itertools
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.data.examples import HASH_BYTES, SPLITS, open_examples
-from rekindle.data.validate import Findings
+from rekindle.data.examples import HASH_BYTES
 from rekindle.spec.model import SplitSpec
 
 Times = npt.NDArray[np.int64]
 Counts = Callable[[int, int], Times]
 """`digit_counts` of all records, given a prefix and a number of bits."""
 _DIGIT_BITS = 16
-BUCKET_ROWS = 500_000
-_MOST_BUCKETS = 256
-READABLE = ("text", "words", "document")
-_ENTRY = np.dtype(
-    [("low", "<u8"), ("high", "<u8"), ("split", "u1"), ("batch", "<u4"), ("row", "<u4")]
-)
-Entries = npt.NDArray[np.void]
-Bools = npt.NDArray[np.bool_]
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
@@ -108,77 +93,7 @@ def content_views(values: pa.Array) -> Iterator[memoryview]:
     return (view[start:end] for start, end in itertools.pairwise(offsets))
 
 
-def find_leaks(folder: Path, rows: Mapping[str, int], findings: Findings) -> None:
-    """Note every content of the examples in `folder` that stands in more than one split."""
-    for entries, same in by_hash(folder, sum(rows.values()), entries_of(folder)):
-        _note_copies(entries, same, folder, findings)
-
-
-def by_hash(folder: Path, rows: int, blocks: Iterable[Entries]) -> Iterator[tuple[Entries, Bools]]:
-    """The entries of so many rows in pieces that fit into memory: sorted by hash, those of one hash
-    in one piece and in their order; and of each but the first whether it has the last one's."""
-    buckets = min(_MOST_BUCKETS, rows // BUCKET_ROWS + 1)
-    if buckets == 1:
-        if found := list(blocks):
-            yield _sorted(np.concatenate(found))
-        return
-    with tempfile.TemporaryDirectory(prefix=".hashes-", dir=folder) as scratch:
-        files = [Path(scratch, f"{bucket:03}") for bucket in range(buckets)]
-        for block in blocks:
-            bucket_of = block["low"] % np.uint64(buckets)
-            for bucket in np.unique(bucket_of):
-                with files[bucket].open("ab") as file:
-                    file.write(block[bucket_of == bucket].tobytes())
-        for path in files:
-            if path.exists():
-                yield _sorted(np.fromfile(path, _ENTRY))
-
-
 def stored_hashes(column: pa.Array) -> bytes:
     """The bytes of a column of hashes, one after the other."""
     start = column.offset * HASH_BYTES
     return bytes(memoryview(column.buffers()[1])[start : start + len(column) * HASH_BYTES])
-
-
-def entries_of(
-    folder: Path, column: str = "hash", hashes: Callable[[pa.Array], bytes] = stored_hashes
-) -> Iterator[Entries]:
-    """An entry for each example in `folder`: the 16 bytes that `hashes` gives for its `column`;
-    several, if it gives more."""
-    for index, split in enumerate(SPLITS):
-        for number, batch in enumerate(open_examples(folder, split, column)):
-            halves = np.frombuffer(hashes(batch.column(column)), "<u8").reshape(-1, 2)
-            block = np.empty(len(halves), _ENTRY)
-            block["low"], block["high"] = halves[:, 0], halves[:, 1]
-            block["split"], block["batch"] = index, number
-            block["row"] = np.arange(len(halves)) * len(batch) // len(halves)
-            yield block
-
-
-def _sorted(entries: Entries) -> tuple[Entries, Bools]:
-    entries = entries[np.lexsort((entries["split"], entries["low"], entries["high"]))]
-    low, high = entries["low"], entries["high"]
-    return entries, (low[1:] == low[:-1]) & (high[1:] == high[:-1])
-
-
-def _note_copies(entries: Entries, same: Bools, folder: Path, findings: Findings) -> None:
-    """A run of equal hashes with more than one split is a leak."""
-    starts = np.flatnonzero(np.concatenate([[True], ~same]))
-    ends = np.append(starts[1:], len(entries))
-    leaking = entries["split"][starts] != entries["split"][ends - 1]
-    for start, end in zip(starts[leaking].tolist(), ends[leaking].tolist(), strict=True):
-        copies = entries[start:end]
-        each = [copies[np.argmax(copies["split"] == split)] for split in np.unique(copies["split"])]
-        places = (
-            [_describe(folder, entry) for entry in each] if findings.shows("leak") else [("", "")]
-        )
-        findings.add("leak", " = ".join(place for place, _ in places), places[0][1], end - start)
-
-
-def _describe(folder: Path, entry: np.void) -> tuple[str, str]:
-    split = SPLITS[entry["split"]]
-    batch = open_examples(folder, split)[int(entry["batch"])]
-    row = int(entry["row"])
-    shown = next((name for name in READABLE if name in batch.schema.names), None)
-    value = batch.column(shown)[row].as_py() if shown else "same pixels"
-    return f"{batch.column('id')[row].as_py()} in {split}", value

@@ -117,6 +117,11 @@ class Store:
             options = pa.ipc.IpcReadOptions(included_fields=[field])
             return pa.ipc.open_file(file, options=options).read_all().column(column)
 
+    def part(self, key: str, name: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end` of a file of an entry."""
+        path = f"{self._path}/{key}/{name}"
+        return bytes(self._fs.cat_file(path, start=start, end=end)) if end > start else b""
+
     @contextlib.contextmanager
     def reading(self, key: str, name: str) -> Iterator[Path]:
         """A file of an entry, here; from elsewhere a copy, as `take` makes it."""

@@ -45,7 +45,7 @@ def folded(text):
 @pytest.mark.parametrize("how", HOW.values(), ids=list(HOW))
 @pytest.mark.parametrize(("duplicates", "fold"), [("exact", str), ("folded", folded)])
 def test_the_first_copy_stays(tmp_path, monkeypatch, how, duplicates, fold, buckets):
-    monkeypatch.setattr("rekindle.data.split.BUCKET_ROWS", 1_000 if buckets == 1 else 40)
+    monkeypatch.setattr("rekindle.data.duplicates.GROUP_ROWS", 1_000 if buckets == 1 else 40)
     path, records = with_copies(tmp_path / "x.jsonl")
     data = text_spec(path, **how)
     if how:
@@ -85,7 +85,7 @@ def test_nothing_is_written_anew_without_copies(tmp_path):
 
 @pytest.mark.parametrize("buckets", [1, 7])
 def test_near_copies_are_left_out_and_texts_that_share_half_stay(tmp_path, monkeypatch, buckets):
-    monkeypatch.setattr("rekindle.data.split.BUCKET_ROWS", 100_000 if buckets == 1 else 1_000)
+    monkeypatch.setattr("rekindle.data.duplicates.GROUP_ROWS", 100_000 if buckets == 1 else 1_000)
     made = random.Random(1)
     words = ["".join(made.choices("abcdefghij", k=5)) for _ in range(2_000)]
     texts = [made.choices(words, k=60) for _ in range(300)]

@@ -201,7 +201,7 @@ def test_leaks_are_found_whether_or_not_they_fit_into_memory(tmp_path, monkeypat
     changed = {i + 1: row(i + 1, text=f"copy {copies.index(i) % 20}") for i in copies}
     (tmp_path / "x.jsonl").write_bytes(lines(changed))
     monkeypatch.setattr(
-        "rekindle.data.split.BUCKET_ROWS", 1_000 if buckets == 1 else 300 // buckets
+        "rekindle.data.duplicates.GROUP_ROWS", 1_000 if buckets == 1 else 300 // buckets
     )
     with pytest.raises(DataError, match="whose content stands in more than one split") as caught:
         ingested(text_spec(tmp_path / "x.jsonl", columns={"key": "id"}), tmp_path / "out")
