@@ -39,6 +39,7 @@ from rekindle.spec.model import DataSpec
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+WORTH_BYTES = 32 << 20  # of a source, another process
 _MODULE = "rekindle.data.executor"
 _MOST_FAILED = 20  # then no further items begin
 _TRIES = 2  # of an item whose worker was killed

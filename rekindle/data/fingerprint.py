@@ -11,16 +11,20 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.data.columns import Source
+from rekindle.data.executor import WORTH_BYTES, Order, executor_of
 from rekindle.data.files import content_hash
+from rekindle.data.pieces import cut, source_of
 from rekindle.data.records import RecordsHash, Span, inside, read_times, to_datetime
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
+from rekindle.data.store import Store
 from rekindle.data.validate import Findings
-from rekindle.data.window import Window, resolve
+from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
@@ -152,30 +156,86 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
             open_source(part, modality, window if part.window else None) for part in data.parts
         ]
         files, sizes = zip(*(source.extent() for source in found), strict=True)
-        return window, combined([s.fingerprint() for s in found]), (sum(files), sum(sizes))
-    source = open_source(data, modality)
-    column, findings, span = data.columns.time, Findings(), Span()
-    if column is None:
+        hashes = [_content(*one, modality) for one in zip(found, data.parts, strict=True)]
+        return window, combined(hashes), (sum(files), sum(sizes))
+    source, span = open_source(data, modality), Span()
+    if data.columns.time is None:
         what = "a window needs to know a record's time"
         raise RequestError(what, where="data.window", fix="set data.columns.time")
-    for raw in source.read({column: "scalar"}, findings):  # what is unfit is for `ingest` to refuse
-        times, known = read_times(raw, column, findings)
-        span.include(times[known])
+    looked = _looked(source, data, modality, "look_at_times")[0]
+    for one in looked:
+        span.join(Span(*one["span"]))
     if not span.rows:
-        findings.raise_if_any()
+        for one in looked:
+            Findings.of_json(one["findings"]).raise_if_any()
         raise DataError("the source holds no records", where=data.source, fix="check data.source")
     window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
-    columns = wanted_columns(data, modality)
     # of the records in the window, however they are divided into files
-    running, findings = RecordsHash(columns), Findings()
-    for raw in source.read(columns, findings):
-        times, keep = read_times(raw, column, findings)
-        running.update(raw.filter(keep & inside(times, window)))
-    if not running.rows:
+    hashes = [*filter(None, _looked(source, data, modality, "hash_window", window)[0])]
+    if not hashes:
         what = f"the window {window} selects none of {span.rows:,} records"
         fix = "move data.window.end, or lower data.window.offset"
         raise DataError(what, where=f"they span {span}", fix=fix)
-    return window, running.digest(), source.extent()
+    return window, combined(hashes), source.extent()
+
+
+def _content(source: Source, data: DataSpec, modality: str) -> str:
+    """The fingerprint of a source, and of the files that its rows name."""
+    if not isinstance(source, FileSource) or not source.names_files:
+        return source.fingerprint()
+    named, contents = _looked(source, data, modality, "hash_named")
+    return source.fingerprint_of(contents, combined(named))
+
+
+def _looked(
+    source: Source, data: DataSpec, modality: str, how: str, window: Window | None = None
+) -> tuple[list[Any], Mapping[str, str]]:
+    """What a function below says of each piece of a source, or of all of it; hashes of files."""
+    order = {
+        "data": data.model_dump(mode="json"),
+        "modality": modality,
+        "window": str(window or ""),
+    }
+    items, contents = [dict[str, Any]()], dict[str, str]()
+    executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
+    if isinstance(source, FileSource):
+        found, contents, cuts = cut(source, data, executor)
+        items, order = [piece.item("") for piece in found], {**order, **cuts}
+    return executor.map(f"{__name__}:{how}", order, items, ""), contents
+
+
+def _opened(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
+    data, modality = DataSpec.model_validate(order["data"]), order["modality"]
+    if "files" in item:
+        return data, source_of(order, item, data, modality)
+    return data, open_source(data, modality)
+
+
+def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The span of the times of a piece; what is unfit is for `ingest` to refuse."""
+    (data, source), findings, span = _opened(order, item), Findings(), Span()
+    column = str(data.columns.time)
+    for raw in source.read({column: "scalar"}, findings):
+        times, known = read_times(raw, column, findings)
+        span.include(times[known])
+    return {"span": dataclasses.astuple(span), "findings": findings.to_json()}
+
+
+def hash_window(order: Order, item: Mapping[str, Any]) -> str:
+    """The hash of the records of a piece in the window; "" where there is none."""
+    (data, source), window = _opened(order, item), parse_window(order["window"])
+    columns, findings = wanted_columns(data, order["modality"]), Findings()
+    running = RecordsHash(columns)
+    assert window is not None
+    for raw in source.read(columns, findings):
+        times, keep = read_times(raw, str(data.columns.time), findings)
+        running.update(raw.filter(keep & inside(times, window)))
+    return running.digest() if running.rows else ""
+
+
+def hash_named(order: Order, item: Mapping[str, Any]) -> str:
+    """The hash of the files that rows of a piece name."""
+    return str(_opened(order, item)[1].hash_named())
 
 
 def combined(hashes: Sequence[str]) -> str:

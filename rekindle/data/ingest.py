@@ -27,10 +27,10 @@ from rekindle.data.examples import (
     ExamplesSummary,
     ExamplesWriter,
 )
-from rekindle.data.executor import Executor, Local, Order, code, executor_of
+from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
 from rekindle.data.fingerprint import combined
 from rekindle.data.normalise import Normaliser, Shape, label_order
-from rekindle.data.pieces import check_versions, contents, measured, pieces, source_of
+from rekindle.data.pieces import check_versions, cut, source_of
 from rekindle.data.quarantine import leave_out
 from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 _TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
 _AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
-_WORTH_BYTES = 32 << 20  # of a source, another process
 _PIECE, _COUNT, _DIVIDE = (
     f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
 )
@@ -98,39 +97,47 @@ class _Part:
     items: list[dict[str, Any]]
     executor: Executor = dataclasses.field(default_factory=lambda: Local(1))
     entries: list[Entry] = dataclasses.field(default_factory=list)
-    seen: str = ""
 
     def __post_init__(self) -> None:
         self.opened = open_source(self.data, self.modality, self.window)
-        # else what was read has one hash over all rows, in order
-        self.in_pieces = isinstance(self.opened, FileSource) and not (
-            self.opened.names_files or _by_column(self.data, self.window)
-        )
+        self.by_column = _by_column(self.data, self.window)
+        self.in_pieces = isinstance(self.opened, FileSource)
+        # bytes of files tell what is read
+        self.is_plain = not (self.by_column or getattr(self.opened, "names_files", False))
+        self.contents: dict[str, str] = {}
 
-    def cut(self, order: dict[str, Any], store: Store) -> None:
+    def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
         """Have the source measured; its pieces are the items then, and `order` is one for them."""
         assert isinstance(self.opened, FileSource)
-        self.executor = executor_of(self.data, store, self.opened.extent()[1] // _WORTH_BYTES)
-        blocks = measured(self.opened, self.data.source, self.executor)
-        self.seen = self.opened.fingerprint_of(contents(blocks))
-        found, located = pieces(self.opened, blocks), self.opened.files
-        order |= {"root": located.files[0].root, "format": located.format}
+        self.executor = executor_of(self.data, store, self.opened.extent()[1] // WORTH_BYTES)
+        found, self.contents, cuts = cut(self.opened, self.data, self.executor)
+        order |= cuts
         if self.modality == "image" and order["shape"] is None and len(found) > 1:
             shapes = (self._shape(order, one.item("")) for one in found)
             order["shape"] = next(filter(None, shapes), None)
         aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
+        if self.by_column:
+            settings.append(order["window"])
+        if self.opened.names_files:  # what is behind the names is not known before it is read
+            settings.append(source)
         self.items = [one.item(one.key([settings, code()])) for one in found]
+
+    def seen(self) -> str:
+        """The fingerprint of what was read."""
+        seen = [entry["seen"] for entry in self.entries if entry["seen"]]
+        rows = combined(seen) if seen else ""
+        if isinstance(self.opened, FileSource) and not self.by_column:
+            return self.opened.fingerprint_of(self.contents, rows)
+        return rows
 
     def _shape(self, order: Order, first: Entry) -> Shape | None:
         """The shape of the first image of a piece, which decides for all that follow."""
-        normaliser = Normaliser(self.data, self.modality, Findings())
-        source = source_of(order, first, self.data, self.modality)
-        for raw in source.read(wanted_columns(self.data, self.modality), Findings()):
-            normaliser(raw)
-            if normaliser.image_shape:
+        piece = _Piece(self.data, self.modality, self.window, None)
+        for _ in piece.examples(source_of(order, first, self.data, self.modality)):
+            if piece.normaliser.image_shape:
                 break
-        return normaliser.image_shape
+        return piece.normaliser.image_shape
 
 
 class _Ingestion:
@@ -163,19 +170,18 @@ class _Ingestion:
                 "window": str(part.window or ""), "store": self.store.root, "shape": self.shape,
             }  # fmt: skip
             if self.in_pieces:
-                part.cut(order, self.store)
-                if len(self.parts) == 1:
-                    self._check(part.seen)
+                part.cut(order, self.store, self.source)
+                if len(self.parts) == 1 and part.is_plain:
+                    self._check(part.seen())
             part.entries = part.executor.map(_PIECE, order, part.items, digest([order, part.items]))
             for entry in part.entries:
                 found = Findings.of_json(entry["findings"])
                 self.findings.include(found, found.rows)
                 self.span.join(Span(*entry["span"]))
                 self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
-                part.seen = part.seen or entry["seen"]
             self.items += [{**item, "source": self.parts.index(part)} for item in part.items]
             self.entries += part.entries
-        self.seen = combined([part.seen for part in self.parts])
+        self.seen = combined([part.seen() for part in self.parts])
         if self.in_pieces and len(self.items) > 1:
             new = sum(entry["new"] for entry in self.entries)
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
@@ -313,8 +319,7 @@ def ingest_piece(order: Order, item: Entry) -> Entry:
         piece.write(source, folder)
         if reader is None:
             check_versions(source)
-        else:
-            piece.seen = piece.seen or reader.seen()
+        piece.seen = piece.seen or (source.named if reader is None else reader.seen())
         return {**store.commit(item["key"], folder, piece.known()), "new": True}
 
 
@@ -364,7 +369,7 @@ class _Piece:
             timed = without.append(pa.field(_TIME, pa.int64()))
             every = [np.zeros(0, np.int64)]
             with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
-                for table, times, _ in self._examples(source):
+                for table, times, _ in self.examples(source):
                     writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
                     every.append(times)
             np.save(folder / _TIMES, np.concatenate(every))
@@ -372,7 +377,7 @@ class _Piece:
             return
         with ExamplesWriter(folder, schema) as writer:
             splits = _Splits(writer)
-            for table, _, own_split in self._examples(source):
+            for table, _, own_split in self.examples(source):
                 if self.data.split.by == "source":
                     indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
                 else:
@@ -388,7 +393,7 @@ class _Piece:
             "class_rows": self.class_rows,
         }  # fmt: skip
 
-    def _examples(self, source: Any) -> Iterator[tuple[pa.Table, Times, str]]:
+    def examples(self, source: Any) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""
         column = time_column(self.data)
         columns = wanted_columns(self.data, self.modality)
@@ -408,7 +413,7 @@ class _Piece:
             if len(raw):
                 table, keep = self.normaliser(raw)
                 yield table, times[keep], raw.split
-        self.seen = records.digest() if by_column else ""
+        self.seen = records.digest() if records.rows else ""
 
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:

@@ -78,6 +78,16 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
     return FileSource(data, modality, files=Files(found, order["format"]))
 
 
+def cut(
+    source: FileSource, data: DataSpec, executor: Executor
+) -> tuple[list[Piece], dict[str, str], dict[str, Any]]:
+    """The pieces of a source, the hash of each of its files by path, and the order for workers that
+    read a piece by `source_of`."""
+    blocks, located = measured(source, data.source, executor), source.files
+    order = {"root": located.files[0].root, "format": located.format}
+    return pieces(source, blocks), contents(blocks), order
+
+
 def check_versions(source: FileSource) -> None:
     """Raise DataError where a file is not the one that was listed, and then measured."""
     for file in source.files.files:

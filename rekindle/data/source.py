@@ -68,26 +68,31 @@ class FileSource(Source):
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of all files and, before anything was read, those that rows name; of names that tell
-        a label or a split."""
-        if self.names_files:
-            column = self._data.columns.image
-            for raw in self.read({column: "image"}, Findings()):
-                for value in raw.columns[column]:
-                    with contextlib.suppress(OSError, ValueError):  # `ingest` says so
-                        content_of(raw, value)
-        return self.seen()
-
-    def seen(self) -> str:
+        """Hash of all files; of names that tell a label or a split."""
         return self.fingerprint_of({})
 
-    def fingerprint_of(self, contents: Mapping[str, str]) -> str:
-        """The fingerprint, given hashes of files by path, and what rows that were read name."""
-        named = self.files.format == "images" or self._data.split.by == "source"
-        found = self.files.fingerprint(named=named, known=contents)
-        if not self.names_files:
-            return found
-        return digest([found, self.files.files[0].named.hexdigest()])
+    def seen(self) -> str:
+        return self.fingerprint()
+
+    def fingerprint_of(self, contents: Mapping[str, str], named: str = "") -> str:
+        """The fingerprint, given hashes of files by path, and of those that rows name."""
+        by_name = self.files.format == "images" or self._data.split.by == "source"
+        found = self.files.fingerprint(named=by_name, known=contents)
+        return digest([found, named]) if self.names_files else found
+
+    def hash_named(self) -> str:
+        """Hash of the files that rows name; what cannot be read is for `ingest` to refuse."""
+        column = self._data.columns.image
+        for raw in self.read({column: "image"}, Findings()):
+            for value in raw.columns[column]:
+                with contextlib.suppress(OSError, ValueError):
+                    content_of(raw, value)
+        return self.named
+
+    @property
+    def named(self) -> str:
+        """Hash of the files that rows named which were read."""
+        return self.files.files[0].named.hexdigest() if self.names_files else ""
 
     def extent(self) -> tuple[int, int]:
         return len(self.files.files), sum(file.size for file in self.files.files)

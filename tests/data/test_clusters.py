@@ -27,8 +27,13 @@ def executor(request, monkeypatch):
 
 def test_a_cluster_writes_the_bytes_of_one_process(tmp_path, monkeypatch, executor):
     monkeypatch.setattr(files, "PIECE_BYTES", 4_096)
-    source = write_jsonl(tmp_path / "x.jsonl", rows())
-    fields = {"columns": {"key": "id", "time": "month"}, "split": {"by": "time"}, "shard_rows": 20}
+    records = rows()
+    again = [{**r, "id": f"{r['id']} again", "text": r["text"].upper()} for r in records[:30]]
+    source = write_jsonl(tmp_path / "x.jsonl", [*again, *records])
+    fields = {
+        "columns": {"key": "id", "time": "month"}, "split": {"by": "time"}, "shard_rows": 20,
+        "duplicates": "folded",
+    }  # fmt: skip
     sharded(text_spec(source, **fields), tmp_path / "one")
     data = text_spec(source, **fields, executor=executor)
     sharded(data, tmp_path / executor, store=str(tmp_path / "store"))

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rekindle.data import files, pieces
+from rekindle.data import duplicates, files, pieces
 from rekindle.data.executor import Local, executor_of
 from rekindle.data.files import _LineRange
 from rekindle.data.fingerprint import fingerprint
@@ -189,10 +189,26 @@ def test_a_csv_file_is_cut_only_where_each_row_is_one_line(text, width):
         assert any(raw[end - 1 : end] == b"\r" for end in range(width, len(raw) + 1, width))
 
 
+def with_copies(folder):
+    """Records over ten months, 30 of them again in capitals in a later one, and what leaves those out."""
+    source, fields = written(folder, "by time")
+    again = [json.loads(line) for line in source.read_text().splitlines()[:30]]
+    with source.open("a") as file:
+        for record in again:
+            later = {
+                "id": f"{record['id']} again",
+                "text": record["text"].upper(),
+                "month": "2026-10",
+            }
+            file.write(json.dumps({**record, **later}) + "\n")
+    return source, {**fields, "duplicates": "folded"}
+
+
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
-    source, fields = written(tmp_path, "by time")
+    monkeypatch.setattr(duplicates, "GROUP_ROWS", 40)
+    source, fields = with_copies(tmp_path)
     found = []
     for workers in (1, 2, 4):
         data = text_spec(source, **fields, shard_rows=20, workers=workers)
@@ -205,8 +221,8 @@ def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
 
 NODE = """
 import sys
-from rekindle.data import files
-files.PIECE_BYTES = 4_096
+from rekindle.data import duplicates, files
+files.PIECE_BYTES, duplicates.GROUP_ROWS = 4_096, 40
 from pathlib import Path
 from rekindle.data.ingest import ingest
 from rekindle.data.shard import shard
@@ -233,9 +249,9 @@ def started(data, out, store, task, node, nodes):
 
 def test_three_nodes_write_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
-    source, fields = written(tmp_path, "by time")
+    source, fields = with_copies(tmp_path)
     data = text_spec(source, **fields, shard_rows=20, workers=1)
-    sharded(data, tmp_path / "one")
+    assert sharded(data, tmp_path / "one").left_out == {"duplicate": 30}
     nodes = [started(data, tmp_path / "n", tmp_path / "store", "Words", i, 3) for i in range(3)]
     for node in nodes:
         _, errors = node.communicate(timeout=120)
@@ -398,7 +414,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, executor, pac
 def test_thirty_kills_leave_the_same_bytes_and_repeat_only_what_was_in_hand(tmp_path, monkeypatch):
     """Three nodes, any of which is killed at any time; the step then runs again, as a platform does."""
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
-    source, fields = written(tmp_path, "by time")
+    source, fields = with_copies(tmp_path)
     data = text_spec(source, **fields, shard_rows=10, workers=1)
     sharded(data, tmp_path / "one")
     kills, round_, pause = 0, 0, 1.0
