@@ -319,7 +319,8 @@ def ingest_piece(order: Order, item: Entry) -> Entry:
         piece.write(source, folder)
         if reader is None:
             check_versions(source)
-        piece.seen = piece.seen or (source.named if reader is None else reader.seen())
+        if not _by_column(data, window):  # else it has the hash of the rows that it read
+            piece.seen = source.named if reader is None else reader.seen()
         return {**store.commit(item["key"], folder, piece.known()), "new": True}
 
 

@@ -107,7 +107,40 @@ def images(path):
     return path / "images", {}
 
 
+def window_by_column(path):
+    return write_jsonl(path / "x.jsonl", rows()), {
+        **PLAIN,
+        "window": {"size": "4 months", "end": "2026-09"},
+    }
+
+
+def images_in_rows(path):
+    """Encoded; before the window some have another size."""
+    images(path)
+    found = sorted((path / "images").rglob("*.png"), key=lambda file: file.name)
+    records = [
+        {"image": file.read_bytes(), "label": file.parent.name, "month": f"2026-{i // 10 + 1:02}"}
+        for i, file in enumerate(found)
+    ]  # fmt: skip
+    for record in records[1:40:2]:
+        held = io.BytesIO()
+        Image.new("L", (9, 9)).save(held, "png")
+        record["image"] = held.getvalue()
+    pq.write_table(pa.Table.from_pylist(records), path / "x.parquet", row_group_size=10)
+    columns = {"columns": {"time": "month"}}
+    return path / "x.parquet", {**columns, "window": {"size": "7 months", "end": "2027-01"}}
+
+
+def images_by_name(path):
+    images(path)
+    names = sorted((path / "images").rglob("*.png"), key=lambda file: file.name)
+    records = ({"image": str(name.relative_to(path)), "label": name.parent.name} for name in names)
+    return write_jsonl(path / "x.jsonl", records), {}
+
+
 KINDS = {
+    "window by column": window_by_column, "images in rows": images_in_rows,
+    "images by name": images_by_name,
     "jsonl": lines, "jsonl.gz": compressed, "csv": quoted,
     "crlf csv": lambda path: quoted(path, "\r\n", b"\xef\xbb\xbf"), "rows over lines": rows_over_lines,
     "parquet": parquet, "by time": by_time, "by source": by_source, "partitions": partitions,
@@ -118,6 +151,39 @@ KINDS = {
 def written(path, kind):
     """Records in files of some kind, and the config that reads them."""
     return KINDS[kind](path)
+
+
+def test_rows_outside_of_a_window_by_column_leave_its_hash_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    source, fields = written(tmp_path, "window by column")
+    first, _ = read(text_spec(source, **fields), "text", tmp_path / "first")
+    with source.open("a") as file:
+        file.writelines(json.dumps({**row, "month": "2025-01"}) + "\n" for row in rows(60))
+    assert read(text_spec(source, **fields), "text", tmp_path / "more")[0].data == first.data
+    with source.open("a") as file:
+        file.write(json.dumps({**rows()[0], "month": "2026-08"}) + "\n")
+    assert fingerprint(
+        "text_classification", text_spec(source, **fields), ModelSpec(), TrainSpec(), champion=None
+    ).data != first.data  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["images by name", "images in rows"])
+def test_an_image_that_changed_is_read_again(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(files, "PIECE_BYTES", 1_000)
+    source, fields = written(tmp_path, kind)
+    data, kept = text_spec(source, **fields), {"store": str(tmp_path / "store")}
+    first, _ = read(data, "image", tmp_path / "first", **kept)
+    assert read(data, "image", tmp_path / "again", **kept)[0].data == first.data
+    assert all_examples(tmp_path / "first").equals(all_examples(tmp_path / "again"))
+    changed = tmp_path / "images" / "b" / "119.png"
+    Image.new("L", (6, 6), 250).save(changed)
+    if kind == "images in rows":
+        records = pq.read_table(source).to_pylist()
+        records[119]["image"] = changed.read_bytes()
+        pq.write_table(pa.Table.from_pylist(records), source, row_group_size=10)
+    second, _ = read(data, "image", tmp_path / "second", **kept)
+    assert second.data != first.data
+    assert not all_examples(tmp_path / "first").equals(all_examples(tmp_path / "second"))
 
 
 def read(data, modality, out, **how):
@@ -131,9 +197,9 @@ def read(data, modality, out, **how):
 @pytest.mark.parametrize("kind", KINDS)
 def test_examples_do_not_depend_on_how_a_source_is_cut(tmp_path, monkeypatch, kind):
     source, fields = written(tmp_path, kind)
-    data, modality = text_spec(source, **fields), "image" if kind == "images" else "text"
+    data, modality = text_spec(source, **fields), "image" if "images" in kind else "text"
     _, whole = read(data, modality, tmp_path / "whole")
-    monkeypatch.setattr(files, "PIECE_BYTES", SMALL if kind != "images" else 1_000)
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL if "images" not in kind else 1_000)
     seen, cut = read(data, modality, tmp_path / "cut", store=str(tmp_path / "store"))
     names = {file.path for file in cut.files if file.split == "train"}
     assert (len(names) > 2) == (kind not in ("jsonl.gz", "rows over lines"))
