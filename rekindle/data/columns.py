@@ -67,10 +67,6 @@ class Source(Protocol):
         """Hash of what the source holds now."""
         ...
 
-    def seen(self) -> str:
-        """The same hash of what `read` has read, to its end: that of a release does not change."""
-        return self.fingerprint()
-
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes; zeros where these are not known."""
         return 0, 0

@@ -196,19 +196,15 @@ def _looked(
         "modality": modality,
         "window": str(window or ""),
     }
-    items, contents = [dict[str, Any]()], dict[str, str]()
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
-    if isinstance(source, FileSource):
-        found, contents, cuts = cut(source, data, executor)
-        items, order = [piece.item("") for piece in found], {**order, **cuts}
-    return executor.map(f"{__name__}:{how}", order, items, ""), contents
+    found, contents, cuts = cut(source, data, executor)
+    items = [piece.item("") for piece in found] or [dict[str, Any]()]
+    return executor.map(f"{__name__}:{how}", {**order, **cuts}, items, ""), contents
 
 
 def _opened(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
-    data, modality = DataSpec.model_validate(order["data"]), order["modality"]
-    if "files" in item:
-        return data, source_of(order, item, data, modality)
-    return data, open_source(data, modality)
+    data = DataSpec.model_validate(order["data"])
+    return data, source_of(order, item, data, order["modality"])
 
 
 def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:

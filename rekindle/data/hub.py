@@ -6,7 +6,7 @@ left out. A fingerprint is the commit that the revision points to now."""
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -28,9 +28,9 @@ _BATCH_ROWS = 1_000
 
 
 class HubSource(Source):
-    """One data set of the hub, pinned to a commit on first use."""
+    """One data set of the hub, pinned to a commit on first use; or a part of it (see `parts`)."""
 
-    def __init__(self, data: DataSpec, modality: str) -> None:
+    def __init__(self, data: DataSpec, modality: str, part: Sequence[Any] = ()) -> None:
         self._name, _, query = data.source.removeprefix(PREFIX).partition("?")
         self._options = dict(parse_qsl(query.replace("+", "%2B")))
         if unknown := sorted(set(self._options) - set(_OPTIONS)):
@@ -43,7 +43,7 @@ class HubSource(Source):
             raise RequestError(what, where="data.source", fix=fix)
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
-        self._commit = ""
+        self._commit, self._part = part[1] if part else "", part
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         try:
@@ -59,12 +59,22 @@ class HubSource(Source):
         names = getattr(getattr(feature, "feature", feature), "names", None)  # also of a list
         own_split = split_of(split) if self._own_splits else ""
         row = 1
+        if self._part:
+            *_, index, of = self._part
+            stream = stream.shard(of, index)
+            split = f"{split}, part {index + 1} of {of}" if of > 1 else split
         for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
             lines = np.arange(row, row + len(table))
             row += len(table)
             arrays = {name: table.column(name).combine_chunks() for name in table.schema.names}
             raw = RawBatch(arrays, lines, split, own_split)
             yield self._named(raw, names) if names else raw
+
+    def parts(self) -> Iterator[tuple[str, str, str, int, int]]:
+        """What workers read apart: name, commit, split, and which of how many groups of files."""
+        for split, stream in self._splits().items():
+            for index in range(stream.num_shards):
+                yield self._name, self._pin(), split, index, stream.num_shards
 
     def fingerprint(self) -> str:
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
@@ -122,7 +132,7 @@ class HubSource(Source):
             fix = f"it has {', '.join(found)}"
             what = f"{self._name} has no split `{absent[0]}`"
             raise RequestError(what, where="data.source", fix=fix)
-        return {split: found[split] for split in wanted}
+        return {split: found[split] for split in (self._part[2:3] or wanted)}
 
     def _refuse_foreign_files(self) -> None:
         """DataError where a card names files outside its repository, which no commit pins."""

@@ -29,6 +29,7 @@ from rekindle.data.examples import (
 )
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
 from rekindle.data.fingerprint import combined
+from rekindle.data.hub import HubSource
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
 from rekindle.data.quarantine import leave_out
@@ -101,14 +102,13 @@ class _Part:
     def __post_init__(self) -> None:
         self.opened = open_source(self.data, self.modality, self.window)
         self.by_column = _by_column(self.data, self.window)
-        self.in_pieces = isinstance(self.opened, FileSource)
+        self.in_pieces = isinstance(self.opened, FileSource | HubSource)
         # bytes of files tell what is read
         self.is_plain = not (self.by_column or getattr(self.opened, "names_files", False))
         self.contents: dict[str, str] = {}
 
     def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
         """Have the source measured; its pieces are the items then, and `order` is one for them."""
-        assert isinstance(self.opened, FileSource)
         self.executor = executor_of(self.data, store, self.opened.extent()[1] // WORTH_BYTES)
         found, self.contents, cuts = cut(self.opened, self.data, self.executor)
         order |= cuts
@@ -119,7 +119,9 @@ class _Part:
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
         if self.by_column:
             settings.append(order["window"])
-        if self.opened.names_files:  # what is behind the names is not known before it is read
+        if getattr(
+            self.opened, "names_files", False
+        ):  # what is behind the names is not known before it is read
             settings.append(source)
         self.items = [one.item(one.key([settings, code()])) for one in found]
 
@@ -127,9 +129,11 @@ class _Part:
         """The fingerprint of what was read."""
         seen = [entry["seen"] for entry in self.entries if entry["seen"]]
         rows = combined(seen) if seen else ""
-        if isinstance(self.opened, FileSource) and not self.by_column:
+        if self.by_column:
+            return rows
+        if isinstance(self.opened, FileSource):
             return self.opened.fingerprint_of(self.contents, rows)
-        return rows
+        return self.opened.fingerprint()
 
     def _shape(self, order: Order, first: Entry) -> Shape | None:
         """The shape of the first image of a piece, which decides for all that follow."""
@@ -310,17 +314,14 @@ def ingest_piece(order: Order, item: Entry) -> Entry:
     if found := store.find(item["key"]):
         return {**found, "new": False}
     data, window = DataSpec.model_validate(order["data"]), parse_window(order["window"])
-    reader = None if "files" in item else open_source(data, order["modality"], window)
-    source: Any = reader or source_of(order, item, data, order["modality"])
+    source = source_of(order, item, data, order["modality"])
     piece = _Piece(data, order["modality"], window, order["shape"])
     with store.writing(item["key"]) as folder:
-        if reader is None:
-            check_versions(source)
+        check_versions(source)
         piece.write(source, folder)
-        if reader is None:
-            check_versions(source)
-        if not _by_column(data, window):  # else it has the hash of the rows that it read
-            piece.seen = source.named if reader is None else reader.seen()
+        check_versions(source)
+        if isinstance(source, FileSource):
+            piece.seen = piece.seen if _by_column(data, window) else source.named
         return {**store.commit(item["key"], folder, piece.known()), "new": True}
 
 

@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow.parquet
 
 from rekindle.data import files
+from rekindle.data.columns import Source
 from rekindle.data.executor import Executor, Order
 from rekindle.data.files import ContentHash, Files, Named, SourceFile
-from rekindle.data.source import FileSource
+from rekindle.data.hub import HubSource
+from rekindle.data.source import FileSource, open_source
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import digest
@@ -64,8 +66,27 @@ class Piece:
         return {"key": key, "files": facts}
 
 
-def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> FileSource:
-    """The source that reads only the piece `item`."""
+@dataclasses.dataclass(frozen=True)
+class HubPiece:
+    """A part of a data set of the hub, as `HubSource.parts` gives it."""
+
+    part: tuple[str, str, str, int, int]
+
+    def key(self, settings: Any) -> str:
+        """As that of a Piece."""
+        return digest([settings, self.part])
+
+    def item(self, key: str) -> dict[str, Any]:
+        """As that of a Piece."""
+        return {"key": key, "hub": self.part}
+
+
+def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> Source:
+    """The source that reads only the piece `item`; all of one that has none."""
+    if "hub" in item:
+        return HubSource(data, modality, item["hub"])
+    if "files" not in item:
+        return open_source(data, modality)
     filesystem, named = fsspec.url_to_fs(data.source)[0], Named()
     found = tuple(
         SourceFile(
@@ -79,18 +100,22 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
 
 
 def cut(
-    source: FileSource, data: DataSpec, executor: Executor
-) -> tuple[list[Piece], dict[str, str], dict[str, Any]]:
-    """The pieces of a source, the hash of each of its files by path, and the order for workers that
-    read a piece by `source_of`."""
+    source: Source, data: DataSpec, executor: Executor
+) -> tuple[Sequence[Piece | HubPiece], dict[str, str], dict[str, Any]]:
+    """The pieces of a source, none if it has none; the hash of each of its files by path, and the
+    order for workers that read a piece by `source_of`."""
+    if isinstance(source, HubSource):
+        return [HubPiece(part) for part in source.parts()], {}, {}
+    if not isinstance(source, FileSource):
+        return [], {}, {}
     blocks, located = measured(source, data.source, executor), source.files
     order = {"root": located.files[0].root, "format": located.format}
     return pieces(source, blocks), contents(blocks), order
 
 
-def check_versions(source: FileSource) -> None:
+def check_versions(source: Source) -> None:
     """Raise DataError where a file is not the one that was listed, and then measured."""
-    for file in source.files.files:
+    for file in source.files.files if isinstance(source, FileSource) else ():
         if not file.is_as_listed():
             raise _written_to(file.path)
 

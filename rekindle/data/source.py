@@ -68,11 +68,8 @@ class FileSource(Source):
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of all files; of names that tell a label or a split."""
-        return self.fingerprint_of({})
-
-    def seen(self) -> str:
-        return self.fingerprint()
+        """Hash of all files, and of those that rows name; of names that tell a label or a split."""
+        return self.fingerprint_of({}, self.hash_named() if self.names_files else "")
 
     def fingerprint_of(self, contents: Mapping[str, str], named: str = "") -> str:
         """The fingerprint, given hashes of files by path, and of those that rows name."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rekindle.data.columns import RawBatch, as_python, content_of, texts
 from rekindle.data.normalise import prompts
 from rekindle.data.roles import wanted_columns
-from rekindle.data.source import open_source
+from rekindle.data.source import FileSource, open_source
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
@@ -55,11 +55,12 @@ def predict(
     model, inputs, _ = loaded(served)
     plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
     data = data.model_copy(update={**plain, "source": source})
-    opened, findings, storage = open_source(data, inputs.modality), Findings(), storage_of(output)
+    modality, findings, storage = inputs.modality, Findings(), storage_of(output)
+    opened = open_source(data, modality)
     held = opened.fingerprint()
     work = digest([held, served.identity, inputs.column, data.columns.key or "", suffix])
     _check(storage, output, work)
-    kinds = wanted_columns(data, inputs.modality)
+    kinds = wanted_columns(data, modality)
     names = (inputs.column, data.columns.input, data.columns.key)
     wanted = {n: kinds[n] for n in names if n in kinds}
     batches = opened.read(wanted, findings)
@@ -81,7 +82,7 @@ def predict(
             before += 1
         total += len(part)
         on_part(number + 1, total)
-    if opened.seen() != held:
+    if isinstance(opened, FileSource) and open_source(data, modality).fingerprint() != held:
         what, fix = "the input changed while it was read", "delete the output and run again"
         raise DataError(what, where=source, fix=fix)
     done = Predicted(

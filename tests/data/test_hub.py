@@ -117,6 +117,22 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
     assert "the split test is empty" in refused["text"]
 
 
+@pytest.mark.slow
+def test_workers_read_files_of_the_hub_apart(hub, tmp_path):
+    folder = hub.folder / "datasets/acme/reviews/data"
+    (folder / "train-00000-of-00001.parquet").unlink()
+    for number in range(4):
+        write_split(folder.parent, "train", rows()[50 * number : 50 * number + 50])
+        name = f"train-{number:05}-of-00004.parquet"
+        (folder / "train-00000-of-00001.parquet").rename(folder / name)
+    own = {"source": "hub:acme/reviews", "split": {"by": "source"}}
+    one, two = ask(hub, tmp_path, {**own, "workers": 1}, {**own, "workers": 2})
+    assert one["rows"] == {"train": 200, "validation": 50, "test": 50}
+    assert [file["batches"] for file in two["files"] if file["batches"]] == 6 * [[50]]
+    assert one == two
+    assert all_examples(tmp_path / "out/0")["text"].to_pylist() == [row["text"] for row in rows()]
+
+
 TAG_CARD = """---
 dataset_info:
   features:

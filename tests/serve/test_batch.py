@@ -113,6 +113,11 @@ def test_a_folder_of_images_needs_no_classes(tmp_path):
     rows = Evidence.read(tmp_path / "made" / "evidence.json").smoke.rows
     assert found.column("id").to_pylist() == [f"{i}.png" for i in range(6)]
     assert found.column("label").to_pylist() == [row.answer["label"] for row in rows]
+    names = [json.dumps({"image": f"new/{i}.png"}) + "\n" for i in range(6)]
+    (tmp_path / "names.jsonl").write_text("".join(names))
+    predict(tmp_path, "names.jsonl", "named.parquet")
+    named = pq.read_table(tmp_path / "named.parquet")
+    assert named.column("label").equals(found.column("label"))
 
 
 def test_an_output_of_something_else_is_left_alone(place):
