@@ -362,11 +362,13 @@ class Rejection(Record):
 
 class PlannedRest(Record):
     """The steps besides training, as long as they took in the run `run_id`; dollars where the
-    prices of all their machines are known."""
+    prices of all their machines are known; `ingest` and `shard` on `divided` machines, had it
+    another number (0: the same)."""
 
     hours: float
     usd: float | None
     run_id: str
+    divided: int = 0
 
 
 class Planned(VersionedRecord):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.app.pipeline import TRAINING
+from rekindle.app.pipeline import ON_PIECES, TRAINING
 from rekindle.app.runs import newest_first
 from rekindle.catalog.prices import PriceBook
 from rekindle.outputs import Calibration, PlannedRest
@@ -13,6 +13,7 @@ from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.plan import Plan
 from rekindle.records import RunRecord
 from rekindle.report.collect import collect
+from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,27 @@ def known(home: Path, name: str) -> Known:
     return Known(Speeds(_measured(home)))
 
 
-def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
+def rest_of(
+    plan: Plan, spec: Spec, platform: str, home: Path, prices: PriceBook
+) -> PlannedRest | None:
     """The steps besides training, as they were in the last run of this name that ended well, on
-    that platform if there is one; at prices of the region of the plan."""
+    that platform if there is one; at prices of the region of the plan. Those on `data.nodes` are
+    divided among the machines that the spec asks for now: pieces are worked on apart."""
+    nodes = spec.data.nodes if spec.data and platform != "local" else 1
     for run in newest_first(home, plan.name, platform):
         seconds = _seconds(run) if run.status == "succeeded" else None
         if seconds is not None:
             machines = run.submission.machines if run.submission else {}
-            here = machines if run.platform == platform else {}
+            here = dict(machines) if run.platform == platform else {}
+            before = 1 if run.platform == "local" else (run.spec.get("data") or {}).get("nodes", 1)
+            for step in (step for step in seconds if step in ON_PIECES and nodes != before):
+                seconds[step] *= before / nodes
+                here |= {step: (here[step][0], nodes)} if step in here else {}
             usd = _usd(seconds, here, plan.chosen.fleet.region, prices)
-            return PlannedRest(hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id)
+            return PlannedRest(
+                hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id,
+                divided=nodes if nodes != before else 0,
+            )  # fmt: skip
     return None
 
 

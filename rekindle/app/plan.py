@@ -36,7 +36,7 @@ def figures(
     prices = book(home, own)
     before = known(home, spec.name)
     found = make(spec, prices, named, there, examples, today=today, known=before)
-    return told(found, refusals(found, spec), rest_of(found, named, home, prices))
+    return told(found, refusals(found, spec), rest_of(found, spec, named, home, prices))
 
 
 def _region(spec: Spec, platform: str) -> str:
@@ -105,7 +105,7 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
         return None
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
-    return told(plan, rest=rest_of(plan, platform, home, prices))
+    return told(plan, rest=rest_of(plan, spec, platform, home, prices))
 
 
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:

@@ -69,7 +69,8 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     if plan.rest is not None:
         usd = "" if plan.rest.usd is None else f", {formats.usd(plan.rest.usd)}"
         hours = formats.hours(plan.rest.hours)
-        yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}"
+        nodes = f", but ingest and shard on {plan.rest.divided} nodes" if plan.rest.divided else ""
+        yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}{nodes}"
     yield from _others(plan)
     yield from (("advice", line) for line in plan.advice)
     yield from (("if", line) for line in plan.if_else)

@@ -165,14 +165,16 @@ class SampleOrder:
                 places = self._permutation(len(mine), turn, _SHARDS, source)
                 window_of[mine] = places * self._windows // len(mine)
         drawn = self._drawn_before(window_of)
+        by_window = np.argsort(window_of, kind="stable")
+        begins = np.searchsorted(window_of[by_window], np.arange(self._windows + 1))
         windows, kept, first = list[Indices](), [0], 0
         for window, end in enumerate(drawn.sum(1).tolist()[1:]):
             last = window + 1 == self._windows
             # a window fills a batch, whose rest goes to the next
             start = int(drawn[kept[-1]].sum())
             if last or min(end - start, self._total - end) >= self.global_batch_size:
-                inside = (window_of < 0) | ((window_of >= first) & (window_of <= window))
-                windows.append(np.flatnonzero(inside))
+                own = by_window[begins[first] : begins[window + 1]]
+                windows.append(np.sort(np.concatenate([by_window[: begins[0]], own])))
                 kept.append(window + 1)
                 first = window + 1
         self._epoch = number, _Epoch(windows, drawn[kept])

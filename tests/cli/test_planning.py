@@ -171,12 +171,19 @@ def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, ca
     ])  # fmt: skip
     spec = Spec.model_validate(dict(run.spec))
     plan = make(spec, book, "azureml")
-    rest = rest_of(plan, "azureml", home, book)
+    rest = rest_of(plan, spec, "azureml", home, book)
     others = len(run.steps) - 1
     assert rest.hours == pytest.approx(0.1 * others)
     assert rest.usd == pytest.approx(0.2 * others)
-    assert rest_of(plan, "azureml", home, PriceBook(())).usd is None, "nobody knows a price"
-    assert rest_of(plan, "vertex", home, book).usd is None, "other machines"
+    assert rest_of(plan, spec, "azureml", home, PriceBook(())).usd is None, "nobody knows a price"
+    assert rest_of(plan, spec, "vertex", home, book).usd is None, "other machines"
+    more = spec.model_copy(update={"data": spec.data.model_copy(update={"nodes": 4})})
+    divided = rest_of(plan, more, "azureml", home, book)
+    assert divided.hours == pytest.approx(0.1 * (others - 2 + 2 / 4)), (
+        "ingest and shard in a quarter"
+    )
+    assert divided.usd == pytest.approx(rest.usd), "of four machines"
+    assert (divided.divided, rest.divided) == (4, 0)
     another = dataclasses.replace(plan, name="new")
-    assert rest_of(another, "azureml", home, book) is None
+    assert rest_of(another, spec, "azureml", home, book) is None
     assert f"as in {run.run_id}" in "\n".join(outlook(planned(spec, "azureml", home)))
