@@ -1,6 +1,6 @@
 """`ingest` + `shard` against `datasets`' `map(batched=True)`: one machine, one run, one tokenizer.
 
-    python tests/bench/bench_shard.py [--gigabyte] [--repeat 3] [--format jsonl|csv]
+    python tests/bench/bench_shard.py [--gigabyte] [--repeat 3] [--format jsonl|csv] [--ray]
 
 Texts are made of real reviews, so that lengths and vocabulary are real. Each measurement is a fresh
 process with empty caches, timed after its imports; contestants take turns. Peak memory is the
@@ -10,8 +10,10 @@ machine what the wall clock does not.
     rekindle   reads, checks, hashes, splits, tokenizes, writes shards with a manifest
     datasets   load_dataset, map(batched=True, num_proc=cores) as documented, save_to_disk
     tuned      the same with a faster tokenize function in map: `encode_batch_fast`, ids only
+    ray        Ray Data: read_json, map_batches, write_parquet, with that faster function; its
+               cluster is there before the clock starts. `.venv-clusters/bin/python` has Ray
 
-The ratio that counts is the one to `datasets`.
+The ratio that counts is the one to `datasets`; Ray's own processes make its processor time.
 """
 
 from __future__ import annotations
@@ -135,6 +137,36 @@ def run_datasets(corpus: Path, tokenizer: Path, out: Path, *, tuned: bool) -> tu
     return seconds, sum(len(chunk.values) for chunk in column.chunks)
 
 
+def run_ray(corpus: Path, tokenizer: Path, out: Path) -> tuple[float, int]:
+    import pyarrow.parquet
+    import ray
+    import ray.data
+    from tokenizers import Tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=len(os.sched_getaffinity(0)))
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    fast = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    fast.enable_truncation(MAX_LENGTH)
+
+    def tokenize(batch):
+        ids = [row.ids for row in fast.encode_batch_fast(list(batch["text"]))]
+        return pyarrow.table({"input_ids": ids, "label": batch["label"]})
+
+    start = time.perf_counter()
+    read = ray.data.read_csv if corpus.suffix == ".csv" else ray.data.read_json
+    read(str(corpus)).map_batches(tokenize, batch_size=1_000).write_parquet(str(out / "saved"))
+    seconds = time.perf_counter() - start
+    saved = pyarrow.parquet.read_table(out / "saved", columns=["input_ids"])
+    return seconds, sum(len(chunk.values) for chunk in saved.column(0).chunks)
+
+
+def tree_seconds() -> float:
+    """Processor time of this process and of all below it, those that ended included."""
+    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(sum(process.cpu_times()[:4]) for process in tree)
+
+
 def measure(contestant: str, corpus: Path, tokenizer: Path, scratch: Path) -> dict[str, float]:
     """One run in a fresh process: its seconds, tokens, and the peak of the summed PSS of its tree
     in MB."""
@@ -167,7 +199,7 @@ def measure(contestant: str, corpus: Path, tokenizer: Path, scratch: Path) -> di
     if process.returncode:
         sys.exit(f"{contestant} failed")
     found = json.loads(answer.splitlines()[-1])
-    return {**found, "cpu_seconds": cpu_seconds() - before, "peak_mb": peak[0] / 1e6}
+    return {"cpu_seconds": cpu_seconds() - before, **found, "peak_mb": peak[0] / 1e6}
 
 
 def cpu_seconds() -> float:
@@ -199,11 +231,15 @@ def pss_bytes(pid: int) -> int:
 
 def child(contestant: str, corpus: str, tokenizer: str, out: str) -> None:
     paths = Path(corpus), Path(tokenizer), Path(out)
+    more = {}
     if contestant == "rekindle":
         seconds, tokens = run_rekindle(*paths)
+    elif contestant == "ray":
+        seconds, tokens = run_ray(*paths)
+        more["cpu_seconds"] = tree_seconds()  # its daemons outlive this process
     else:
         seconds, tokens = run_datasets(*paths, tuned=contestant == "tuned")
-    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+    print(json.dumps({"seconds": seconds, "tokens": tokens, **more}))
 
 
 def main() -> None:
@@ -213,6 +249,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
+    parser.add_argument("--ray", action="store_true", help="Ray Data, too")
     parser.add_argument("--child", nargs=4)
     options = parser.parse_args()
     if options.child:
@@ -220,7 +257,7 @@ def main() -> None:
         return
     megabytes = 1000 if options.gigabyte else options.megabytes
     repeat = options.repeat or (1 if options.gigabyte else 3)
-    names = options.contestants.split(",")
+    names = [*options.contestants.split(","), *(["ray"] if options.ray else [])]
     with tempfile.TemporaryDirectory(prefix="bench-shard-") as folder:
         scratch = Path(folder)
         corpus, tokenizer = scratch / f"corpus.{options.format}", scratch / "tokenizer"
