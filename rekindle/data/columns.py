@@ -57,7 +57,10 @@ class RawBatch:
 
 
 class Source(Protocol):
-    """What `ingest` and `fingerprint` need of a source of any kind."""
+    """What `ingest` and `fingerprint` need of a source of any kind; `names_files`: rows may name
+    files beside the source's own."""
+
+    names_files: bool = False
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, in an order that depends on the content alone."""

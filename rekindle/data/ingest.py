@@ -103,8 +103,6 @@ class _Part:
         self.opened = open_source(self.data, self.modality, self.window)
         self.by_column = _by_column(self.data, self.window)
         self.in_pieces = isinstance(self.opened, FileSource | HubSource)
-        # bytes of files tell what is read
-        self.is_plain = not (self.by_column or getattr(self.opened, "names_files", False))
         self.contents: dict[str, str] = {}
 
     def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
@@ -119,9 +117,7 @@ class _Part:
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
         if self.by_column:
             settings.append(order["window"])
-        if getattr(
-            self.opened, "names_files", False
-        ):  # what is behind the names is not known before it is read
+        if self.opened.names_files:  # and what they hold is not known before
             settings.append(source)
         self.items = [one.item(one.key([settings, code()])) for one in found]
 
@@ -175,7 +171,7 @@ class _Ingestion:
             }  # fmt: skip
             if self.in_pieces:
                 part.cut(order, self.store, self.source)
-                if len(self.parts) == 1 and part.is_plain:
+                if len(self.parts) == 1 and not (part.by_column or part.opened.names_files):
                     self._check(part.seen())
             part.entries = part.executor.map(_PIECE, order, part.items, digest([order, part.items]))
             for entry in part.entries:
@@ -320,8 +316,8 @@ def ingest_piece(order: Order, item: Entry) -> Entry:
         check_versions(source)
         piece.write(source, folder)
         check_versions(source)
-        if isinstance(source, FileSource):
-            piece.seen = piece.seen if _by_column(data, window) else source.named
+        if isinstance(source, FileSource) and not _by_column(data, window):
+            piece.seen = source.named
         return {**store.commit(item["key"], folder, piece.known()), "new": True}
 
 

@@ -24,6 +24,7 @@ from rekindle.data.executor import Executor, Order
 from rekindle.data.files import ContentHash, Files, Named, SourceFile
 from rekindle.data.hub import HubSource
 from rekindle.data.source import FileSource, open_source
+from rekindle.data.window import parse_window
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import digest
@@ -86,7 +87,7 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
     if "hub" in item:
         return HubSource(data, modality, item["hub"])
     if "files" not in item:
-        return open_source(data, modality)
+        return open_source(data, modality, parse_window(order["window"]))
     filesystem, named = fsspec.url_to_fs(data.source)[0], Named()
     found = tuple(
         SourceFile(

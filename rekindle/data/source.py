@@ -42,7 +42,6 @@ class FileSource(Source):
         """`files`: those to read, as they are; else those of the source in the window."""
         self._data = data
         self.files = files or locate(data)
-        # rows may name files beside the source's own
         self.names_files = modality == "image" and self.files.format != "images"
         if files is None and window is not None and "{window" in data.source:
             self.files = self.files.within(window)

@@ -138,6 +138,8 @@ def run_datasets(corpus: Path, tokenizer: Path, out: Path, *, tuned: bool) -> tu
 
 
 def run_ray(corpus: Path, tokenizer: Path, out: Path) -> tuple[float, int]:
+    waits = ("RAY_raylet_start_wait_time_s", "RAY_gcs_server_request_timeout_seconds")
+    os.environ |= dict.fromkeys(waits, "300")  # on a busy machine
     import pyarrow.parquet
     import ray
     import ray.data

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from rekindle.data.examples import open_examples
 from rekindle.data.fingerprint import fingerprint
@@ -190,3 +191,16 @@ def test_contradictions_are_refused(tmp_path, change, says):
     with pytest.raises((SpecError, RequestError)) as caught:
         load_target(tmp_path / "c.yaml", [change])
     assert says in str(caught.value)
+
+
+def test_beside_a_bundled_source_the_window_still_chooses_files(tmp_path):
+    for month in (1, 2, 3):
+        for i in range(60):
+            path = tmp_path / f"2026-0{month}" / str(i % 10) / f"{month}-{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 4 * i + month).save(path)
+    sources = [{"source": "sklearn:digits"}, {"source": f"{tmp_path}/{{window:%Y-%m}}/*/*.png"}]
+    data = DataSpec.model_validate({"sources": sources, "window": {"size": "2 months"}})
+    seen = fingerprint("image_classification", data, ModelSpec(), TrainSpec(), champion=None)
+    summary = ingest(data, "image", seen.window, tmp_path / "out", source=seen.data)
+    assert sum(summary.rows.values()) == 1_797 + 2 * 60
