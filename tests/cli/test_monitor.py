@@ -69,6 +69,48 @@ def look(*words, check=True):
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
+def test_a_step_of_a_pipeline_checks_and_decides_what_follows(job):
+    """The component, by `rekindle run` of a pipeline of one's own."""
+    Path("nightly.py").write_text("""
+from kfp import dsl
+from components.monitor import monitor
+
+
+@dsl.component(base_image="python:3.11")
+def told(reason: str):
+    print(f"somebody is told: {reason}")
+
+
+@dsl.pipeline(name="nightly")
+def nightly(watched: str, root: str):
+    done = monitor(config=watched, artifact_root=root)
+    done.set_caching_options(False)
+    with dsl.If(done.outputs["verdict"] == "alarm"):
+        told(reason=done.outputs["reason"])
+""")
+    watched = load_target(Path("c.yaml")).model_dump_json(
+        include={"name", "task", "data", "registration", "monitor"}, by_alias=True
+    )
+    arguments = {"watched": watched, "root": str(Path("home").resolve())}
+    config = {"name": "nightly", "pipeline": "nightly.py:nightly", "arguments": arguments}
+    Path("nightly.yaml").write_text(json.dumps(config))
+    logged(job, 200)
+    statuses = []
+    for turn in range(2):
+        done = json.loads(rekindle("run", "nightly.yaml", "--home", "runs", "--json").stdout)
+        steps = {step["name"].rpartition("/")[2]: step for step in done["steps"]}
+        record = json.loads(Path("runs", "runs", done["run_id"], "run.json").read_text())
+        (checked,) = (
+            step["artifacts"]["checked"] for step in record["steps"] if step["name"] == "monitor"
+        )
+        found = json.loads(Path(checked["uri"].removeprefix("file://")).read_text())
+        statuses.append((found["verdict"], steps["told"]["status"]))
+        if not turn:
+            logged(job, 400, unknown=0.4, seed=6)
+    assert statuses == [("quiet", "skipped"), ("alarm", "succeeded")]
+
+
 def test_a_stream_as_before_is_quiet_and_new_words_are_an_alarm(job):
     logged(job, 200)
     code, found = look()
