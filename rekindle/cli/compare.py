@@ -7,8 +7,7 @@ import click
 from rekindle.app.runs import found_records
 from rekindle.cli.options import shared, tell
 from rekindle.report.collect import collect
-from rekindle.report.comparison import compared, lines
-from rekindle.report.comparison_page import render_comparison
+from rekindle.report.comparison import compared, lines, render_comparison
 
 
 @click.command("compare")
