@@ -1,14 +1,18 @@
 """Where versions live: MLflow, embedded by default. The only place that talks to it.
 
 An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root (MLflow's own
-file store is gone since 3.x; sqlite it is). Every failure of the registry leaves here as a
-RegistryError that names it without credentials."""
+file store is gone since 3.x; sqlite it is). MLflow makes the tables of that database one migration
+after the other, for seconds; one whose making was interrupted can neither be opened nor finished,
+so it is made aside and renamed. Its rows name files by absolute URIs, which are updated where the
+home was moved or copied. Every failure of the registry leaves here as a RegistryError that names it
+without credentials."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +21,19 @@ from urllib.parse import urlsplit, urlunsplit
 from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
 from rekindle.masking import masked
-from rekindle.registry import embedded
-from rekindle.registry.embedded import ARTIFACTS, DATABASE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+_PLACES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+_PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 
@@ -83,9 +94,41 @@ def _asked(uri: str) -> MlflowClient:
 def _embedded(uri: str, root: Path) -> MlflowClient:
     """The database is made if it is not there, by one process at a time."""
     with owned(root / "locks" / "registry", lambda: None):
-        embedded.make(root)
-        embedded.settle(root)
+        _make(root)
+        _settle(root)
         return _asked(uri)
+
+
+def _make(root: Path) -> None:
+    """Make the database under `root` unless it is there. The caller keeps others out."""
+    final = root / DATABASE
+    if final.exists() and final.stat().st_size:
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for left in root.glob(f".{DATABASE}.*"):
+        left.unlink(missing_ok=True)
+    draft = root / f".{DATABASE}.{os.getpid()}"
+    SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
+    draft.replace(final)
+
+
+def _settle(root: Path) -> None:
+    """Update the URIs in the database to the files in this home. The caller keeps others out."""
+    now = f"{(root / ARTIFACTS).as_uri()}/"
+    database = sqlite3.connect(root / DATABASE, timeout=_PATIENCE_SECONDS)
+    with contextlib.closing(database), database:
+        # MLflow makes the experiment 0 with the database, where we tell it to keep files
+        asked = "select artifact_location from experiments where experiment_id = 0"
+        before = str((database.execute(asked).fetchone() or ("",))[0]).removesuffix("0")
+        if before == now or not before.endswith(f"/{ARTIFACTS}/"):
+            return
+        for table, column in _PLACES.items():
+            database.execute(
+                f"update {table} set {column} = ? || substr({column}, ?) "  # noqa: S608 - ours
+                f"where substr({column}, 1, ?) = ?",
+                (now, len(before) + 1, len(before), before),
+            )
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:

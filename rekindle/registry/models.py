@@ -19,8 +19,14 @@ from rekindle.errors import ChangedModelError, DataError, RegistryError
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
-from rekindle.registry.client import PREFIX, registry, resolve_uri, tags_of, without_password
-from rekindle.registry.embedded import DATABASE
+from rekindle.registry.client import (
+    DATABASE,
+    PREFIX,
+    registry,
+    resolve_uri,
+    tags_of,
+    without_password,
+)
 from rekindle.registry.tracking import tracking_run
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import RegisterSpec

@@ -4,8 +4,7 @@ beside them."""
 from pathlib import Path
 
 from rekindle.errors import ChangedModelError, RequestError
-from rekindle.registry.client import PREFIX, tags_of
-from rekindle.registry.embedded import DATABASE
+from rekindle.registry.client import DATABASE, PREFIX, tags_of
 from rekindle.registry.models import CHAMPION, KEPT, Registry, by_alias, fetch_model
 from rekindle.registry.signature import EVIDENCE
 from rekindle.serve.model import ServedModel
