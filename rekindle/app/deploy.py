@@ -15,7 +15,7 @@ from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
 from rekindle.records import Deployment, RolloutEvent, VersionTraffic
 from rekindle.registry.history import champion_of
-from rekindle.registry.served import served_model
+from rekindle.registry.models import served_model
 from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
 from rekindle.serve.deployed import BOUNDS_MS, Traffic

@@ -14,7 +14,7 @@ from rekindle.errors import RequestError
 from rekindle.monitor import look, verdict
 from rekindle.platforms.local.store import make_home, slug
 from rekindle.records import Evidence, Monitored, Signal, write_atomically
-from rekindle.registry.served import served_model
+from rekindle.registry.models import served_model
 from rekindle.spec.model import Spec
 from rekindle.spec.monitor import MonitorSpec
 from rekindle.tasks import load_task

@@ -52,8 +52,9 @@ def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
     return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
 
 
-def without_password(uri: str) -> str:
-    """`uri` as it may be shown."""
+def shown_uri(tracking_uri: str, artifact_root: str) -> str:
+    """The registry's URI without credentials."""
+    uri = resolve_uri(tracking_uri, artifact_root)
     parts = urlsplit(uri)
     if not parts.password:
         return masked(uri)
@@ -79,7 +80,7 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
         what = f"cannot {doing}: {first_line(error)[:300]}"
         fix = _fix(tracking_uri, error)
-        raise RegistryError(what, where=without_password(uri), fix=fix) from error
+        raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
 
 
 def _asked(uri: str) -> MlflowClient:
