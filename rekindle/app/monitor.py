@@ -14,8 +14,8 @@ from rekindle.errors import RequestError
 from rekindle.platforms.local.store import make_home, slug
 from rekindle.records import Evidence, Monitored, Signal, write_atomically
 from rekindle.registry.models import served_model
+from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import Spec
-from rekindle.spec.monitor import MonitorSpec
 from rekindle.tasks import load_task
 
 _MOST_KEPT = 1_000  # checks
