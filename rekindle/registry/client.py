@@ -1,4 +1,4 @@
-"""Where versions live: MLflow, embedded by default. The only place that talks to it.
+"""Where versions and training metrics live: MLflow, embedded by default.
 
 An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root (MLflow's own
 file store is gone since 3.x; sqlite it is). MLflow makes the tables of that database one migration
@@ -13,7 +13,8 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -21,9 +22,12 @@ from urllib.parse import urlsplit, urlunsplit
 from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
 from rekindle.masking import masked
+from rekindle.records import HistoryRow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
@@ -36,6 +40,11 @@ _PLACES = {
 _PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
+BATCH = 1_000
+METRICS = (
+    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
+    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
+)  # fmt: skip
 
 
 def _prepare() -> None:
@@ -165,3 +174,70 @@ def tags_of(version: Any) -> dict[str, str]:
     """Tags of a model version without our prefix."""
     ours = {key: str(value) for key, value in version.tags.items() if key.startswith(PREFIX)}
     return {key.removeprefix(PREFIX): value for key, value in ours.items()}
+
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+class Tracker:
+    """Logs training metrics to the MLflow run of one run key, each optimizer step once.
+
+    The supervising process logs, not a rank, so a slow or lost tracking server never stops
+    training: after a first failure it says so and stays silent. A resumed run continues the same
+    MLflow run and skips the steps that are there already."""
+
+    def __init__(
+        self, tracking_uri: str, artifact_root: str, name: str, run_key: str,
+        parameters: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
+        self.name, self.run_key, self.parameters = name, run_key, parameters
+        self.run_id = ""
+        self.logged = 0
+        self.silent = False
+
+    def log(self, rows: Sequence[HistoryRow]) -> None:
+        """Log the steps in `rows` that are not logged yet."""
+        if self.silent:
+            return
+        try:
+            with registry(self.tracking_uri, self.artifact_root, "log training metrics") as client:
+                if not self.run_id:
+                    self.run_id = self._open(client)
+                    known = client.get_metric_history(self.run_id, "loss")
+                    self.logged = max((int(metric.step) for metric in known), default=0)
+                self._send(client, [row for row in rows if row.step > self.logged])
+        except RegistryError as error:
+            log.warning("%s\nTraining goes on without tracking.", error)
+            self.silent = True
+
+    def _open(self, client: MlflowClient) -> str:
+        run = tracking_run(client, self.tracking_uri, self.artifact_root, self.name, self.run_key)
+        if not client.get_run(run).data.params:
+            for key, value in self.parameters.items():
+                client.log_param(run, key, value)
+        return run
+
+    def _send(self, client: MlflowClient, rows: Sequence[HistoryRow]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        values = ((name, getattr(row, name), row.step) for row in rows for name in METRICS)
+        metrics = [Metric(n, value, now, step) for n, value, step in values if value is not None]
+        for start in range(0, len(metrics), BATCH):
+            client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+        if rows:
+            self.logged = rows[-1].step
+
+
+def tracking_run(
+    client: MlflowClient, tracking_uri: str, artifact_root: str, name: str, run_key: str
+) -> str:
+    """Id of the MLflow run that belongs to `run_key`, created when there is none."""
+    experiment = experiment_id(client, name, tracking_uri, artifact_root)
+    found = client.search_runs([experiment], f"tags.`{PREFIX}run_key` = '{run_key}'", max_results=1)
+    if found:
+        return str(found[0].info.run_id)
+    run = client.create_run(experiment, run_name=run_key[:12], tags={f"{PREFIX}run_key": run_key})
+    return str(run.info.run_id)

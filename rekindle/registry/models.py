@@ -19,9 +19,8 @@ from rekindle.errors import ChangedModelError, DataError, RegistryError, Request
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
-from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of
+from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of, tracking_run
 from rekindle.registry.signature import EVIDENCE
-from rekindle.registry.tracking import tracking_run
 from rekindle.serve.model import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
