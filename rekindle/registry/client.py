@@ -176,10 +176,6 @@ def tags_of(version: Any) -> dict[str, str]:
     return {key.removeprefix(PREFIX): value for key, value in ours.items()}
 
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-
 class Tracker:
     """Logs training metrics to the MLflow run of one run key, each optimizer step once.
 
