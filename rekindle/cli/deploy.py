@@ -11,7 +11,7 @@ from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
-from rekindle.cli.serve import SERVING, require
+from rekindle.cli.serving import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.deployed import Traffic

@@ -45,6 +45,7 @@ VERBS = {
 _SHARED = {
     "compile": "definitions", "diff": "definitions", "report": "pages", "compare": "pages",
     "promote": "versions", "champion": "versions", "rollback": "versions",
+    "serve": "serving", "predict": "serving", "monitor": "serving",
 }  # fmt: skip
 
 

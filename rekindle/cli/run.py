@@ -17,7 +17,7 @@ from rekindle.app.rehearse import rehearse
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
 from rekindle.cli.options import Overrides, answer, config, overrides, shared, tell
-from rekindle.cli.serve import SERVING, require
+from rekindle.cli.serving import SERVING, require
 from rekindle.errors import RekindleError, RequestError, StepError
 from rekindle.launch.fault import Fault
 from rekindle.outputs import Grid, GridRow
