@@ -16,7 +16,7 @@ from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Monitored
-from rekindle.serve.model import ServeJob
+from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
 _PACKAGES = {

@@ -21,7 +21,7 @@ from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
 from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of, tracking_run
 from rekindle.registry.signature import EVIDENCE
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
 from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of, may_run

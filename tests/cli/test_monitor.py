@@ -15,7 +15,7 @@ from rekindle.app.triggers import due, moved
 from rekindle.cli.main import invoke
 from rekindle.records import Monitored, Signal
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.model import LogTo
+from rekindle.serve.messages import LogTo
 from rekindle.spec.load import load_target
 from rekindle.spec.schedule import TriggersSpec
 from tests.cli.turns import NOW, held, past
