@@ -46,6 +46,7 @@ _SHARED = {
     "compile": "definitions", "diff": "definitions", "report": "pages", "compare": "pages",
     "promote": "versions", "champion": "versions", "rollback": "versions",
     "serve": "serving", "predict": "serving", "monitor": "serving",
+    "status": "following", "logs": "following", "cancel": "following",
 }  # fmt: skip
 
 
