@@ -37,8 +37,7 @@ def batch_predict(
     import sys
     from collections import namedtuple
 
-    from rekindle.registry.models import Registry
-    from rekindle.registry.served import served_model
+    from rekindle.registry.models import Registry, served_model
     from rekindle.serve.batch import predict
     from rekindle.spec.model import DataSpec, RegisterSpec
 

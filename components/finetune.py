@@ -41,8 +41,8 @@ def finetune(
     import sys
 
     from rekindle.errors import PreemptedError
+    from rekindle.registry.client import Tracker
     from rekindle.registry.models import Registry, starting_weights
-    from rekindle.registry.tracking import Tracker
     from rekindle.spec.model import ModelSpec, RegisterSpec, TrainSpec
     from rekindle.train.finetune import finetune as run_gang
     from rekindle.train.job import Job

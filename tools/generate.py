@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rekindle.app.pipeline import DEPLOYING, PIPELINE, shipped, sources_line
-from rekindle.catalog.features import Carried, table
+from rekindle.catalog.tables import Carried, feature_rows
 from rekindle.ir.compile import compile_pipeline
 from rekindle.outputs import ANSWERS
 from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary, Turn
@@ -194,9 +194,9 @@ def _signs(kind: layout_support.Kind, axes: layout_support.Axes, column: Mapping
 
 def feature_table() -> str:
     """`docs/features.md`: the feature table for people."""
-    platforms = list(next(iter(table().values())).on)
+    platforms = list(next(iter(feature_rows().values())).on)
     lines = [f"| feature | {' | '.join(platforms)} |", "|---" * (len(platforms) + 1) + "|"]
-    for feature in table().values():
+    for feature in feature_rows().values():
         cells = [_cell(feature.on[platform]) for platform in platforms]
         lines.append(f"| {feature.what} | {' | '.join(cells)} |")
     return FEATURES + "\n".join(lines) + "\n"

@@ -9,10 +9,9 @@ from rekindle.errors import RequestError, SpecError
 from rekindle.launch.events import emit
 from rekindle.platforms.platform import Platform
 from rekindle.records import Decision, Registration, RunRecord
-from rekindle.registry import promotion
+from rekindle.registry import models, promotion
 from rekindle.registry.history import existing
-from rekindle.registry.models import Registry, aliases, registration
-from rekindle.registry.served import lineage_of, note_published, served_model
+from rekindle.registry.models import Registry
 from rekindle.report.collect import collect
 from rekindle.report.ledger import ledger
 from rekindle.spec.model import Spec
@@ -35,7 +34,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
         fix = "a refused candidate cannot be approved; change the config and run again"
         raise RequestError(what, fix=fix)
     where = registry_of(Spec.model_validate(record.spec), home)
-    version, before = found.registration.version, aliases(where).get("champion", "")
+    version, before = found.registration.version, models.aliases(where).get("champion", "")
     done = found.registration.decision == "promoted" and before == version
     registered = promotion.promote(where, found.registration, found.files["evidence"], reason)
     registered.write(found.files["registration"])
@@ -51,15 +50,15 @@ def publish(spec: Spec, home: Path) -> None:
     where = registry_of(spec, home)
     if not spec.registration.publish:
         return
-    model = served_model(where, spec.data, spec.task)
-    lineage = lineage_of(where, model.version)
+    model = models.served_model(where, spec.data, spec.task)
+    lineage = models.lineage_of(where, model.version)
     for name in spec.registration.publish:
         if problems := getattr(spec.platforms, name).missing():
             raise SpecError(problems)
         publisher = Platform.of(name, spec.platforms).publisher(where.name)
         named = publisher.publish(model, lineage)
         emit("notice", text=f"version {model.version} is the champion on {name}: {named}")
-        note_published(where, model.version, name, named)
+        models.note_published(where, model.version, name, named)
 
 
 def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, str]:
@@ -83,7 +82,7 @@ def _show(home: Path, where: Registry, versions: Collection[str]) -> None:
             if tagged in ("promoted", "rolled_back"):
                 decision = "promoted" if tagged == "promoted" else "rolled_back"
             version = client.get_model_version(where.name, known.version)
-            now = registration(client, where, version, known.created, decision)
+            now = models.registration(client, where, version, known.created, decision)
         if now != known:
             now.write(found.files["registration"])
             shown_anew(record, home)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from rekindle.app.pipeline import ON_MACHINES, ON_PIECES, arguments_of
 from rekindle.app.plan import settled
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
@@ -48,7 +48,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
 
 def _say_what_is_needed(platform: str, graph: Graph) -> None:
     """Warn of what images need that no compiler can look into."""
-    carried = table()["container_components"].on.get(platform)
+    carried = feature_rows()["container_components"].on.get(platform)
     paths = [use.path for use in uses(graph) if use.feature == "container_components"]
     if paths and carried and carried.verdict == "emulated":
         log.warning("%s on %s: %s", ", ".join(paths), platform, carried.how)

@@ -15,11 +15,10 @@ from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
 from rekindle.records import Deployment, RolloutEvent, VersionTraffic
 from rekindle.registry.history import champion_of
-from rekindle.registry.served import served_model
+from rekindle.registry.models import served_model
 from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
-from rekindle.serve.deployed import BOUNDS_MS, Traffic
-from rekindle.serve.model import LogTo, ServedModel
+from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
 from rekindle.serve.rollout import Endpoint, Log, Rollout, serving
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec

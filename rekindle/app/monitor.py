@@ -6,17 +6,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from rekindle import formats
+from rekindle import formats, monitor
 from rekindle.app import champion
 from rekindle.app.deploy import log_to
 from rekindle.data.window import parse_duration, shift
 from rekindle.errors import RequestError
-from rekindle.monitor import look, verdict
 from rekindle.platforms.local.store import make_home, slug
 from rekindle.records import Evidence, Monitored, Signal, write_atomically
-from rekindle.registry.served import served_model
+from rekindle.registry.models import served_model
+from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import Spec
-from rekindle.spec.monitor import MonitorSpec
 from rekindle.tasks import load_task
 
 _MOST_KEPT = 1_000  # checks
@@ -40,20 +39,20 @@ def check(
         what = f"version {model.version} was registered without rows to compare with"
         fix = "train it again: what is registered now keeps them"
         raise RequestError(what, where=model.name, fix=fix)
-    seen = look.seen(to.root, model.name, model.digest, start, now)
+    seen = monitor.seen(to.root, model.name, model.digest, start, now)
     rows, labels = seen.rows, dict[str, str]()
     if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
-        labels = look.labels(spec.data, load_task(spec.task).modality, asked.labels)
+        labels = monitor.labels(spec.data, load_task(spec.task).modality, asked.labels)
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = rows.filter(pc.less(rows.column("time"), young))
         labels = {one: labels[one] for one in old.column("id").to_pylist() if one in labels}
-    signals = verdict.judge(evidence, rows, labels, asked.min_rows, asked.false_alarms)
+    signals = monitor.judge(evidence, rows, labels, asked.min_rows, asked.false_alarms)
     found = Monitored(
         name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
         start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
         **_said(signals, seen.total, asked.min_rows, f"{to.root}/{model.name}"),
         signals=signals, rows=seen.total, left_out=seen.left_out,
-        expected_accuracy=verdict.expected_accuracy(evidence, rows),
+        expected_accuracy=monitor.expected_accuracy(evidence, rows),
         p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
     )  # fmt: skip
     make_home(home)

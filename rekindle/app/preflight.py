@@ -1,9 +1,11 @@
-"""What can be known to be wrong before anything is written or started: all of it at once."""
+"""What can be known to be wrong with a config, this machine and a platform before anything is
+written or started: all of it at once, each with its fix."""
 
 import contextlib
 import functools
 import glob
 import importlib.util
+import itertools
 import logging
 import os
 import re
@@ -14,16 +16,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle.app.compile import compiled
+from rekindle.app.pipeline import graph_of
+from rekindle.app.plan import on_any_machine
 from rekindle.data.glance import classes, first_rows, golden_rows
 from rekindle.engines import engine_of
-from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
+from rekindle.errors import Problem, RekindleError, RequestError, collected, did_you_mean
 from rekindle.launch.process import has_gpu
+from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.plan.request import model_config
+from rekindle.platforms.checks import Needs, run_checks
+from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.docker import find
+from rekindle.platforms.platform import Platform
+from rekindle.platforms.submission import Definition
 from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.platforms import PlatformsSpec
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +59,59 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
     }  # fmt: skip
     return {name: list(problems) for name, problems in found.items()}
+
+
+def ready(platform: str, spec: Spec) -> Definition:
+    """The definition; RequestError with everything that is wrong with it or not said."""
+    problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
+    with collected(problems):
+        definition = compiled(platform, spec, *graph_of(spec))
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
+    return definition
+
+
+def refuse_early(platform: Platform, definition: Definition) -> None:
+    """RequestError with what would make a submission fail later, as far as it can be asked."""
+    if found := wrong_ones(run_checks(platform.checks(definition, Needs()), early=True)):
+        raise RequestError(dict.fromkeys(found))
+
+
+def needs_of(spec: Spec, platform: str) -> Needs:
+    """What the config asks of the platform beyond training."""
+    return Needs(
+        model=spec.model_name,
+        deploys="deploy" in spec.model_fields_set,
+        publishes=platform in spec.registration.publish,
+        deploys_in_steps=spec.deploy.after_promotion and spec.pipeline is None,
+    )
+
+
+def ready_here(spec: Spec, home: Path) -> Readiness:
+    """What this machine and the config lack for a run here."""
+    found = looks(spec, home)
+    problems = list(itertools.chain.from_iterable(found.values()))
+    ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
+    wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
+    checks = tuple((wrong if lacks else ok)(name=name) for name, lacks in found.items())
+    errors = rows_of(RequestError(problems)) if problems else ()
+    return Readiness(platform="local", checks=checks, errors=errors)
+
+
+def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
+    """What a platform and the config lack for each other; the permissions that steps need."""
+    there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
+    definition, lacks = None, list[Problem]()
+    spec = on_any_machine(spec, platform, home, lacks) if spec else None
+    with collected(lacks):
+        definition = ready(platform, spec) if spec else None
+    needs = needs_of(spec, platform) if spec else Needs()
+    found = run_checks(there.checks(definition, needs))
+    errors = dict.fromkeys((*lacks, *wrong_ones(found)))
+    return Readiness(
+        platform=platform, permissions=there.permissions(needs), checks=found,
+        errors=rows_of(RequestError(errors)) if errors else (),
+    )  # fmt: skip
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.readiness import ready, refuse_early
+from rekindle.app.preflight import ready, refuse_early
 from rekindle.app.runs import keep_definition, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned

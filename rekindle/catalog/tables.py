@@ -1,6 +1,6 @@
-"""The catalog's small tables: limits of platforms, Hugging Face configs, images without Python,
-presets of hazards, settings of networks, Azure's time zones. The rows of each are in a YAML file
-beside this module, with source and date."""
+"""The catalog's small tables: what platforms do with features of KFP, their limits, Hugging Face
+configs, images without Python, presets of hazards, settings of networks, Azure's time zones. The
+rows of each are in a YAML file beside this module, with source and date."""
 
 import dataclasses
 import difflib
@@ -8,12 +8,13 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from rekindle.errors import RequestError
 
+Verdict = Literal["native", "emulated", "ignored", "refused"]
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
 
 
@@ -90,3 +91,39 @@ def azure_zone(zone: str) -> str | None:
     """Azure's name of IANA's `zone`, or None: `Europe/Berlin` is `W. Europe Standard Time`."""
     zones = _table("azure_zones")["zones"]
     return next((name for name, among in zones.items() if zone in among.split()), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """How a platform carries a feature: `how` it is emulated, what is ignored, or why it is
+    refused, by which `source`."""
+
+    verdict: Verdict
+    how: str = ""
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A row: `what` it is in words, and each platform's way with it."""
+
+    name: str
+    what: str
+    on: Mapping[str, Carried]
+
+
+@functools.cache
+def feature_rows() -> Mapping[str, Feature]:
+    """All features by name: the one contract for admission, documentation and tests, of which
+    `make generate` writes docs/features.md."""
+    found = {}
+    for name, row in _table("features").items():
+        on = {}
+        for platform, cell in row.items():
+            if isinstance(cell, dict):
+                verdict = next(word for word in get_args(Verdict) if word in cell)
+                on[platform] = Carried(verdict, cell[verdict], cell.get("source", ""))
+            elif platform != "what":
+                on[platform] = Carried(cell)
+        found[name] = Feature(name, row["what"], on)
+    return found

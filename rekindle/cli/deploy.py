@@ -11,11 +11,10 @@ from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
-from rekindle.cli.serve import SERVING, require
+from rekindle.cli.serving import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
-from rekindle.serve.deployed import Traffic
-from rekindle.serve.model import SHADOWED
+from rekindle.serve.messages import SHADOWED, Traffic
 from rekindle.spec.load import load_target
 
 _WORDS = {

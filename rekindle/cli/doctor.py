@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.readiness import ready_here, ready_there
+from rekindle.app.preflight import ready_here, ready_there
 from rekindle.cli.options import Overrides, answer, maybe_config, overrides, shared
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.pipeline import graph_of
-from rekindle.cli.compile import several
+from rekindle.cli.definitions import several
 from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed

@@ -1,5 +1,5 @@
-"""The command line: a file a verb, loaded when it is called, and one place where errors become text
-and exit codes."""
+"""The command line: a file a verb, or for verbs of one thing, loaded when it is called, and one
+place where errors become text and exit codes."""
 
 import dataclasses
 import importlib
@@ -41,6 +41,13 @@ VERBS = {
     "report": "the HTML card of a run, and the index of all",
     "gc": "list and remove what old runs left",
 }
+# verbs that share a file, each a function there of the verb's name
+_SHARED = {
+    "compile": "definitions", "diff": "definitions", "report": "pages", "compare": "pages",
+    "promote": "versions", "champion": "versions", "rollback": "versions",
+    "serve": "serving", "predict": "serving", "monitor": "serving",
+    "status": "following", "logs": "following", "cancel": "following",
+}  # fmt: skip
 
 
 class _Verbs(click.Group):
@@ -53,12 +60,13 @@ class _Verbs(click.Group):
         if name not in VERBS:
             return None
         try:
-            command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
+            module = importlib.import_module(f"rekindle.cli.{_SHARED.get(name, name)}")
         except ModuleNotFoundError as error:  # such as pyarrow, of verbs that read the registry
             from rekindle.errors import RequestError
 
             fix = "pip install 'rekindle[local,serve]'"
             raise RequestError(f"{error.name} is not installed", fix=fix) from error
+        command: click.Command = getattr(module, name if name in _SHARED else "command")
         return command
 
     def resolve_command(

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from rekindle.app import calibrate
+from rekindle.app.forecast import lines
 from rekindle.app.plan import figures
-from rekindle.app.plan_text import lines
 from rekindle.app.preflight import first_look
 from rekindle.cli.options import Overrides, maybe_config, overrides, shared, tell
 from rekindle.masking import plain

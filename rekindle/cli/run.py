@@ -1,21 +1,38 @@
-"""`rekindle run CONFIG`: the whole pipeline here and now."""
+"""`rekindle run CONFIG`: the whole pipeline here and now; with several values of a field a training
+for each, and the best to its end; with --rehearse-preemption proof that a fault changes nothing."""
 
+import logging
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from rekindle import formats
-from rekindle.app.grid import points
+from rekindle.app.grid import Point, Trained, best_of, points, train
+from rekindle.app.pipeline import TRAINING
 from rekindle.app.progress import Progress, RunConsole, step_table
+from rekindle.app.rehearse import rehearse
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
-from rekindle.cli.grid import gridded
-from rekindle.cli.options import Overrides, answer, config, overrides, shared
-from rekindle.cli.rehearse import rehearsed
-from rekindle.cli.serve import SERVING, require
-from rekindle.errors import RekindleError, RequestError
-from rekindle.records import RunRecord, RunSummary
+from rekindle.cli.options import Overrides, answer, config, overrides, shared, tell
+from rekindle.cli.serving import SERVING, require
+from rekindle.errors import RekindleError, RequestError, StepError
+from rekindle.launch.fault import Fault
+from rekindle.outputs import Grid, GridRow
+from rekindle.records import RehearsalRecord, RunRecord, RunSummary
 from rekindle.spec.model import Spec
+
+log = logging.getLogger(__name__)
+
+WORDS = {
+    "promoted": "promoted",
+    "pending": "passed, but the promotion did not happen",
+    "approval_needed": "passed, waits for `rekindle promote {run}`",
+    "refused": "refused",
+    "rolled_back": "passed, but was rolled back; `rekindle promote {run} --reason WHY` overrides",
+}
 
 
 @click.command("run")
@@ -52,7 +69,7 @@ def command(
     if len(found) > 1:
         if fault is not None:
             raise RequestError("a rehearsal takes one value of each field", where="--set")
-        best = gridded(found, options, as_json, carry_out)
+        best = gridded(found, options, as_json)
         return _exit_code(best, require_promotion)
     spec = found[0].spec
     if spec.deploy.after_promotion:
@@ -119,10 +136,87 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
         console.print(f"{name:8}{text}", highlight=False, markup=False, soft_wrap=True)
 
 
-WORDS = {
-    "promoted": "promoted",
-    "pending": "passed, but the promotion did not happen",
-    "approval_needed": "passed, waits for `rekindle promote {run}`",
-    "refused": "refused",
-    "rolled_back": "passed, but was rolled back; `rekindle promote {run} --reason WHY` overrides",
-}
+def gridded(grid: Sequence[Point], options: Options, as_json: bool) -> RunSummary:
+    """Train at every point, show what came of each, and run the best one's pipeline to its end."""
+    console, trained = RunConsole(stderr=as_json), list[Trained]()
+    for number, point in enumerate(grid, 1):
+        console.print(f"training {number} of {len(grid)}: {' '.join(point.settings)}",
+                      highlight=False, markup=False)  # fmt: skip
+        progress = Progress()
+        try:
+            with progress:
+                trained.append(train(point, options, progress.changed, progress.event))
+        except StepError as error:
+            if progress.record is None or progress.record.step(TRAINING).status != "failed":
+                raise  # what comes before the training is the same for all
+            trained.append(Trained(point, progress.record, None))
+            console.print(str(error), highlight=False, markup=False)
+    best = best_of(trained)
+    console.print("\non the validation split:")
+    console.print(_table(trained, best), "")
+    # what was trained above is not trained again, also where steps are to be fresh
+    whole = Options(options.home, settings=best.point.settings)
+    result = carry_out(windows(best.point.spec)[-1], whole, as_json)
+    if as_json:
+        answer(Grid(trainings=tuple(map(_row, trained)), best=result))
+    return result
+
+
+def _table(trained: Sequence[Trained], best: Trained) -> Table:
+    """From the lowest validation loss on."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    names = [setting.partition("=")[0] for setting in best.point.settings]
+    for name in (*names, "loss", "accuracy", "time"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("run", overflow="fold")
+    for each in sorted(trained, key=lambda each: each.loss):
+        row = _row(each)
+        values = [setting.partition("=")[2] for setting in row.settings]
+        loss = formats.metric(each.loss) if math.isfinite(each.loss) else row.status
+        right = "" if row.validation_accuracy is None else formats.metric(row.validation_accuracy)
+        mark, time = "best" if each is best else "", formats.duration(row.seconds)
+        table.add_row(mark, *values, loss, right, time, row.run_id)
+    return table
+
+
+def _row(each: Trained) -> GridRow:
+    found = each.summary.validation if each.summary else {}
+    return GridRow(
+        settings=each.point.settings, run_id=each.record.run_id, status=each.record.status,
+        seconds=each.record.seconds or 0.0, validation_loss=found.get("loss"),
+        validation_accuracy=found.get("accuracy"),
+    )  # fmt: skip
+
+
+def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
+    """Train twice and compare; 0 when equal, 1 when not."""
+    fault = Fault.parse(text)
+    every = spec.train.checkpoint.every
+    if fault.kind != "term" and (every is None or fault.step <= every):
+        due = f"the first is due after step {every}" if every else "train.checkpoint.every is null"
+        log.warning(
+            "step %d comes before any checkpoint (%s): training will begin from its start. To "
+            "rehearse a resume, name a later step, or set train.checkpoint.every", fault.step, due,
+        )  # fmt: skip
+    record = rehearse(spec, fault, home)
+    tell(record, rehearsal_text(record), as_json)
+    found = record.rehearsal
+    return 0 if found.losses_equal and found.weights_equal else 1
+
+
+def rehearsal_text(record: RehearsalRecord) -> str:
+    """The lines that say whether the fault changed anything."""
+    found = record.rehearsal
+    lost = f"{found.samples_lost:,} samples trained again" if found.samples_lost else "nothing lost"
+    equal = {True: "equal, bit for bit", False: "DIFFERENT"}
+    start = f"from step {found.resumed_from_step}"
+    if not found.resumed_from_step:
+        start = "from the start: no checkpoint was complete, so no resume was rehearsed"
+    attempts = "1 attempt" if record.attempts == 1 else f"{record.attempts} attempts"
+    return (
+        f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, {attempts}\n"
+        f"resumed  {start}, {lost}\n"
+        f"losses   {equal[found.losses_equal]}\n"
+        f"weights  {equal[found.weights_equal]}"
+    )

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
+from rekindle.app.forecast import outlook
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.plan_text import outlook
-from rekindle.app.preflight import preflight
-from rekindle.app.readiness import ready, refuse_early
+from rekindle.app.preflight import preflight, ready, refuse_early
 from rekindle.app.run import windows
 from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
 from rekindle.cli.submit import show

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.follow import waited_for
-from rekindle.app.plan_text import outlook
+from rekindle.app.forecast import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
 from rekindle.app.submit import submitted

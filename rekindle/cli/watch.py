@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.plan_text import outlook
+from rekindle.app.forecast import outlook
 from rekindle.app.run import Options, windows
 from rekindle.app.submit import submitted
 from rekindle.app.watch import Act, turn

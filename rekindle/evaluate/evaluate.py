@@ -28,8 +28,7 @@ from rekindle import records
 from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
-from rekindle.records import Check, Churn, ClassResult, Comparison, Evidence, Slice
-from rekindle.spec.metrics import LOWER_IS_BETTER
+from rekindle.records import LOWER_IS_BETTER, Check, Churn, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000

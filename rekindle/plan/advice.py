@@ -9,10 +9,9 @@ from rekindle.plan.constants import CPU
 from rekindle.plan.memory import needed
 from rekindle.plan.request import Asked
 from rekindle.plan.search import Option, search
-from rekindle.plan.work import Work
+from rekindle.plan.work import Work, Zero
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import AUTO
-from rekindle.spec.zero import Zero
 
 if TYPE_CHECKING:
     from rekindle.plan.plan import Plan

@@ -11,10 +11,10 @@ from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError, first_line
 from rekindle.plan.shape import ModelShape, shape_of
+from rekindle.plan.work import Zero
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
-from rekindle.spec.zero import Zero
 
 _PLANNED = ("causal_lm", "text_classification")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")

@@ -17,8 +17,7 @@ from rekindle.plan import quantised, updates
 from rekindle.plan.attention import BACKWARD_PRODUCTS, WRITTEN, Kernel, written_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.shape import ModelShape
-from rekindle.plan.work import Kernels, Work
-from rekindle.spec.zero import Zero
+from rekindle.plan.work import Kernels, Work, Zero
 
 FORWARD = 1  # products; each of the gradients costs what the forward pass costs
 

@@ -23,7 +23,7 @@ _PACKAGE = Path(rekindle.__file__).parent
 _MODULES = ("launch/node.py", "launch/shim.py", "platforms/mounted.py")
 _ERRORS = ("errors.py", "masking.py")
 _CONDITIONS = (*_ERRORS, "ir/condition.py")
-RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # and the platform's own
+RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # what nodes need to find each other
 
 
 def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:

@@ -5,8 +5,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rekindle.catalog.features import Carried, Feature, table
-from rekindle.catalog.tables import lacks_python
+from rekindle.catalog.tables import Carried, Feature, feature_rows, lacks_python
 from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError, collected
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph, Step
@@ -53,7 +52,7 @@ def lacks(
 
 def row_of(use: Use) -> Feature:
     """The table's row, or one of a feature that it does not have."""
-    return table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
+    return feature_rows().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
 
 
 def carried_on(feature: Feature, platform: str) -> Carried:
@@ -73,7 +72,7 @@ def known_secrets(
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
     """A refusal of more than the platform takes; `path` is a step's, or "" for the pipeline."""
     who = f"`{path}`" if path else "the pipeline"
-    what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
+    what = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
     return Problem(what, where, fix, UnsupportedError.code)
 
 

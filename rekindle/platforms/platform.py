@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rekindle.platforms.snapshot import Log, RunSnapshot
     from rekindle.platforms.submission import Definition, Lowered, RunTag, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
-    from rekindle.serve.model import ServedModel
+    from rekindle.serve.messages import ServedModel
     from rekindle.serve.rollout import Endpoint
     from rekindle.spec.platforms import PlatformsSpec
     from rekindle.spec.schedule import ScheduleSpec

@@ -1,7 +1,7 @@
 """A definition on its way to a platform: what it is, what it is called there, and what came of it.
 
 A submission is identified by what is sent and by a token of the caller. The same two give the same
-name, so submitting is idempotent."""
+name, so submitting is idempotent. Also what all platforms say alike of what failed."""
 
 import contextlib
 import dataclasses
@@ -12,10 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from rekindle.errors import PlatformError, Problem
 from rekindle.outputs import PlannedStep
+from rekindle.records import RunStatus
+from rekindle.spec.schedule import ScheduleSpec
 
 S = TypeVar("S", bound=Any)  # with a `display_name`
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
+BUG = "this is probably a bug in rekindle, please report it"
 _TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
 
 
@@ -127,3 +131,31 @@ def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> 
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:length]
+
+
+def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
+    """To raise where a platform's SDK is missing."""
+    return PlatformError(f"{error.name} is not installed here", where=where, fix=fix)
+
+
+def no_schedule(name: str, where: str = "") -> PlatformError:
+    """To raise for a name that no schedule has."""
+    what = f"there is no schedule `{name}`"
+    return PlatformError(what, where=where, fix="rekindle schedule list")
+
+
+def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
+    """PlatformError for a run that succeeded or goes on."""
+    if status not in ("failed", "cancelled"):
+        fix = "only what failed or was stopped is tried again"
+        raise PlatformError(what, where=where, fix=fix)
+
+
+def unheeded(schedule: ScheduleSpec, what: str, who: str, platform: str) -> Iterator[Problem]:
+    """Wishes that a service cannot grant which starts each run when it is due, as `what` says."""
+    if schedule.overlap in ("skip", "queue"):
+        fix = "write schedule.overlap: parallel, and leave a run the time that it takes"
+        yield Problem(what, "schedule.overlap", fix)
+    if schedule.catch_up:
+        fix = f"leave it out, and start one yourself: rekindle submit CONFIG --platform {platform}"
+        yield Problem(f"{who} makes up for no start that was missed", "schedule.catch_up", fix)

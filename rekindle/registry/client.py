@@ -1,15 +1,20 @@
-"""Where versions live: MLflow, embedded by default. The only place that talks to it.
+"""Where versions and training metrics live: MLflow, embedded by default.
 
 An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root (MLflow's own
-file store is gone since 3.x; sqlite it is). Every failure of the registry leaves here as a
-RegistryError that names it without credentials."""
+file store is gone since 3.x; sqlite it is). MLflow makes the tables of that database one migration
+after the other, for seconds; one whose making was interrupted can neither be opened nor finished,
+so it is made aside and renamed. Its rows name files by absolute URIs, which are updated where the
+home was moved or copied. Every failure of the registry leaves here as a RegistryError that names it
+without credentials."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -17,14 +22,29 @@ from urllib.parse import urlsplit, urlunsplit
 from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
 from rekindle.masking import masked
-from rekindle.registry import embedded
-from rekindle.registry.embedded import ARTIFACTS, DATABASE
+from rekindle.records import HistoryRow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+log = logging.getLogger(__name__)
+
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+_PLACES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+_PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
+BATCH = 1_000
+METRICS = (
+    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
+    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
+)  # fmt: skip
 
 
 def _prepare() -> None:
@@ -41,8 +61,9 @@ def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
     return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
 
 
-def without_password(uri: str) -> str:
-    """`uri` as it may be shown."""
+def shown_uri(tracking_uri: str, artifact_root: str) -> str:
+    """The registry's URI without credentials."""
+    uri = resolve_uri(tracking_uri, artifact_root)
     parts = urlsplit(uri)
     if not parts.password:
         return masked(uri)
@@ -68,7 +89,7 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
         what = f"cannot {doing}: {first_line(error)[:300]}"
         fix = _fix(tracking_uri, error)
-        raise RegistryError(what, where=without_password(uri), fix=fix) from error
+        raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
 
 
 def _asked(uri: str) -> MlflowClient:
@@ -83,9 +104,41 @@ def _asked(uri: str) -> MlflowClient:
 def _embedded(uri: str, root: Path) -> MlflowClient:
     """The database is made if it is not there, by one process at a time."""
     with owned(root / "locks" / "registry", lambda: None):
-        embedded.make(root)
-        embedded.settle(root)
+        _make(root)
+        _settle(root)
         return _asked(uri)
+
+
+def _make(root: Path) -> None:
+    """Make the database under `root` unless it is there. The caller keeps others out."""
+    final = root / DATABASE
+    if final.exists() and final.stat().st_size:
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for left in root.glob(f".{DATABASE}.*"):
+        left.unlink(missing_ok=True)
+    draft = root / f".{DATABASE}.{os.getpid()}"
+    SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
+    draft.replace(final)
+
+
+def _settle(root: Path) -> None:
+    """Update the URIs in the database to the files in this home. The caller keeps others out."""
+    now = f"{(root / ARTIFACTS).as_uri()}/"
+    database = sqlite3.connect(root / DATABASE, timeout=_PATIENCE_SECONDS)
+    with contextlib.closing(database), database:
+        # MLflow makes the experiment 0 with the database, where we tell it to keep files
+        asked = "select artifact_location from experiments where experiment_id = 0"
+        before = str((database.execute(asked).fetchone() or ("",))[0]).removesuffix("0")
+        if before == now or not before.endswith(f"/{ARTIFACTS}/"):
+            return
+        for table, column in _PLACES.items():
+            database.execute(
+                f"update {table} set {column} = ? || substr({column}, ?) "  # noqa: S608 - ours
+                f"where substr({column}, 1, ?) = ?",
+                (now, len(before) + 1, len(before), before),
+            )
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:
@@ -121,3 +174,66 @@ def tags_of(version: Any) -> dict[str, str]:
     """Tags of a model version without our prefix."""
     ours = {key: str(value) for key, value in version.tags.items() if key.startswith(PREFIX)}
     return {key.removeprefix(PREFIX): value for key, value in ours.items()}
+
+
+class Tracker:
+    """Logs training metrics to the MLflow run of one run key, each optimizer step once.
+
+    The supervising process logs, not a rank, so a slow or lost tracking server never stops
+    training: after a first failure it says so and stays silent. A resumed run continues the same
+    MLflow run and skips the steps that are there already."""
+
+    def __init__(
+        self, tracking_uri: str, artifact_root: str, name: str, run_key: str,
+        parameters: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
+        self.name, self.run_key, self.parameters = name, run_key, parameters
+        self.run_id = ""
+        self.logged = 0
+        self.silent = False
+
+    def log(self, rows: Sequence[HistoryRow]) -> None:
+        """Log the steps in `rows` that are not logged yet."""
+        if self.silent:
+            return
+        try:
+            with registry(self.tracking_uri, self.artifact_root, "log training metrics") as client:
+                if not self.run_id:
+                    self.run_id = self._open(client)
+                    known = client.get_metric_history(self.run_id, "loss")
+                    self.logged = max((int(metric.step) for metric in known), default=0)
+                self._send(client, [row for row in rows if row.step > self.logged])
+        except RegistryError as error:
+            log.warning("%s\nTraining goes on without tracking.", error)
+            self.silent = True
+
+    def _open(self, client: MlflowClient) -> str:
+        run = tracking_run(client, self.tracking_uri, self.artifact_root, self.name, self.run_key)
+        if not client.get_run(run).data.params:
+            for key, value in self.parameters.items():
+                client.log_param(run, key, value)
+        return run
+
+    def _send(self, client: MlflowClient, rows: Sequence[HistoryRow]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        values = ((name, getattr(row, name), row.step) for row in rows for name in METRICS)
+        metrics = [Metric(n, value, now, step) for n, value, step in values if value is not None]
+        for start in range(0, len(metrics), BATCH):
+            client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+        if rows:
+            self.logged = rows[-1].step
+
+
+def tracking_run(
+    client: MlflowClient, tracking_uri: str, artifact_root: str, name: str, run_key: str
+) -> str:
+    """Id of the MLflow run that belongs to `run_key`, created when there is none."""
+    experiment = experiment_id(client, name, tracking_uri, artifact_root)
+    found = client.search_runs([experiment], f"tags.`{PREFIX}run_key` = '{run_key}'", max_results=1)
+    if found:
+        return str(found[0].info.run_id)
+    run = client.create_run(experiment, run_name=run_key[:12], tags={f"{PREFIX}run_key": run_key})
+    return str(run.info.run_id)

@@ -31,16 +31,10 @@ from typing import TYPE_CHECKING
 from rekindle.errors import RegistryError
 from rekindle.launch.events import emit
 from rekindle.records import ChangeKind, Evidence, Registration
+from rekindle.registry import models
 from rekindle.registry.client import PREFIX, tags_of
 from rekindle.registry.history import champion_before, changes, existing, note
-from rekindle.registry.models import (
-    CHALLENGER,
-    CHAMPION,
-    Registry,
-    by_alias,
-    fetch_model,
-    registration,
-)
+from rekindle.registry.models import CHALLENGER, CHAMPION, Registry, by_alias
 from rekindle.spec.identity import file_sha256
 
 if TYPE_CHECKING:
@@ -66,7 +60,7 @@ def promote(
     version, evidence = registered.version, Evidence.read(evidence_file)
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
-            fetch_model(where, version, evidence.model_digest)
+            models.fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
                 ask = (client, where, version, evidence, evidence_file, reason)
                 may = functools.partial(_may_replace, *ask)
@@ -82,7 +76,7 @@ def promote(
         found = client.get_model_version(where.name, version)
         if tags_of(found).get("decision") != "promoted":
             client.set_model_version_tag(where.name, version, f"{PREFIX}decision", "promoted")
-        return registration(client, where, found, registered.created, "promoted")
+        return models.registration(client, where, found, registered.created, "promoted")
 
 
 def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
@@ -103,7 +97,7 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
             what = f"version {to} of {where.name} was never champion, or was rolled back"
             fix = "`rekindle promote RUN --reason WHY` promotes one that passed its gate"
             raise RegistryError(what, where=where.shown_uri, fix=fix)
-        fetch_model(where, to, tags.get("model_digest", ""))
+        models.fetch_model(where, to, tags.get("model_digest", ""))
         with _claimed(client, where, to) as claim:
             may = functools.partial(_is_still_champion, client, where, now)
             may()

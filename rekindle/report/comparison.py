@@ -3,19 +3,24 @@ is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
 the same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only."""
+models with different tokenizers are compared in bits per byte only. The page is one HTML file, like
+a card: tables of what differs, and the curves of the trainings in one plot."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
-from rekindle.records import Churn, Comparison, RunRecord
+from rekindle.records import Churn, Comparison, RunRecord, write_atomically
+from rekindle.report import page, plots
 from rekindle.report.collect import Findings, gate_of, model_of
-from rekindle.report.texts import lower_is_better, shorten_middle
+from rekindle.report.plots import Series
+from rekindle.report.texts import lower_is_better, shorten, shorten_middle
+from rekindle.report.training import Curve, points, running_mean, window
 
 if TYPE_CHECKING:
     from rekindle.evaluate.scores import Scores
@@ -26,6 +31,7 @@ Row = tuple[str, ...]
 _TRAINING = "finetune"
 _CHURN = {"churn": "share", "churn_fixed": "fixed", "churn_broken": "broken"}
 _MOST_LETTERS = 60
+COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
 
 
 def compared(runs: Sequence[Pair]) -> Compared:
@@ -220,3 +226,31 @@ def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:
         (row.name, *(shorten_middle(value_text(value), _MOST_LETTERS) for value in row.values))
         for row in rows
     ] or [("the same",)]
+
+
+def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
+    """Write the page to `target`; the same records give the same bytes."""
+    text = page.render(
+        "compare.html.j2", compared=found, facts=facts(found.runs),
+        change_text=change_text, certainly=certainly, value_text=value_text,
+        curves=[curves for curves in _curves(runs) if curves.plot],
+        left_out=max(0, len(runs) - len(COLOURS)),
+    )  # fmt: skip
+    write_atomically(target, text)
+
+
+def _curves(runs: Sequence[Pair]) -> list[Curve]:
+    """Figures with a line for each run."""
+    shown = list(zip(COLOURS, runs, strict=False))
+    legend = tuple((css, shorten(record.run_id, 60)) for css, (record, _) in shown)
+    training, validation = [], []
+    for css, (record, found) in shown:
+        loss, held_out = (points(found.history, f) for f in ("loss", "validation_loss"))
+        if width := window(len(loss)):
+            loss = running_mean(loss, width)
+        training.append(Series(record.run_id, loss, css))
+        validation.append(Series(record.run_id, held_out, css, marks=len(held_out) <= 40))
+    return [
+        Curve(name, plots.line(series, label=f"{name} of {len(series)} runs.", zero=True), legend)
+        for name, series in (("Training loss", training), ("Validation loss", validation))
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.masking import LOOKS_SECRET
-from rekindle.spec.metrics import LOWER_IS_BETTER
+from rekindle.records import LOWER_IS_BETTER
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

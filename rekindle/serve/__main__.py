@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from rekindle.errors import RekindleError
 from rekindle.serve.listening import listen
-from rekindle.serve.model import ServeJob
+from rekindle.serve.messages import ServeJob
 
 
 def serve(job: ServeJob) -> None:

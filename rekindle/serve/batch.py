@@ -22,7 +22,7 @@ from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import loaded
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.serve.wire import dumped
 from rekindle.serve.work import Model, Options, RefusedError
 from rekindle.spec.identity import digest

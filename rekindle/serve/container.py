@@ -19,7 +19,7 @@ import fsspec
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.serve.__main__ import main
-from rekindle.serve.model import ServeJob
+from rekindle.serve.messages import ServeJob
 from rekindle.serve.staging import SERVED, staged_in
 
 _MOUNTED = ("/opt/ml/model", "/mnt/models", "/var/azureml-app/azureml-models")

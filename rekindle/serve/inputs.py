@@ -15,7 +15,7 @@ from rekindle.data.columns import encodable
 from rekindle.data.images import ImageColumn
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.serve.work import RefusedError
 from rekindle.tasks.chat import ROLES
 from rekindle.train.modelfolder import ModelFolder

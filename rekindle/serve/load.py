@@ -12,7 +12,7 @@ import transformers
 from rekindle.errors import UnsupportedError
 from rekindle.serve.classifier import Classifier
 from rekindle.serve.inputs import Inputs
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.serve.work import Model
 from rekindle.serve.writer import Writer
 from rekindle.tasks.causal_lm import CausalLM

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from rekindle.data.signals import signals, words_of
 from rekindle.records import Evidence
-from rekindle.serve.model import LogTo, ServedModel
+from rekindle.serve.messages import LogTo, ServedModel
 from rekindle.serve.work import Prediction
 from rekindle.train.storage import storage_of
 

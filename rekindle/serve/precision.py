@@ -25,7 +25,7 @@ from rekindle.errors import RequestError
 from rekindle.records import Check, Evidence, Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import answering
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.serve.smoke import instance_of
 from rekindle.serve.work import Model, Options, RefusedError
 from rekindle.serve.writer import Writer

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
-from rekindle.serve.deployed import ASK_SHADOW, SHADOWED_JSON, Shadowed, Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ASK_SHADOW, SHADOWED_JSON, ServedModel, Shadowed, Traffic
 from rekindle.serve.smoke import prove
 from rekindle.serve.verdict import breach, breach_in_shadow, look_of
 from rekindle.spec.deploy import DeploySpec

@@ -28,10 +28,9 @@ from multidict import CIMultiDict
 from pydantic import TypeAdapter
 
 from rekindle.launch.process import die_with_parent
-from rekindle.serve import deployed
-from rekindle.serve.deployed import BOUNDS_MS, VERSION, Traffic, VersionStatus, Wanted
+from rekindle.serve import messages
 from rekindle.serve.listening import listen
-from rekindle.serve.model import ServedModel, ServeJob
+from rekindle.serve.messages import BOUNDS_MS, VERSION, ServedModel, ServeJob, Traffic, Wanted
 from rekindle.serve.wire import MOST_BYTES, TOO_LARGE
 
 log = logging.getLogger(__name__)
@@ -68,10 +67,10 @@ class Backend:
             self.errors += 1
 
     @property
-    def status(self) -> VersionStatus:
+    def status(self) -> messages.VersionStatus:
         latencies = tuple(self.latencies[i] for i in range(len(BOUNDS_MS) + 1))
         traffic = Traffic(self.requests, self.errors, latencies, self.ends)
-        return VersionStatus(self.state, self.reason, traffic)
+        return messages.VersionStatus(self.state, self.reason, traffic)
 
     def start(self) -> None:
         """Start the process on a free port."""
@@ -150,7 +149,7 @@ class Router:
         self.draining, self.unread, self.accepted, self.answered = False, False, 0, 0
         self.ended = asyncio.Event()
         self.app = web.Application(client_max_size=4 * MOST_BYTES)
-        self.app.router.add_get(deployed.STATUS, self._status)
+        self.app.router.add_get(messages.STATUS, self._status)
         self.app.router.add_route("*", "/{path:.*}", self._forward)
 
     async def run(self, listening: socket.socket) -> None:
@@ -182,7 +181,7 @@ class Router:
             wanted = Wanted.read(self.folder)
         except (OSError, ValueError):  # what was wanted before goes on
             if not self.unread:
-                log.exception("%s cannot be read", self.folder / deployed.WANTED)
+                log.exception("%s cannot be read", self.folder / messages.WANTED)
             self.unread = True
             return
         models = {model.version: model for model in wanted.models}
@@ -213,8 +212,8 @@ class Router:
             return web.Response(status=404)
         versions = {version: backend.status for version, backend in self.backends.items()}
         counted = self.wanted.number, self.answered, versions
-        status = deployed.Status(str(self.folder), os.getpid(), *counted)
-        said = deployed.STATUS_JSON.dump_json(status)
+        status = messages.Status(str(self.folder), os.getpid(), *counted)
+        said = messages.STATUS_JSON.dump_json(status)
         return web.Response(body=said, content_type="application/json")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:

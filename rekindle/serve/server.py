@@ -27,12 +27,11 @@ import rekindle
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
-from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Shadowed
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import loaded
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.model import ServedModel, ServeJob
+from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
 from rekindle.serve.smoke import instance_of, smoke
 from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
 

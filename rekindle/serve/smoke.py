@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.errors import StepError
 from rekindle.records import Evidence, Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import HALF
 

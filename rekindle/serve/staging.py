@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from rekindle.errors import RequestError
 from rekindle.records import Evidence
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.train.modelfolder import digest_of
 from rekindle.train.storage import Storage, storage_of
 

@@ -9,7 +9,7 @@ allowed: one-sided tests, Fisher's exact and the binomial one."""
 import math
 from itertools import accumulate
 
-from rekindle.serve.deployed import BOUNDS_MS, Shadowed, Traffic
+from rekindle.serve.messages import BOUNDS_MS, Shadowed, Traffic
 from rekindle.spec.deploy import DeploySpec
 
 FIRST_LOOK, MOST_ENDS = 10, 1

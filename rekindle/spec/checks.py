@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
+from rekindle.records import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec import layout, rates, schedule
-from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec.model import (
     BUILTIN_TASKS,
     ENTRYPOINT_WORDS,

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
 from rekindle.records import Record
-from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.monitor import MonitorSpec
+from rekindle.spec.deploy import DeploySpec, MonitorSpec
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, Section
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 

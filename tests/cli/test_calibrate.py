@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from rekindle.app.forecast import facts
 from rekindle.app.history import known
 from rekindle.app.plan import settled
-from rekindle.app.plan_text import facts
 from rekindle.app.runs import find_run
 from rekindle.cli.main import invoke
 from rekindle.outputs import Calibration, Planned

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 import rekindle
-from rekindle.app.forecast import Forecast
-from rekindle.app.plan_text import lines
+from rekindle.app.forecast import Forecast, lines
 
 ROOT = Path(__file__).parents[2]
 SEVEN = ROOT / "configs" / "plan" / "7b-spot.yaml"

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import yaml
 
 from rekindle.app.monitor import check
 from rekindle.app.triggers import due, moved
+from rekindle.cli.main import invoke
 from rekindle.records import Monitored, Signal
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.model import LogTo
+from rekindle.serve.messages import LogTo
 from rekindle.spec.load import load_target
 from rekindle.spec.schedule import TriggersSpec
 from tests.cli.turns import NOW, held, past
@@ -224,3 +226,12 @@ def test_an_alarm_makes_a_run_due_where_the_data_have_changed():
     )
     cooled = TriggersSpec(drift=True, cooldown="2 weeks")
     assert due(cooled, NOW, held("b", 3), past(), words)[0] is False
+
+
+@pytest.mark.parametrize("missing", ["scipy", "mlflow"])
+def test_a_package_that_is_missing_is_named_with_its_extra(missing, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert invoke(["monitor", "c.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"{missing} is not installed" in said
+    assert "rekindle[registry]" in said

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.forecast import outlook
 from rekindle.app.history import rest_of
 from rekindle.app.plan import on_machines, planned, settled
-from rekindle.app.plan_text import outlook
 from rekindle.app.runs import all_runs
 from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.cli.main import invoke

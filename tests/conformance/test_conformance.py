@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.features import uses
 from rekindle.ir.read.pipeline import read
@@ -18,7 +18,7 @@ from tests.support.samples import SAMPLES, files, needs_samples
 
 pytestmark = needs_samples
 
-LIMITED = {name for name, on in table()["limits"].on.items() if on.verdict == "refused"}
+LIMITED = {name for name, on in feature_rows()["limits"].on.items() if on.verdict == "refused"}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,6 @@ def test_every_sample_is_a_definition_or_refused_as_the_table_says(
         graph = read((SAMPLES / name).read_text())
         features = {use.feature for use in uses(graph, arguments(graph))}
         for platform in PLATFORMS:
-            refused = {f for f in features if table()[f].on[platform].verdict == "refused"}
+            refused = {f for f in features if feature_rows()[f].on[platform].verdict == "refused"}
             limits = {"limits"} if platform in LIMITED else set()
             assert set(row[platform]) - limits == refused, (name, platform)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.features import uses
@@ -132,7 +132,7 @@ def taken_as_the_table_says(text: str, graph: Graph) -> set[str]:
     others."""
     features, taken = {use.feature for use in uses(graph)}, set()
     for platform in PLATFORMS:
-        listed = {f for f in features if table()[f].on[platform].verdict == "refused"}
+        listed = {f for f in features if feature_rows()[f].on[platform].verdict == "refused"}
         try:
             on(platform, text, graph)
             refused = set()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rekindle.records import Evidence
-from rekindle.serve.deployed import VERSION
+from rekindle.serve.messages import VERSION
 from tests.e2e.digits import CONFIG, WEAK, write_digits
 from tests.ports import free_port
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from kfp import dsl, kubernetes
 
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.features import Use, uses
@@ -28,9 +28,9 @@ def test_the_documentation_is_the_table() -> None:
 
 
 def test_every_row_speaks_of_every_platform_and_gives_reasons() -> None:
-    platforms = {frozenset(feature.on) for feature in table().values()}
+    platforms = {frozenset(feature.on) for feature in feature_rows().values()}
     assert len(platforms) == 1
-    for feature in table().values():
+    for feature in feature_rows().values():
         for platform, carried in feature.on.items():
             assert carried.how or carried.verdict == "native", feature.name
             if carried.verdict == "refused" and platform != "local":
@@ -43,7 +43,7 @@ def test_every_row_speaks_of_every_platform_and_gives_reasons() -> None:
 def test_no_pipeline_of_the_corpus_uses_a_feature_without_a_row() -> None:
     found = {use.feature for file in files() for use in uses(read(file.read_text()))}
     assert found
-    assert found <= table().keys()
+    assert found <= feature_rows().keys()
 
 
 def test_an_unknown_setting_of_a_cluster_is_refused_with_its_place() -> None:
@@ -139,7 +139,7 @@ def test_every_setting_that_kfp_kubernetes_knows_has_a_row() -> None:
         *pipelines.PipelineConfig.DESCRIPTOR.fields,
     ]
     typed = {"secretAsEnv", "activeDeadlineSeconds"}
-    assert {field.json_name for field in fields} - typed <= table().keys()
+    assert {field.json_name for field in fields} - typed <= feature_rows().keys()
 
 
 def refused(

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.data.signals import _hashes, signals
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor.verdict import expected_accuracy, judge
+from rekindle.monitor import expected_accuracy, judge
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -8,7 +8,7 @@ import numpy as np
 
 from rekindle.data.signals import _hashes, signals
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
-from rekindle.serve.model import LogTo, ServedModel
+from rekindle.serve.messages import LogTo, ServedModel
 from tests.serve import models
 
 COMMON = [f"word{i:02}" for i in range(40)]

@@ -16,10 +16,9 @@ from rekindle.errors import RequestError
 from rekindle.plan.memory import ZeroPeak, memory, offloaded_bytes, snapshot_bytes
 from rekindle.plan.plan import make, told
 from rekindle.plan.shape import shape_of
-from rekindle.plan.work import Work
+from rekindle.plan.work import Work, Zero
 from rekindle.spec.layout import Layout
 from rekindle.spec.load import load_target
-from rekindle.spec.zero import Zero
 from tests.plan.zero_ranks import CASES, KEPT, SHAPE, measured
 from tests.support.plan import ROOT
 

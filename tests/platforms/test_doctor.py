@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.app.readiness import needs_of, ready
+from rekindle.app.preflight import needs_of, ready
 from rekindle.outputs import ReadinessCheck
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.platform import Platform

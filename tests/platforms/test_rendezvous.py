@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
-from rekindle.platforms.azureml import rendezvous as azureml
+from rekindle.platforms.azureml import entry as azureml
 from rekindle.platforms.kubeflow import node as kubeflow
-from rekindle.platforms.sagemaker import rendezvous as sagemaker
+from rekindle.platforms.sagemaker import entry as sagemaker
 from rekindle.platforms.vertex import node as vertex
 
 groups = st.integers(2, 300).flatmap(
@@ -84,15 +84,13 @@ def test_azureml(group: tuple[int, int, int]) -> None:
 def test_a_node_on_azure_has_the_secret_of_its_platform_or_the_name_of_its_job(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rekindle.platforms.azureml import entry
-
     env = {
         "AZUREML_NODE_COUNT": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
         "AZUREML_RUN_ID": "job-1", "REKINDLE_JOB_SECRET": secret,
     }  # fmt: skip
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert entry._meet({"nodes": 2, "ranks_per_node": 4}) == 1
+    assert azureml._meet({"nodes": 2, "ranks_per_node": 4}) == 1
     assert "REKINDLE_JOB_SECRET" not in os.environ
     found = Rendezvous.current()
     assert (found.secret, found.job, found.ranks_per_node) == (secret, "job-1", 4)

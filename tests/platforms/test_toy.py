@@ -6,7 +6,7 @@ import json
 import pytest
 from kfp import dsl
 
-from rekindle.app import follow, readiness, submit
+from rekindle.app import follow, preflight, submit
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.platform import PLATFORMS, Platform
@@ -76,14 +76,14 @@ def test_what_a_config_does_not_say_is_refused_before_anything_is_written(spec, 
 
 
 def test_doctor_asks_it_and_schedules_are_set_listed_and_deleted(spec, tmp_path):
-    found = readiness.ready_there(spec, "toy", tmp_path / "home")
+    found = preflight.ready_there(spec, "toy", tmp_path / "home")
     assert [check.state for check in found.checks] == ["ok"]
     assert not found.errors
     toy = Platform.of("toy", spec.platforms)
     wanted = ScheduleSpec(cron="0 3 * * 1")
-    toy.set_schedule(readiness.ready("toy", spec), wanted, "loud")
+    toy.set_schedule(preflight.ready("toy", spec), wanted, "loud")
     assert [one.cron for one in toy.list_schedules()] == ["0 3 * * 1"]
     assert (toy.delete_schedule("loud"), toy.delete_schedule("loud")) == (True, False)
-    (unit,) = toy.cache_keys(readiness.ready("toy", spec).files)
+    (unit,) = toy.cache_keys(preflight.ready("toy", spec).files)
     assert unit.name == "shout"
-    assert json.loads(readiness.ready("toy", spec).text)["steps"] == {"shout": "python:3.11"}
+    assert json.loads(preflight.ready("toy", spec).text)["steps"] == {"shout": "python:3.11"}

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from rekindle.records import RunRecord
-from rekindle.report import artifacts
+from rekindle.report import card
 from rekindle.report.card import render_card
 from rekindle.report.index import render_index
 from tests.contrast import contrast, luminance
@@ -305,7 +305,7 @@ def test_what_steps_show_is_drawn_and_neither_runs_nor_loads_anything(reader: Re
 
 def test_a_file_of_this_machine_that_a_platform_names_is_not_shown(home: Path) -> None:
     run = RunRecord.read(home / Path(SHOWS).parent / "run.json")
-    there = artifacts.shown(run.model_copy(update={"platform": "vertex"}))
+    there = card.shown_by_steps(run.model_copy(update={"platform": "vertex"}))
     assert {one.html for one in there} == {""}
     assert {one.markdown for one in there} == {None}
     assert sum("not on this machine" in one.note for one in there) == 4

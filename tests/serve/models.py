@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from rekindle.records import Evidence, Fingerprint, Smoke, SmokeRow, TrainingSummary
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.spec.model import ColumnsSpec, DataSpec, ModelSpec, RegisterSpec
 from rekindle.tasks import load_task
 from rekindle.train.modelfolder import ANY_CODE, digest_of, open_model, weights_sha256

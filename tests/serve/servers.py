@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter
 
-from rekindle.serve.model import ServedModel, ServeJob
+from rekindle.serve.messages import ServedModel, ServeJob
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 60

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rekindle.serve.deployed import ASK_SHADOW
+from rekindle.serve.messages import ASK_SHADOW
 from tests.serve import models
 from tests.serve.servers import Running, running
 

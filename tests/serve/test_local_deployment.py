@@ -18,7 +18,7 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.launch.process import is_running
 from rekindle.platforms.local.endpoint import LocalEndpoint
-from rekindle.serve.deployed import VERSION
+from rekindle.serve.messages import VERSION
 from rekindle.serve.rollout import Log, Rollout
 from rekindle.serve.wire import TOO_LARGE
 from rekindle.spec.deploy import DeploySpec

@@ -9,7 +9,7 @@ import pytest
 from rekindle.records import Evidence
 from rekindle.serve import log
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.model import LogTo
+from rekindle.serve.messages import LogTo
 from tests.monitor.watched import texts, watched
 from tests.serve.servers import running
 

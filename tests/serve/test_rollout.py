@@ -8,8 +8,7 @@ import pytest
 from rekindle.cli.deploy import watching
 from rekindle.errors import RequestError, StepError
 from rekindle.records import RolloutEvent
-from rekindle.serve.deployed import ASK_SHADOW, BOUNDS_MS, Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec

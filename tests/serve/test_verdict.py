@@ -5,7 +5,7 @@ import bisect
 import numpy as np
 import pytest
 
-from rekindle.serve.deployed import BOUNDS_MS, Traffic
+from rekindle.serve.messages import BOUNDS_MS, Traffic
 from rekindle.serve.verdict import breach, look_of, quantile
 from rekindle.spec.deploy import DeploySpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.serve.deployed import ASK_SHADOW
+from rekindle.serve.messages import ASK_SHADOW
 
 
 class Answering:

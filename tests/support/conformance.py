@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from kfp import components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import Problem
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
@@ -88,4 +88,4 @@ def feature_of(problem: Problem, platform: str) -> str:
     assert found, problem
     what, found, _ = rest.partition(f", which {platform} refuses")
     assert found, problem
-    return next(feature.name for feature in table().values() if feature.what == what)
+    return next(feature.name for feature in feature_rows().values() if feature.what == what)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle.cli import rehearse
+from rekindle.cli.run import rehearsal_text
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import RehearsalRecord
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -326,7 +326,7 @@ def test_a_rehearsal_that_resumed_from_nothing_says_so():
         (10, "from step 10, 128 samples"),
     ):
         record = RehearsalRecord(**fields, rehearsal={**found, "resumed_from_step": step})
-        assert f"2 ranks, 1 attempt\nresumed  {said}" in rehearse._words(record)
+        assert f"2 ranks, 1 attempt\nresumed  {said}" in rehearsal_text(record)
 
 
 PREPARE = """

@@ -19,7 +19,7 @@ from typing import Any
 
 from rekindle.catalog.prices import Price
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.failures import BUG
+from rekindle.platforms.submission import BUG
 
 log = logging.getLogger(__name__)
 

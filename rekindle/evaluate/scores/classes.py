@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.records import CalibrationBin, Check, ClassResult, Contender
-from rekindle.spec.metrics import METRICS
+from rekindle.records import METRICS, CalibrationBin, Check, ClassResult, Contender
 
 BINS = 15
 

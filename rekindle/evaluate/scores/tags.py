@@ -22,8 +22,7 @@ import pyarrow as pa
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
 from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of, softmax
-from rekindle.records import Check, ClassResult, Contender
-from rekindle.spec.metrics import TAG_METRICS
+from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
 
 Bools = npt.NDArray[np.bool_]
 

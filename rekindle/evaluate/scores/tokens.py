@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.evaluate.scores.base import Floats, Ints, Scores
-from rekindle.records import Check, Contender
-from rekindle.spec.metrics import TOKEN_METRICS
+from rekindle.records import TOKEN_METRICS, Check, Contender
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import yaml
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.ir.compile import LOADER
 from rekindle.outputs import PlannedStep
+from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, not_installed
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
 
 def run_name(definition: Definition, token: str) -> str:
     job = definition.entry.removesuffix(SUFFIX)
-    return f"{job[:80]}-{digest_of(definition.files, token)}"
+    return f"{job[:80]}-{submission.digest_of(definition.files, token)}"
 
 
 def where(place: AzureMLSpec) -> str:

@@ -37,7 +37,6 @@ _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
-_RENDEZVOUS = (*RENDEZVOUS, "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
 
@@ -165,7 +164,7 @@ class _Compiler:
         task = bundle.task_of(flat, step, self.flats, self._given(flat), known, flat.guards)
         more: tuple[str, ...] = ()
         if step.distribution is not None:
-            more = _RENDEZVOUS
+            more = RENDEZVOUS
             task["nodes"] = step.distribution.nodes
             if step.distribution.nodes > 1:
                 machine = self._machine(step)["resources"].get("instance_type", "")

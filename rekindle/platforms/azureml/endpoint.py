@@ -24,8 +24,7 @@ from rekindle.catalog.prices import book
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
-from rekindle.serve.deployed import Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec

@@ -3,13 +3,18 @@
     python3 entry.py --values FOLDER --input CHANNEL=PATH ... --output NAME=PATH ...
 
 The working folder is the bundle. FOLDER holds a file for each of the pipeline's parameters that the
-step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME. The nodes of a
-distributed job find a Rendezvous in it; the first of them leaves the outputs."""
+step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME; of a PyTorch job
+MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE and RANK, and AZUREML_NODE_COUNT on all clusters, a
+Rendezvous of the nodes, the first of which leaves the outputs."""
+
+from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the bundle's own rekindle
@@ -17,6 +22,9 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
 from rekindle.platforms.mounted import Place, Task  # noqa: E402
+
+if TYPE_CHECKING:
+    from rekindle.launch.rendezvous import Rendezvous
 
 
 def main(words: list[str]) -> int:
@@ -53,9 +61,22 @@ def _paths(words: list[str]) -> dict[str, Path]:
     return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
 
 
-def _meet(task: Task) -> int:
-    from rekindle.platforms.azureml.rendezvous import rendezvous
+def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
+    """The node's place; a job of one node may lack all of it. With `process_count_per_instance: 1`
+    one process a node is started; with more RANK would be a process's, so NODE_RANK is read, and
+    one that is too large is an error."""
+    from rekindle.launch.rendezvous import Rendezvous, number  # which bundles of other jobs lack
 
+    nodes = number(environment, "AZUREML_NODE_COUNT", number(environment, "WORLD_SIZE", 1))
+    if nodes == 1:
+        return Rendezvous(ranks_per_node=max(1, gpus))
+    name = "NODE_RANK" if environment.get("NODE_RANK") else "RANK"
+    rank, address = number(environment, name), environment.get("MASTER_ADDR", "")
+    port = number(environment, "MASTER_PORT")
+    return Rendezvous(nodes, rank, max(1, gpus), address, port).checked(name)
+
+
+def _meet(task: Task) -> int:
     found = rendezvous(os.environ, task["ranks_per_node"])
     return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
 

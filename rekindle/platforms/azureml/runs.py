@@ -28,10 +28,9 @@ from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
-from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 

@@ -14,8 +14,7 @@ from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
 from rekindle.platforms.azureml.client import connected, find, where
-from rekindle.platforms.failures import no_schedule, unheeded
-from rekindle.platforms.submission import Definition, Lowered, plain_name
+from rekindle.platforms.submission import Definition, Lowered, no_schedule, plain_name, unheeded
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec

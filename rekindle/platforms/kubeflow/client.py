@@ -22,9 +22,8 @@ from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG
 from rekindle.platforms.kubeflow.compile import LAUNCHER
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
 
 FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0

@@ -23,8 +23,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import Cluster, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
-from rekindle.serve.deployed import BOUNDS_MS, Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec

@@ -22,10 +22,9 @@ from typing import Any
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
-from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.kubeflow import client
-from rekindle.platforms.submission import Definition, Lowered, digest_of, newest
+from rekindle.platforms.submission import Definition, Lowered, digest_of, newest, no_schedule
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec

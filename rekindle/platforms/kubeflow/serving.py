@@ -13,7 +13,7 @@ from typing import Any
 
 from rekindle.catalog.tables import rows
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
-from rekindle.serve.deployed import BOUNDS_MS
+from rekindle.serve.messages import BOUNDS_MS
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 

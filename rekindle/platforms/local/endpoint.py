@@ -18,9 +18,8 @@ from typing import Any
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.process import is_running
 from rekindle.records import write_atomically
-from rekindle.serve import deployed
-from rekindle.serve.deployed import VERSION, Status, Traffic, Wanted
-from rekindle.serve.model import ServedModel
+from rekindle.serve import messages
+from rekindle.serve.messages import VERSION, ServedModel, Status, Traffic, Wanted
 
 READY_SECONDS, ROUTER_SECONDS, END_SECONDS = 600.0, 60.0, 120.0
 _LOOK_SECONDS = 0.1
@@ -103,15 +102,15 @@ class LocalEndpoint:
                 if time.monotonic() > give_up:  # its servers die with it
                     os.kill(status.pid, signal.SIGKILL)
                 time.sleep(_LOOK_SECONDS)
-        (self.folder / deployed.WANTED).unlink(missing_ok=True)
+        (self.folder / messages.WANTED).unlink(missing_ok=True)
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
 
     def status(self) -> Status | None:
         """What the router says, None where it does not run. Raises RequestError where another
         program listens."""
         try:
-            status, text = self._sent("GET", deployed.STATUS, {})
-            found = deployed.STATUS_JSON.validate_json(text) if status == 200 else None
+            status, text = self._sent("GET", messages.STATUS, {})
+            found = messages.STATUS_JSON.validate_json(text) if status == 200 else None
         except ConnectionError:
             return None
         except (ValueError, http.client.HTTPException):
@@ -125,8 +124,8 @@ class LocalEndpoint:
         """Change what is wanted, and wait until the router has read it."""
         self.wanted = dataclasses.replace(self.wanted, number=number, **changes)  # type: ignore[arg-type]
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = deployed.WANTED_JSON.dump_json(self.wanted).decode()
-        write_atomically(self.folder / deployed.WANTED, text)
+        text = messages.WANTED_JSON.dump_json(self.wanted).decode()
+        write_atomically(self.folder / messages.WANTED, text)
         versions = {model.version for model in self.wanted.models}
         self._until(lambda one: one.number == number and set(one.versions) == versions)
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.failures import no_schedule
-from rekindle.platforms.submission import Lowered
+from rekindle.platforms.submission import Lowered, no_schedule
 from rekindle.records import write_atomically
 from rekindle.spec import cron
 from rekindle.spec.schedule import ScheduleSpec

@@ -16,9 +16,9 @@ from typing import Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
 from rekindle.outputs import PlannedStep
+from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
-from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
@@ -79,7 +79,7 @@ def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as error:
-        raise not_installed(error, "sagemaker", "pip install boto3") from None
+        raise submission.not_installed(error, "sagemaker", "pip install boto3") from None
     settings = {"retries": _RETRIES, "read_timeout": ANSWER_SECONDS, **more}
     config = Config(region_name=place.region, user_agent_extra="rekindle", **settings)
     # of its own: the shared one keeps who was logged in, and is no thread's

@@ -22,8 +22,7 @@ from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.sagemaker.client import where
 from rekindle.platforms.sagemaker.doctor import Account
 from rekindle.platforms.submission import digest_of, plain_name
-from rekindle.serve.deployed import Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec

@@ -4,13 +4,18 @@
 
 The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...,
 and names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of
-a Training job find a Rendezvous in it; the first of them leaves the outputs."""
+a Training job are in /opt/ml/input/config/resourceconfig.json, as `hosts` (algo-1, algo-2, ...) and
+`current_host`; the first of them leaves the outputs."""
+
+from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the bundle's own rekindle
@@ -19,10 +24,15 @@ from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
 from rekindle.platforms.mounted import Place  # noqa: E402
 
+if TYPE_CHECKING:
+    from rekindle.launch.rendezvous import Rendezvous
+
 SECRET = "REKINDLE_SECRET_"  # noqa: S105 - the beginning of a name
 JOB = Path("/opt/ml/config/processingjobconfig.json")
 PROCESSING = Path("/opt/ml/processing/output"), Path("/opt/ml/output/message")
 TRAINING = Path("/opt/ml/model"), Path("/opt/ml/output/failure")
+RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+PORT = 29_400
 
 
 def main() -> int:
@@ -42,14 +52,33 @@ def main() -> int:
     try:
         _read_secrets()
         if "training" in task:
-            from rekindle.platforms.sagemaker.rendezvous import rendezvous
-
             wanted, job = task["training"], os.environ.get("TRAINING_JOB_NAME", "")
             found = rendezvous(wanted["ranks_per_node"])
             place = place.of_node(mounted.met(found, wanted["nodes"], "hosts", job))
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
+
+
+def rendezvous(gpus: int, resources: Path = RESOURCES) -> Rendezvous:
+    """The host's place; its number decides its rank, so algo-2 comes before algo-10."""
+    from rekindle.errors import RequestError  # which bundles of other jobs lack
+    from rekindle.launch.rendezvous import Rendezvous
+
+    try:
+        raw = json.loads(resources.read_text(encoding="utf-8"))
+        hosts, here = sorted(map(str, raw["hosts"]), key=_natural), str(raw["current_host"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{resources} cannot be read: {error!r}") from error
+    if here not in hosts:
+        what = f"the host {here} is not one of {', '.join(hosts)}"
+        raise RequestError(what, where=str(resources))
+    place = Rendezvous(len(hosts), hosts.index(here), max(1, gpus), hosts[0], PORT)
+    return place.checked(str(resources))
+
+
+def _natural(host: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", host)]
 
 
 def _facts() -> dict[str, str]:

@@ -28,8 +28,6 @@ from rekindle.spec.platforms import SageMakerSpec
 _ILLEGAL = r"[^A-Za-z0-9_-]+"
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
-# what the hosts of a Training job need to find each other
-_RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
 _INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
 _CHANNELS = "/opt/ml/input/data"  # of a Training job
 _WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
@@ -282,7 +280,7 @@ class Jobs:
 
     def _keep(self, task: Mapping[str, Any]) -> str:
         """Keep the bundle of a task; where it belongs."""
-        files = packed(_ENTRY, task, _RENDEZVOUS if "training" in task else ())
+        files = packed(_ENTRY, task, RENDEZVOUS if "training" in task else ())
         self.bundles |= files
         return f"{self.root}/{next(iter(files)).rpartition('/')[0]}"
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.platforms.failures import check_resumable
+from rekindle.platforms import submission
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
@@ -93,7 +93,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) 
         status = _status(sagemaker, id)
         if status == "Executing":  # by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
-        check_resumable(_RUNS.get(status), f"the execution is {status}", where(place))
+        submission.check_resumable(_RUNS.get(status), f"the execution is {status}", where(place))
         sagemaker.retry_pipeline_execution(
             PipelineExecutionArn=id, ClientRequestToken=digest_of({id: b"retry"}, mark.token) * 2
         )

@@ -14,9 +14,8 @@ from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.failures import unheeded
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
-from rekindle.platforms.submission import Definition, Lowered, plain_name
+from rekindle.platforms.submission import Definition, Lowered, plain_name, unheeded
 from rekindle.spec import cron
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec

@@ -19,9 +19,9 @@ from rekindle.errors import PlatformError, SpecError, UnreachableError, first_li
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
+from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_graph
-from rekindle.platforms.failures import BUG, not_installed
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, not_installed
 from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.spec.platforms import VertexSpec
 
@@ -101,7 +101,7 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
 
 def run_name(definition: Definition, token: str) -> str:
     plain = re.sub(r"[^a-z0-9-]", "-", str(job_of(definition)["displayName"]).lower()).strip("-")
-    return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
+    return f"{plain[:100] or 'run'}-{submission.digest_of(definition.files, token)}"
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:
@@ -109,7 +109,7 @@ def labels_of(mark: RunTag) -> dict[str, str]:
     (else a digest). The service hands them to the jobs of its steps, so catalog/vertex.yaml counts
     them. Authority: cloud.google.com/vertex-ai/docs/general/labels."""
     tags = mark.tags().items()
-    return {key: v if _FITS.fullmatch(v) else digest_of({v: b""}) for key, v in tags}
+    return {key: v if _FITS.fullmatch(v) else submission.digest_of({v: b""}) for key, v in tags}
 
 
 def where(place: VertexSpec) -> str:

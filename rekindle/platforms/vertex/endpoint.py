@@ -20,8 +20,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import Message, asked, on_pages, text_of
-from rekindle.serve.deployed import Traffic
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rekindle.platforms.failures import check_resumable
 from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
-from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
+from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import connected
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.failures import no_schedule
-from rekindle.platforms.submission import Definition, Lowered, newest
+from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule
 from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec

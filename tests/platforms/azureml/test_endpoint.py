@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.azureml import endpoint as module
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
-from rekindle.serve.deployed import Traffic
+from rekindle.serve.messages import Traffic
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec

@@ -13,7 +13,7 @@ from rekindle.platforms.kubeflow import endpoint as module
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint
 from rekindle.platforms.kubeflow.serving import counters, named
-from rekindle.serve.deployed import BOUNDS_MS
+from rekindle.serve.messages import BOUNDS_MS
 from rekindle.serve.rollout import Log, Rollout
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec

@@ -17,7 +17,7 @@ from rekindle.errors import PlatformError, RequestError, StepError, UnreachableE
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
 from rekindle.records import Evidence
-from rekindle.serve.model import ServedModel
+from rekindle.serve.messages import ServedModel
 from rekindle.serve.rollout import Log, Rollout, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec

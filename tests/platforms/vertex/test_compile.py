@@ -10,7 +10,7 @@ from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 from pydantic import ValidationError
 
-from rekindle.catalog.features import table
+from rekindle.catalog.tables import feature_rows
 from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
@@ -139,7 +139,9 @@ def test_every_setting_of_kfp_kubernetes_is_refused_or_understood() -> None:
     config = kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR
     names = {field.json_name for field in config.fields}
     understood = {"secretAsEnv": "secrets", "activeDeadlineSeconds": "timeouts"}
-    rows = [table()[understood.get(name, name)] for name in names if name != "pipelineConfig"]
+    rows = [
+        feature_rows()[understood.get(name, name)] for name in names if name != "pipelineConfig"
+    ]
     assert len(rows) > 15
     assert [row.name for row in rows if row.on["vertex"].verdict != "refused"] == []
 

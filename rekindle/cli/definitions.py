@@ -1,5 +1,4 @@
-"""`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
-it; sends nothing."""
+"""The pipeline as each platform wants it, and which steps of it will run again; sends nothing."""
 
 from pathlib import Path
 
@@ -7,12 +6,14 @@ import click
 
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
-from rekindle.app.plan import on_any_machine
-from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
+from rekindle.app.plan import on_any_machine, on_machines
+from rekindle.app.runs import files_in, last_sent
+from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared, tell
 from rekindle.errors import Problem, RequestError, collected
-from rekindle.outputs import Compiled
+from rekindle.outputs import Compiled, Difference
+from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.feature_checks import parity_report
-from rekindle.platforms.platform import PLATFORMS
+from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.records import write_atomically
 from rekindle.spec.load import load_target
 
@@ -39,7 +40,7 @@ def several(_context: click.Context, _option: click.Parameter, value: str) -> tu
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
               help="Folder for the definition.")  # fmt: skip
 @shared
-def command(
+def compile(
     config: Path, overrides: Overrides, platforms: tuple[str, ...], output: Path, home: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -77,3 +78,33 @@ def command(
                 click.echo(f"{path} (replaced other content)" if path in replaced else path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
+
+
+@click.command("diff")
+@config
+@overrides
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
+              help="The platform to compile for.")  # fmt: skip
+@click.option("--against", type=FOLDER, default=None,
+              help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
+@shared
+def diff(
+    config: Path, overrides: Overrides, platform: str, against: Path | None, home: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say which steps of CONFIG the platform will run again, compared with what was submitted
+    last, and why. Steps that it takes from its cache are listed as such."""
+    spec = on_machines(load_target(config, overrides), platform, home)
+    against = against or last_sent(spec.name, platform, home)
+    before = files_in(against)
+    there = Platform.of(platform, spec.platforms)
+    after = compiled(platform, spec, *graph_of(spec))
+    if after.entry not in before:
+        fix = f"rekindle compile {config} --platform {platform} -o {against}"
+        raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
+    known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
+    verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
+    width = max((len(verdict.step) for verdict in verdicts), default=0)
+    words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
+    lines = [f"{one.step:<{width}}  {words[one.again]:<13}  {one.why}" for one in verdicts]
+    tell(Difference(platform=platform, steps=verdicts), "\n".join(lines), as_json)

@@ -1,4 +1,4 @@
-"""`rekindle logs RUN [-f] [--step S] [--node N]`: what a step printed, here or on a platform."""
+"""A run that goes on or is over: its steps, what they printed, and its end before its time."""
 
 import itertools
 import os
@@ -10,19 +10,76 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import asked, chosen, log_of, steps_with_a_log
+from rekindle.app.follow import asked, cancelled, chosen, log_of, steps_with_a_log
 from rekindle.app.runs import find_run, read_run
-from rekindle.cli.options import answer, shared
+from rekindle.cli.options import answer, shared, tell
 from rekindle.errors import RequestError
-from rekindle.masking import plain_but_colour
+from rekindle.masking import plain, plain_but_colour
 from rekindle.outputs import LogText
 from rekindle.platforms.local.store import is_alive
+from rekindle.platforms.snapshot import ENDED_RUN, first_failed
 from rekindle.records import RunRecord, StepRecord
 from rekindle.report.readable_log import Line, Reader, merged, shown
 
+_TAIL_LINES = 10
 _PAUSE_SECONDS = 0.5
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+
+
+@click.command("status")
+@click.argument("run", default="latest")
+@shared
+def status(run: str, home: Path, as_json: bool) -> None:
+    """The step table of RUN (default: the latest). Of a run that failed, the end of the log of the
+    first step that failed follows; a run that was killed is shown as such."""
+    record = find_run(home, run)
+    if record.platform != "local":
+        record = asked(record, home)
+    elif record.status == "running" and not is_alive(home, record.run_id):
+        update = {"status": "cancelled", "error": "killed; the same command resumes"}
+        record = record.model_copy(update=update)
+    if as_json:
+        answer(record)
+    else:
+        show(record)
+
+
+def show(record: RunRecord) -> None:
+    """The run for people, on stdout."""
+    from rich.console import Console
+
+    from rekindle.app.progress import step_table
+    from rekindle.report.timeline import last_lines
+
+    console = Console()
+    where = "" if record.platform == "local" else f" on {record.platform}"
+    console.print(f"{record.run_id}  {record.status}{where}", highlight=False)
+    if record.steps:
+        console.print(step_table(record, console.width))
+    if record.submission and record.submission.url:
+        click.echo(plain(record.submission.url))
+    if record.error:
+        console.print(plain(record.error), markup=False, highlight=False)
+    failed = first_failed(record.steps)
+    log = Path(failed.failed_log or failed.log) if failed else Path()
+    if failed and log.is_file():
+        click.echo(plain(f"the end of what `{failed.name}` printed:"))
+        text, _ = last_lines(log)
+        click.echo("\n".join(f"  {line}" for line in text.split("\n")[-_TAIL_LINES:]))
+
+
+@click.command("cancel")
+@click.argument("run", default="latest")
+@shared
+def cancel(run: str, home: Path, as_json: bool) -> None:
+    """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
+    changed. `rekindle resume` continues a stopped run."""
+    before = find_run(home, run)
+    record = cancelled(before, home)
+    done = "" if record.status in ENDED_RUN else ", asked to stop"
+    done = ": already over, nothing changed" if before.status in ENDED_RUN else done
+    tell(record, f"{record.run_id}  {record.status}{done}", as_json)
 
 
 def _since(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
@@ -48,7 +105,7 @@ def _since(_context: click.Context, _option: click.Parameter, value: str | None)
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
-def command(
+def logs(
     run: str, step: str | None, node: int | None, since: float | None, raw: bool, follow: bool,
     home: Path, as_json: bool,
 ) -> None:  # fmt: skip
@@ -60,18 +117,18 @@ def command(
     if since is not None and (raw or as_json):
         raise RequestError("only lines of the readable log have times", where="--since",
                            fix="leave out --raw and --json")  # fmt: skip
-    logs = _logs(record, found, home, node, follow)
-    if raw and follow and len(logs) > 1:
+    texts = _logs(record, found, home, node, follow)
+    if raw and follow and len(texts) > 1:
         raise RequestError("the raw logs of several nodes cannot be followed at once",
                            where="--raw", fix="name one: --node 0")  # fmt: skip
-    written: Iterator[str] = itertools.chain.from_iterable(logs.values())  # node after node
+    written: Iterator[str] = itertools.chain.from_iterable(texts.values())  # node after node
     if as_json:  # what a program reads is not merged
         answer(LogText(run_id=record.run_id, step=found.name, text="".join(written)))
         return
     live = sys.stdout.isatty()
-    names = _names(list(logs), live) if len(logs) > 1 else {}
+    names = _names(list(texts), live) if len(texts) > 1 else {}
     if not raw:
-        lines = _as_they_come(logs) if follow else merged(logs)
+        lines = _as_they_come(texts) if follow else merged(texts)
         written = shown(lines, live=live, names=names, since=since or 0.0)
     piece = ""
     for piece in written:

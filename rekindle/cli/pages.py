@@ -1,0 +1,44 @@
+"""What runs came to: the HTML card of one and the index of all, and several side by side."""
+
+from pathlib import Path
+
+import click
+
+from rekindle.app.runs import find_run, found_records
+from rekindle.cli.options import shared, tell
+from rekindle.outputs import Card
+from rekindle.report.card import render_card
+from rekindle.report.collect import collect
+from rekindle.report.comparison import compared, lines, render_comparison
+from rekindle.report.index import render_index
+
+
+@click.command("report")
+@click.argument("run", default="latest")
+@shared
+def report(run: str, home: Path, as_json: bool) -> None:
+    """Write the card of RUN (default: the latest) and the index of all runs; prints where they
+    are."""
+    record = find_run(home, run)
+    card, index = render_card(home, record), render_index(home)
+    paths = {"card": str(card.absolute()), "index": str(index.absolute())}
+    text = "\n".join(f"{name:<7}{path}" for name, path in paths.items())
+    tell(Card(run_id=record.run_id, **paths), text, as_json)
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write the comparison as an HTML file, with the curves.")  # fmt: skip
+@shared
+def compare(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> None:
+    """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
+    are compared with; an interval says whether a model is better than the first beyond chance.
+
+    RUN is a run id, a unique prefix of one, or `latest`."""
+    pairs = [(record, collect(record)) for record in found_records(home, runs)]
+    found = compared(pairs)
+    if html is not None:
+        render_comparison(html, pairs, found)
+    page = [] if html is None else ["", f"page  {html.absolute()}"]
+    tell(found, "\n".join([*lines(found), *page]), as_json)

@@ -1,0 +1,142 @@
+"""A champion that answers: over HTTP, for the rows of a file, and whether what it is asked and
+answers is still like what was judged."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from pydantic import TypeAdapter
+
+from rekindle.app.runs import wanted
+from rekindle.cli.options import Overrides, at_home, config, moment, overrides, shared, tell
+from rekindle.errors import RequestError
+from rekindle.launch.process import compute_threads
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.records import Monitored
+from rekindle.serve.messages import ServeJob
+from rekindle.spec.load import load_target
+
+_PACKAGES = {
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
+    "mlflow": "registry", "scipy": "registry", "torch": "train", "transformers": "train",
+}  # fmt: skip
+SERVING = ("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
+ALARM = 3
+
+
+@click.command("serve")
+@click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address to listen at; at any other, all who reach it may ask.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
+              envvar="AIP_HTTP_PORT", show_envvar=True, help="0: any free port.")  # fmt: skip
+@click.option("--precision", type=click.Choice(["bf16", "int8"]), help="Only if its "
+              "test split allows it; default: `deploy.precision`, or as trained.")  # fmt: skip
+@click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
+@at_home
+def serve(
+    target: str | None, host: str, port: int, precision: str | None, no_smoke: bool, home: Path
+) -> None:  # fmt: skip
+    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
+    the latest run. Of a RUN the version that it registered.
+
+    The server is ready once the rows of its test split that the evidence keeps are answered as the
+    model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
+    require(*_PACKAGES)
+    from rekindle.app.deploy import served
+
+    spec, version = wanted(target, home)
+    if precision:
+        changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
+        spec = spec.model_copy(update=changed)
+    job = ServeJob(
+        model=served(spec, home, version), host=host, port=port,
+        health_route=os.environ.get("AIP_HEALTH_ROUTE", "/health/ready"),
+        predict_route=os.environ.get("AIP_PREDICT_ROUTE", "/predict"), smoke=not no_smoke,
+    )  # fmt: skip
+    words = [sys.executable, "-P", "-m", "rekindle.serve"]
+    words.append(TypeAdapter(ServeJob).dump_json(job).decode())
+    os.execve(words[0], words, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
+
+
+@click.command("predict")
+@config
+@click.option("--input", "source", required=True, metavar="URI",
+              help="What `data.source` may be: the same columns, without labels.")  # fmt: skip
+@click.option("--output", required=True, metavar="URI",
+              help="Folder of parts, called NAME.parquet or NAME.jsonl.")  # fmt: skip
+@shared
+def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -> None:
+    """Write what the champion of CONFIG predicts for the rows of --input, each with its id (the
+    key, or its place), in parts of 1,000 rows. A command that was interrupted continues behind the
+    last part when you rerun it."""
+    require("mlflow", "torch", "transformers")
+    spec = load_target(config)
+    from rekindle.app.deploy import served
+
+    model = served(spec, home)
+    os.environ.update(compute_threads())  # before torch is imported
+    from rekindle.serve import batch
+
+    assert spec.data is not None  # else there is no served model
+
+    def on_part(parts: int, rows: int) -> None:
+        click.echo(f"part {parts}: {rows:,} rows", err=True)
+
+    done = batch.predict(model, spec.data, source, output, on_part)
+    text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
+    tell(done, text, as_json)
+
+
+@click.command("monitor")
+@config
+@overrides
+@click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default="local",
+              show_default=True, help="Where the model is deployed.")  # fmt: skip
+@click.option("--now", metavar="TIME", help="Look as if it were TIME (UTC): for replays.")
+@shared
+def monitor(
+    config: Path, overrides: Overrides, platform: str, now: str | None, home: Path, as_json: bool
+) -> int:
+    """Compare what CONFIG's champion was asked and answered within `monitor.window` with the rows
+    that judged it: words, lengths or pixels, predicted classes, confidence, and, where labels have
+    arrived, accuracy.
+
+    Exit codes: 0 quiet, or too few rows to tell; 3 an alarm."""
+    at = moment(now)
+    require("mlflow", "scipy")
+    from rekindle.app.monitor import check
+
+    found = check(load_target(config, overrides), home, platform, at)
+    tell(found, "\n".join(_monitored(found)), as_json)
+    return ALARM if found.verdict == "alarm" else 0
+
+
+def _monitored(found: Monitored) -> Iterator[str]:
+    left = ", ".join(f"{number:,} {why}" for why, number in found.left_out.items())
+    yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: " + (
+        f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
+    )
+    if found.signals:
+        yield f"{'signal':<12}{'judged':>10}{'now':>10}{'apart':>8}{'p':>10}{'found from':>12}"
+    for one in found.signals:
+        least = "" if one.detectable is None else f"±{one.detectable:.3g}"
+        yield (
+            f"{one.name:<12}{one.before:>10.4g}{one.now:>10.4g}{one.effect:>8.3f}"
+            f"{one.p_value:>10.2g}{least:>12}" + "  ALARM" * one.alarm
+        )
+    if found.expected_accuracy is not None:
+        yield f"accuracy by confidence, an estimate: {found.expected_accuracy:.4f}"
+    yield f"{found.verdict.replace('_', ' ')}: {found.reason}"
+
+
+def require(*packages: str) -> None:
+    """Raise RequestError unless the packages are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(sorted({_PACKAGES[name] for name in missing}))
+        fix = f"pip install 'rekindle[{extras}]'"
+        raise RequestError(f"{', '.join(missing)} is not installed", fix=fix)

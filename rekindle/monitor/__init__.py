@@ -1,1 +1,0 @@
-"""What serves, watched: the log of predictions, and whether they are still like what was judged."""
