@@ -117,7 +117,7 @@ class VersionStatus:
 @dataclasses.dataclass(frozen=True)
 class Status:
     """What `GET /-/status` of the router answers; `answered` counts predictions (POST)
-    since it started."""
+    since it started, but for those that ask for a version, as roll-outs do to prove one."""
 
     folder: str
     pid: int

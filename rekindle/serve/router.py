@@ -224,7 +224,7 @@ class Router:
         self.accepted += 1
         try:
             answer = await self._answered(request, await request.read())
-            self.answered += request.method == "POST"
+            self.answered += request.method == "POST" and VERSION not in request.headers
             if self.draining:  # the client's next request needs another connection
                 answer.force_close()
             return answer
