@@ -41,3 +41,5 @@ def ingest(
     )
     if summary is not None:  # the first node writes the outputs
         examples.metadata["rows"] = dict(summary.rows)
+        if summary.pieces:
+            examples.metadata["pieces"] = summary.pieces

@@ -131,8 +131,12 @@ def step_table(record: RunRecord, width: int) -> Table:
 
 
 def _why(step: StepRecord) -> str:
-    tries = f"{step.attempts} attempts" if step.attempts > 1 and not step.cached else ""
-    return "; ".join(filter(None, (tries, step.reason)))
+    if step.cached:
+        return step.reason
+    tries = f"{step.attempts} attempts" if step.attempts > 1 else ""
+    read = (one.metadata.get("pieces") for one in step.artifacts.values())
+    pieces = (f"pieces {said}" for said in read if said)
+    return "; ".join(filter(None, (tries, step.reason, *pieces)))
 
 
 def _seconds(step: StepRecord) -> str:

@@ -44,7 +44,7 @@ class ExamplesSummary(Record):
     """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
     tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
     fingerprint; `files` by split, then in the order of their rows; `bad_rows` and `left_out` as in
-    `ShardManifest`."""
+    `ShardManifest`. `pieces` says how many there were and were new, but not in the file."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -58,6 +58,7 @@ class ExamplesSummary(Record):
     files: tuple[ExamplesPart, ...] = ()
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     left_out: Mapping[str, int] = Field(default_factory=dict)
+    pieces: str = Field("", exclude=True)
 
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:

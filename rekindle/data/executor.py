@@ -372,6 +372,8 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
             raise RequestError(what, where="data.executor_address", fix=fix) from error
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     local = Local(data.workers or max(1, min(cores or 1, worth)))
+    if local.workers > 1 and not data.workers:
+        log.info("%d processes share the work, by its size; data.workers sets them", local.workers)
     place = Rendezvous.current()
     return Nodes(local, store, place) if place.nodes > 1 else local
 

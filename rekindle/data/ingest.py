@@ -151,7 +151,7 @@ class _Ingestion:
             for n, part in enumerate(data.parts)
         ]
         self.in_pieces = all(part.in_pieces for part in self.parts)
-        self.findings, self.span, self.seen = Findings(), Span(), ""
+        self.findings, self.span, self.seen, self.pieces = Findings(), Span(), "", ""
         self.bad_rows: dict[str, int] = {}
         self.left_out = collections.Counter[str]()
         self.shape: Shape | None = None
@@ -184,6 +184,7 @@ class _Ingestion:
         self.seen = combined([part.seen() for part in self.parts])
         if self.in_pieces and len(self.items) > 1:
             new = sum(entry["new"] for entry in self.entries)
+            self.pieces = f"{new} of {len(self.items)} new"
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
         read = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
         self.bad_rows = leave_out(self.data, self.findings, read, out)
@@ -274,7 +275,7 @@ class _Ingestion:
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
-            image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows,
+            image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows, pieces=self.pieces,
             left_out={kind: count for kind, count in self.left_out.items() if count},
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rekindle.app.progress import Progress, step_table
 from rekindle.app.runs import summary
-from rekindle.records import Ignored, RunRecord, StepRecord
+from rekindle.records import ArtifactRecord, Ignored, RunRecord, StepRecord
 
 RECORD = RunRecord(
     run_id="r",
@@ -58,7 +58,9 @@ def test_what_is_ignored_is_a_field_of_the_summary(tmp_path: Path) -> None:
 
 def test_a_step_that_was_tried_again_says_how_often() -> None:
     lost = "its spot machines were taken away 1 x"
+    new = ArtifactRecord(uri="u", metadata={"pieces": "1 of 24 new"})
     steps = (
+        StepRecord(name="ingest", status="succeeded", seconds=9, artifacts={"examples": new}),
         StepRecord(name="finetune", status="succeeded", seconds=61.25, attempts=2, reason=lost),
         StepRecord(name="evaluate", status="running", attempts=3),
         StepRecord(name="register", status="succeeded", attempts=2, cached=True),
@@ -67,6 +69,7 @@ def test_a_step_that_was_tried_again_says_how_often() -> None:
     console.print(step_table(RECORD.model_copy(update={"steps": steps}), console.width))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[1:] == [
+        "✓  ingest        9.0 s  pieces 1 of 24 new",
         f"✓  finetune  1 min 1 s  2 attempts; {lost}",
         "▸  evaluate        ...  3 attempts",
         "✓  register     cached",

@@ -22,8 +22,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kfp import dsl
 from PIL import Image
 
+from components.ingest import ingest as component
 from rekindle.data import duplicates, files, pieces
 from rekindle.data.executor import Local, executor_of
 from rekindle.data.files import _LineRange
@@ -347,6 +349,23 @@ def test_a_window_that_moves_on_reads_only_the_new_month(tmp_path, caplog):
     assert sum((store / key / "train.arrow").exists() for key in keys_of(store)) == 5
     hashed = [key for key in keys_of(store) if (store / key / "dealt").exists()]
     assert len(hashed) <= 3 * 5 + 3  # each split of each month once, and a comparison a window
+
+
+def test_the_step_says_how_many_pieces_were_new(tmp_path):
+    source, _ = written(tmp_path, "partitions")
+    told = []
+    for month in (4, 5):
+        window = {"size": "3 months", "end": f"2026-0{month}"}
+        data = text_spec(source, window=window, columns={"key": "id"})
+        seen = fingerprint("text_classification", data, ModelSpec(), TrainSpec(), champion=None)
+        examples = dsl.Dataset(uri=str(tmp_path / str(month)))
+        component.python_func(
+            task="text_classification", data=data.model_dump_json(), window=seen.window, data_key=seen.data,
+            artifact_root=str(tmp_path / "root"), examples=examples,
+        )  # fmt: skip
+        told.append(examples.metadata["pieces"])
+        assert "pieces" not in (tmp_path / str(month) / "summary.json").read_text()
+    assert told == ["3 of 3 new", "1 of 3 new"]
 
 
 def test_lines_behind_a_large_file_leave_its_other_pieces(tmp_path, monkeypatch, caplog):
