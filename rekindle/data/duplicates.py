@@ -12,6 +12,7 @@ Workers (executor.py) hash runs of rows and deal the hashes into groups by their
 each group is compared by itself, and each file is written again if it has copies. Memory: the
 hashes of a run or of a group, about `GROUP_ROWS` of them."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -109,37 +110,41 @@ def _compared(
     return [str(group["key"]) for group in groups], found
 
 
-def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int]]:
-    """The first and the last batch, exclusive, of runs of about so many rows."""
-    start = rows = 0
+def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
+    """The first and the last batch, exclusive, of runs of about so many rows, and the first row."""
+    start = first = row = 0
     for number, batch in enumerate(file.batches, 1):
-        rows += batch
-        if rows >= most or number == len(file.batches):
-            yield start, number
-            start, rows = number, 0
+        row += batch
+        if row - first >= most or number == len(file.batches):
+            yield start, number, first
+            start, first = number, row
 
 
 def hash_run(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
     """The entry with the hashes of a run of rows, dealt into groups."""
-    store = Store(order["store"])
+    store, which, name = Store(order["store"]), order["which"], f"{item['split']}.arrow"
     if found := store.find(item["key"]):
         return found
-    opened = store.reading(item["from"], f"{item['split']}.arrow")
-    with store.writing(item["key"]) as folder, opened as path:
-        hashed = np.concatenate([*_hashed(path, item, order["which"])])
+    with store.writing(item["key"]) as folder, contextlib.ExitStack() as opened:
+        batches: Any
+        if which in ("keep", "exact"):
+            batches, column = store.column(item["from"], name, "hash").chunks, "hash"
+        else:
+            path = opened.enter_context(store.reading(item["from"], name))
+            names = ExamplesFile(path).schema.names
+            column = next((name for name in _READABLE if name in names), "hash")  # not of images
+            batches = ExamplesFile(path, columns=(column,))
+        hashed = np.concatenate([*_hashed(batches, column, item["batches"], which)])
         _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
         return store.commit(item["key"], folder, {})
 
 
-def _hashed(path: Path, item: Mapping[str, Any], which: str) -> Iterator[Entries]:
+def _hashed(batches: Any, column: str, run: Sequence[int], which: str) -> Iterator[Entries]:
     """16 bytes of hash for each row of a run, several times with `near`."""
-    names = ExamplesFile(path).schema.names
-    column = next((name for name in _READABLE if name in names), "hash")  # images have no case
-    column = "hash" if which in ("keep", "exact") else column
-    batches, (start, end) = ExamplesFile(path, columns=(column,)), item["batches"]
-    first = sum(len(batches[number]) for number in range(start))
+    start, end, first = run
     for number in range(start, end):
-        values = batches[number].column(0)
+        values = batches[number]
+        values = values if isinstance(values, pa.Array) else values.column(0)
         halves = np.frombuffer(_hashes(values, column, which), "<u8").reshape(-1, 2)
         block = np.empty(len(halves), _HASHED)
         block["low"], block["high"] = halves[:, 0], halves[:, 1]
@@ -240,11 +245,12 @@ def thin(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
     if found := store.find(item["key"]):
         return found
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
-    rows = np.unique(np.concatenate(dealt))
-    name, dropped, known = item["split"], Counter[str](), dict[str, Any]()
-    with store.writing(item["key"]) as folder, store.reading(item["from"], f"{name}.arrow") as path:
+    rows, name = np.unique(np.concatenate(dealt)), item["split"]
+    dropped, known, first = Counter[str](), dict[str, Any](), 0
+    with store.writing(item["key"]) as folder, contextlib.ExitStack() as opened:
         if len(rows):
-            examples, first = ExamplesFile(path), 0
+            path = opened.enter_context(store.reading(item["from"], f"{name}.arrow"))
+            examples = ExamplesFile(path)
             with ExamplesWriter(folder, examples.schema, (name,)) as writer:
                 for batch in examples:
                     kept = ~np.isin(np.arange(first, first + len(batch)), rows)
