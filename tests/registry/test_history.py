@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from rekindle.errors import RegistryError
-from rekindle.registry import promotion
+from rekindle.registry import models
 from rekindle.registry.history import champion_of
 from rekindle.registry.models import Registry, champion_state, fetch_model
 from rekindle.registry.promotion import promote, roll_back
@@ -177,14 +177,14 @@ def test_a_registry_from_before_the_history_goes_back_to_the_version_that_was_be
 
 
 def test_who_lost_the_champion_meanwhile_changes_nothing(three, monkeypatch):
-    fetched = promotion.fetch_model
+    fetched = models.fetch_model
 
     def meanwhile(*arguments):
         with three.where.open("move") as client:
             client.set_registered_model_alias(three.where.name, "champion", "1")
         return fetched(*arguments)
 
-    monkeypatch.setattr(promotion, "fetch_model", meanwhile)
+    monkeypatch.setattr(models, "fetch_model", meanwhile)
     with pytest.raises(RegistryError, match="version 3 of digits is no longer the champion"):
         roll_back(three.where, "slow")
     assert three.version == "1"
