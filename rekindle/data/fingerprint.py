@@ -158,16 +158,16 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
         files, sizes = zip(*(source.extent() for source in found), strict=True)
         hashes = [_content(*one, modality) for one in zip(found, data.parts, strict=True)]
         return window, combined(hashes), (sum(files), sum(sizes))
-    source, span = open_source(data, modality), Span()
+    source, span, findings = open_source(data, modality), Span(), Findings()
     if data.columns.time is None:
         what = "a window needs to know a record's time"
         raise RequestError(what, where="data.window", fix="set data.columns.time")
     looked = _looked(source, data, modality, "look_at_times")[0]
     for one in looked:
         span.join(Span(*one["span"]))
+        findings.include(Findings.of_json(one["findings"]), 0)
     if not span.rows:
-        for one in looked:
-            Findings.of_json(one["findings"]).raise_if_any()
+        findings.raise_if_any()
         raise DataError("the source holds no records", where=data.source, fix="check data.source")
     window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
     # of the records in the window, however they are divided into files

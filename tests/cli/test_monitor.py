@@ -73,7 +73,7 @@ def look(*words, check=True):
 
 @pytest.mark.slow
 def test_a_step_of_a_pipeline_checks_and_decides_what_follows(job):
-    """The component, by `rekindle run` of a pipeline of one's own."""
+    """The component, by `rekindle run` of a pipeline that the user wrote."""
     Path("nightly.py").write_text("""
 from kfp import dsl
 from components.monitor import monitor
@@ -81,7 +81,7 @@ from components.monitor import monitor
 
 @dsl.component(base_image="python:3.11")
 def told(reason: str):
-    print(f"somebody is told: {reason}")
+    print(f"told: {reason}")
 
 
 @dsl.pipeline(name="nightly")

@@ -169,6 +169,16 @@ def test_rows_outside_of_a_window_by_column_leave_its_hash_in_pieces(tmp_path, m
     ).data != first.data  # fmt: skip
 
 
+def test_faults_of_times_are_named_in_all_pieces_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    for name, when in (("a", "soon"), ("b", "later")):
+        write_jsonl(tmp_path / "x" / f"{name}.jsonl", rows(60, month=when))
+    data = text_spec(tmp_path / "x", columns={"time": "month"}, window={"size": "1 month"})
+    with pytest.raises(DataError) as caught:
+        fingerprint("text_classification", data, ModelSpec(), TrainSpec(), champion=None)
+    assert str(caught.value).startswith("120 rows with no ISO 8601 time")
+
+
 @pytest.mark.parametrize("kind", ["images by name", "images in rows"])
 def test_an_image_that_changed_is_read_again(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(files, "PIECE_BYTES", 1_000)
