@@ -20,6 +20,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_first_run.ipynb"
 PLANNED = NOTEBOOK.with_name("02_plan.ipynb")
 PLATFORMS = NOTEBOOK.with_name("03_platforms.ipynb")
 DEPLOYED = NOTEBOOK.with_name("04_deploy.ipynb")
+WATCHED = NOTEBOOK.with_name("05_watch.ipynb")
 
 
 def environment() -> dict[str, str]:
@@ -60,6 +61,12 @@ def executed_plan(tmp_path_factory):
 def executed_platforms(tmp_path_factory):
     """The same of the notebook that compiles and submits."""
     return _executed(PLATFORMS, tmp_path_factory.mktemp("platforms"))
+
+
+@pytest.fixture(scope="session")
+def executed_watch(tmp_path_factory):
+    """The same of the notebook that watches ten months."""
+    return _executed(WATCHED, tmp_path_factory.mktemp("watched"))
 
 
 @pytest.fixture(scope="session")

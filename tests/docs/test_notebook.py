@@ -12,13 +12,16 @@ from IPython.core.inputtransformer2 import TransformerManager
 import rekindle
 from rekindle.app.api import Run
 from rekindle.records import Deployment
-from tests.docs.conftest import DEPLOYED, NOTEBOOK, PLANNED, PLATFORMS
+from rekindle.report.ledger import path_of, turns
+from tests.docs.conftest import DEPLOYED, NOTEBOOK, PLANNED, PLATFORMS, WATCHED
 
 PLOTTING = {"matplotlib", "numpy", "pandas"}
 
 
 @pytest.fixture(
-    scope="module", params=[NOTEBOOK, PLANNED, PLATFORMS, DEPLOYED], ids=lambda path: path.stem
+    scope="module",
+    params=[NOTEBOOK, PLANNED, PLATFORMS, DEPLOYED, WATCHED],
+    ids=lambda path: path.stem,
 )
 def path(request):
     return request.param
@@ -70,6 +73,8 @@ def test_it_imports_rekindle_and_plotting_only(path, trees):
             {"rekindle", "matplotlib", "pandas", *standard},
             {"sklearn.datasets"},
         )
+    elif path == WATCHED:
+        assert (imported, more) == ({"rekindle", "json", "matplotlib", "pandas"}, set())
     else:
         assert (imported, more) == ({"rekindle", *PLOTTING}, set())
 
@@ -146,3 +151,18 @@ def test_a_deployment_rolls_out_and_back_under_requests(executed_deployment):
     assert champion.serves_at == (), "the last cell ended it"
     printed = "".join(out.get("text", "") for out in outputs)
     assert "digits is not deployed any more" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_months_are_watched_and_explained_as_they_come(executed_watch):
+    folder, notebook = executed_watch
+    outputs = [out for c in notebook.cells for out in c.get("outputs", [])]
+    assert sum("image/png" in out.get("data", {}) for out in outputs) == 1
+    decided = turns(path_of(folder / ".rekindle", "reviews"))
+    expected = ["refused", "", "promoted", "", "refused", "", "promoted", "", "refused", "", ""]
+    gates = {run.id: run.gate["decision"] for run in rekindle.runs(folder / ".rekindle")}
+    assert [gates.get(one.run_id, "") for one in decided] == expected, "what the text says"
+    assert decided[-1].because.startswith("the data have not changed")
+    champion = rekindle.champion("reviews", folder / ".rekindle")
+    assert [change.version for change in champion.history] == ["2", "4"]
