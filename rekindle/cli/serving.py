@@ -20,10 +20,10 @@ from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
 _PACKAGES = {
-    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
+    "uvloop": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
     "mlflow": "registry", "scipy": "registry", "torch": "train", "transformers": "train",
 }  # fmt: skip
-SERVING = ("starlette", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
+SERVING = ("uvloop", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
 ALARM = 3
 
 

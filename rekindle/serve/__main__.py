@@ -1,10 +1,10 @@
 """`python -m rekindle.serve JOB`: the server process, JOB a ServeJob as JSON. `rekindle serve`
 becomes it, so that it holds neither the registry's client nor the command line."""
 
-import asyncio
 import sys
 from collections.abc import Callable
 
+import uvloop
 from pydantic import TypeAdapter
 
 from rekindle.errors import RekindleError
@@ -17,7 +17,7 @@ def serve(job: ServeJob) -> None:
     listening = listen(job.host, job.port)
     from rekindle.serve.server import Server  # once the port is known to be free
 
-    asyncio.run(Server(job, listening).run())
+    uvloop.run(Server(job, listening).run())
 
 
 def main(job: Callable[[], ServeJob]) -> int:

@@ -23,6 +23,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import aiohttp
+import uvloop
 from aiohttp import web
 from multidict import CIMultiDict
 from pydantic import TypeAdapter
@@ -315,7 +316,7 @@ def _refused(why: str) -> web.Response:
 def main() -> int:
     """Route what `wanted.json` says; exit code 0 after SIGTERM."""
     router = Router(Path(sys.argv[1]).resolve())
-    asyncio.run(router.run(listen(router.wanted.host, router.wanted.port)))
+    uvloop.run(router.run(listen(router.wanted.host, router.wanted.port)))
     return 0
 
 
