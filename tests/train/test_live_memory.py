@@ -135,5 +135,6 @@ def test_a_trace_is_within_two_percent_of_what_two_shards_really_hold(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_trace_is_within_two_percent_of_what_ranks_really_hold_in_every_layout(tmp_path):
     check([name for name in CASES if name not in FAST], tmp_path)
