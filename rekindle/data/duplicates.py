@@ -73,7 +73,7 @@ def drop_copies(
     groups, _ = _compared(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
     items = [
-        {"key": digest([file.path, file.split, groups]), "file": number, "from": file.path,
+        {"key": digest([number, file.path, groups]), "file": number, "from": file.path,
          "split": file.split}
         for number, file in enumerate(files)
     ]  # fmt: skip
