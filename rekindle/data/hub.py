@@ -71,10 +71,11 @@ class HubSource(Source):
             yield self._named(raw, names) if names else raw
 
     def parts(self) -> Iterator[tuple[str, str, str, int, int]]:
-        """What workers read apart: name, commit, split, and which of how many groups of files."""
+        """What workers read apart: name?config, commit, split, which of how many file groups."""
+        name = f"{self._name}?{self._options.get('config', '')}"
         for split, stream in self._splits().items():
             for index in range(stream.num_shards):
-                yield self._name, self._pin(), split, index, stream.num_shards
+                yield name, self._pin(), split, index, stream.num_shards
 
     def fingerprint(self) -> str:
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")

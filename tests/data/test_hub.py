@@ -47,7 +47,8 @@ for i, fields in enumerate(json.loads(sys.argv[1])):
     data = DataSpec.model_validate(fields)
     try:
         found = fingerprint(task, data, ModelSpec(), TrainSpec(), champion=None)
-        summary = ingest(data, load_task(task).modality, found.window, Path(sys.argv[2], str(i)))
+        out, modality = Path(sys.argv[2], str(i)), load_task(task).modality
+        summary = ingest(data, modality, found.window, out, store=sys.argv[3])
         answers.append({"data": found.data, **summary.model_dump(mode="json")})
     except RekindleError as error:
         answers.append({"error": type(error).__name__, "text": str(error)})
@@ -73,7 +74,7 @@ def hub(tmp_path):
         yield server
 
 
-def ask(hub, tmp_path, *specs):
+def ask(hub, tmp_path, *specs, store=""):
     """What a fresh process makes of the specs."""
     environment = {
         **os.environ,
@@ -81,7 +82,7 @@ def ask(hub, tmp_path, *specs):
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_XET": "1",
     }
-    command = [sys.executable, "-c", CHILD, json.dumps(specs), str(tmp_path / "out")]
+    command = [sys.executable, "-c", CHILD, json.dumps(specs), str(tmp_path / "out"), store]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -131,6 +132,30 @@ def test_workers_read_files_of_the_hub_apart(hub, tmp_path):
     assert [file["batches"] for file in two["files"] if file["batches"]] == 6 * [[50]]
     assert one == two
     assert all_examples(tmp_path / "out/0")["text"].to_pylist() == [row["text"] for row in rows()]
+
+
+CONFIGS = """---
+configs:
+- {config_name: day, data_files: [{split: train, path: day.parquet}]}
+- {config_name: night, data_files: [{split: train, path: night.parquet}]}
+---
+"""
+
+
+@pytest.mark.slow
+def test_a_store_does_not_mix_the_configs_of_a_data_set(tmp_path):
+    folder = tmp_path / "hub/datasets/acme/times"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(CONFIGS)
+    for name in ("day", "night"):
+        table = pa.Table.from_pylist([{**row, "text": f"{name} {row['text']}"} for row in rows()])
+        pa.parquet.write_table(table, folder / f"{name}.parquet")
+    with HubServer(tmp_path / "hub") as hub:
+        specs = [{"source": f"hub:acme/times?config={name}"} for name in ("day", "night")]
+        ask(hub, tmp_path, *specs, store=str(tmp_path / "store"))
+    for number, name in enumerate(("day", "night")):
+        texts = all_examples(tmp_path / f"out/{number}")["text"].to_pylist()
+        assert {text.split(" ")[0] for text in texts} == {name}
 
 
 TAG_CARD = """---
