@@ -457,6 +457,19 @@ def test_the_first_readable_image_decides_wherever_it_lies(tmp_path, monkeypatch
     assert whole.bad_rows["image size"] == 1
 
 
+def test_a_row_without_a_time_may_name_an_image_and_be_left_out(tmp_path):
+    source, _ = images_by_name(tmp_path)
+    records = [json.loads(line) for line in source.read_text().splitlines()]
+    for i, record in enumerate(records):
+        record["month"] = "soon" if i == 7 else f"2026-{i // 10 + 1:02}"
+    fields = {"columns": {"time": "month"}, "split": {"by": "time"}, "on_bad_rows": "drop"}
+    data = text_spec(write_jsonl(source, records), **fields, max_bad_rows=1)
+    _, summary = read(data, "image", tmp_path / "out")
+    assert summary.bad_rows == {"time": 1}
+    (tmp_path / records[7]["image"]).unlink()  # no row that stays names it
+    assert read(data, "image", tmp_path / "again")[1].files == summary.files
+
+
 def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     records = [{**row, "text": row["text"].replace("\n", " ")} for row in rows()]
