@@ -2,9 +2,9 @@
 all workers reach.
 
 An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
-or with a damaged file in a folder here, is not there, and is made again. A folder commits by a
-rename; the files of one key have the same bytes, whichever worker makes them, so a store takes
-repeated writes. What comes from elsewhere is checked against the hash in the entry."""
+with a damaged one, or with a damaged file in a folder here, is not there, and is made again. A
+folder commits by a rename; the files of one key have the same bytes, whichever worker makes them,
+so a store takes repeated writes. Whole files from elsewhere are checked against their hash."""
 
 import atexit
 import contextlib
@@ -70,7 +70,7 @@ class Store:
         hash of each as `files`; returns all that is known."""
         files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
         entry = {**known, "files": files}
-        content = json.dumps(entry).encode()
+        content = json.dumps([digest(entry), entry]).encode()
         if self._here:
             (folder / _ENTRY).write_bytes(content)
             target = Path(self._path, key)
@@ -182,8 +182,9 @@ class Store:
         return [json.loads(content or b"null") for content in contents]
 
     def _entry(self, key: str) -> dict[str, Any] | None:
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(self._read(f"{key}/{_ENTRY}") or b""))
+        with contextlib.suppress(ValueError, TypeError):
+            sha256, entry = json.loads(self._read(f"{key}/{_ENTRY}") or b"")
+            return dict(entry) if digest(entry) == sha256 else None
         return None
 
     def _read(self, path: str) -> bytes | None:

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -405,21 +406,35 @@ def damaged(path):
     path.write_bytes(body)
 
 
-@pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone"])
+def other_json(path):
+    """An entry that counts one row more, or that is JSON of something else."""
+    text = path.read_text()
+    path.write_text(re.sub(r'("bad": )(\d+)', lambda m: f"{m[1]}{int(m[2]) + 1}", text, count=1))
+    if path.read_text() == text:
+        path.write_text("null")
+
+
+@pytest.mark.parametrize(
+    "what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone", "other"]
+)
 def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog, what):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     source, fields = by_time(tmp_path)
     data, store = text_spec(source, **fields), tmp_path / "store"
     read(data, "text", tmp_path / "first", store=str(store))
-    victims = sorted(store.glob("*/" + what.replace("gone", "*.arrow")))
-    for victim in victims[:2]:
-        victim.write_bytes(b"") if what == "entry.json" else damaged(victim)
+    names = {"gone": "*.arrow", "other": "entry.json"}
+    victims = sorted(store.glob("*/" + names.get(what, what)))
+    for victim in victims if what == "other" else victims[:2]:
+        how = {"entry.json": lambda path: path.write_bytes(b""), "other": other_json}.get(
+            what, damaged
+        )
+        how(victim)
         if what == "gone":
             victim.unlink()
     read(data, "text", tmp_path / "second", store=str(store))
     assert content(tmp_path / "second") == content(tmp_path / "first")
     assert ("is damaged, and is made again" in caplog.text) == bool(
-        victims and what != "entry.json"
+        victims and what not in ("entry.json", "other")
     )
     caplog.clear()
     read(data, "text", tmp_path / "third", store=str(store))
