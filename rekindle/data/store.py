@@ -2,7 +2,7 @@
 all workers reach.
 
 An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
-with a damaged one, or with a damaged file in a folder here, is not there, and is made again. A
+with a damaged one, without a file, or with a damaged file here, is not there, and is made again. A
 folder commits by a rename; the files of one key have the same bytes, whichever worker makes them,
 so a store takes repeated writes. Whole files from elsewhere are checked against their hash."""
 
@@ -43,12 +43,11 @@ class Store:
     def find(self, key: str) -> dict[str, Any] | None:
         """What was committed with the entry; None where there is none."""
         entry = self._entry(key)
-        if entry and self._here:
-            for name, sha256 in entry["files"].items():
-                path = Path(self._path, key, name)
-                if not path.is_file() or file_sha256(path) != sha256:
-                    log.warning("%s is damaged, and is made again", path)
-                    return None
+        for name, sha256 in entry["files"].items() if entry else ():
+            path = f"{self._path}/{key}/{name}"
+            if not self._fs.isfile(path) or (self._here and file_sha256(Path(path)) != sha256):
+                log.warning("%s is damaged, and is made again", path)
+                return None
         return entry
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -439,6 +440,22 @@ def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog,
     caplog.clear()
     read(data, "text", tmp_path / "third", store=str(store))
     assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "dealt"])
+def test_what_an_object_store_removed_by_a_rule_is_made_again(tmp_path, what):
+    """Its rules remove one file after the other, and `entry.json` last, as the youngest one."""
+    source, fields = with_copies(tmp_path)
+    data, store = text_spec(source, **fields), fsspec.filesystem("memory")
+    root = f"memory://{tmp_path.name}"
+    read(data, "text", tmp_path / "first", store=root)
+    victims = store.glob(f"{root}/*/{what}")
+    assert victims
+    for victim in victims:
+        store.rm(victim)
+    read(data, "text", tmp_path / "second", store=root)
+    assert content(tmp_path / "second") == content(tmp_path / "first")
+    assert all(map(store.exists, victims))
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter"])
