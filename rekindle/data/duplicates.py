@@ -60,8 +60,7 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
     store, where it is called after its split."""
     findings = Findings()
     for found in _compared(store, files, "keep", executor)[1]:
-        group = Findings.of_json(found["leaks"])
-        findings.include(group, 0)
+        findings.include(Findings.of_json(found["leaks"]), 0)
     return findings
 
 
