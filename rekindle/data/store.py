@@ -96,8 +96,6 @@ class Store:
             else:
                 try:
                     os.link(source, target)
-                except FileNotFoundError:
-                    raise
                 except OSError:  # another file system
                     shutil.copyfile(source, target)
             if self._here or file_sha256(target) == sha256:
@@ -177,8 +175,7 @@ class Store:
 
     def answers(self, work: str, count: int) -> list[Any]:
         """The results of all items, in order."""
-        contents = (self._read(f"{work}/{number}") for number in range(count))
-        return [json.loads(content or b"null") for content in contents]
+        return [json.loads(self._read(f"{work}/{n}") or b"null") for n in range(count)]
 
     def _entry(self, key: str) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError, TypeError):

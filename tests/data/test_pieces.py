@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -537,6 +538,25 @@ def test_a_missing_node_is_named(tmp_path, monkeypatch):
     data = text_spec(source, workers=1)
     with pytest.raises(StepError, match="items have no result, such as 1") as caught:
         ingest(data, "text", "", tmp_path / "out", store=str(tmp_path / "store"))
+    assert caught.value.problems[0].where == "node 1"
+
+
+def test_a_node_waits_for_what_another_has_to_make_again(tmp_path, monkeypatch):
+    """The results of an earlier run are there, and its entries are not."""
+    source, fields = with_copies(tmp_path)
+    data = text_spec(source, **fields, shard_rows=20, workers=1)
+    nodes = [started(data, tmp_path / "n", tmp_path / "store", "Words", i, 2) for i in range(2)]
+    assert [node.wait(120) for node in nodes] == [0, 0]
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    monkeypatch.setattr(duplicates, "GROUP_ROWS", 40)
+    place = Rendezvous(nodes=2, node_rank=0, patience_seconds=0.5, port=1)
+    monkeypatch.setenv(VARIABLE, json.dumps(dataclasses.asdict(place)))
+    store = str(tmp_path / "store")
+    ingest(data, "text", "", tmp_path / "again", store=store)
+    for key in keys_of(store):
+        shutil.rmtree(Path(store, key))
+    with pytest.raises(StepError, match="items have no result, such as 1") as caught:
+        ingest(data, "text", "", tmp_path / "out", store=store)
     assert caught.value.problems[0].where == "node 1"
 
 
