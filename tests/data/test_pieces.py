@@ -503,6 +503,15 @@ def test_a_row_without_a_time_may_name_an_image_and_be_left_out(tmp_path):
     assert read(data, "image", tmp_path / "again")[1].files == summary.files
 
 
+def test_what_a_whole_file_lacks_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    for name in ("train", "other", "rest"):
+        write_jsonl(tmp_path / "d" / f"{name}.jsonl", rows())
+    with pytest.raises(DataError, match="cannot derive a split") as caught:
+        ingest(text_spec(tmp_path / "d", split={"by": "source"}), "text", "", tmp_path / "out")
+    assert [problem.where for problem in caught.value.problems] == ["other.jsonl, rest.jsonl"]
+
+
 def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     records = [{**row, "text": row["text"].replace("\n", " ")} for row in rows()]
