@@ -51,7 +51,7 @@ class HubSource(Source):
                 present = list(stream.features or columns)
                 if not findings.missing_columns(f"{self._name} ({split})", columns, present):
                     yield from self._rows(split, stream, list(columns))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise _unreachable(self._name, error) from error
 
     def _rows(self, split: str, stream: Any, columns: list[str]) -> Iterator[RawBatch]:
@@ -181,5 +181,5 @@ def _names(configs: Any) -> Iterator[str]:
 
 def _unreachable(name: str, error: Exception) -> DataError:
     fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-    what = f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}"
+    what = f"cannot read `{name}` from the hub: {(str(error) or repr(error)).splitlines()[0]}"
     return DataError(what, where="data.source", fix=fix)

@@ -119,6 +119,15 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_file_of_the_hub_that_is_cut_short_is_refused_with_its_data_set(hub, tmp_path):
+    file = hub.folder / "datasets/acme/reviews/data/test-00000-of-00001.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
+    assert refused["error"] == "DataError"
+    assert "cannot read `acme/reviews` from the hub: Could not open Parquet" in refused["text"]
+
+
+@pytest.mark.slow
 def test_workers_read_files_of_the_hub_apart(hub, tmp_path):
     folder = hub.folder / "datasets/acme/reviews/data"
     (folder / "train-00000-of-00001.parquet").unlink()
