@@ -260,6 +260,15 @@ def test_a_card_that_names_files_elsewhere_is_refused_before_they_are_asked_for(
 
 
 @pytest.mark.slow
+def test_a_hub_that_does_not_listen_is_refused_with_what_to_check(tmp_path):
+    with HubServer(tmp_path / "hub") as hub:
+        pass
+    (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
+    assert refused["error"] == "DataError"
+    assert "cannot read `acme/reviews` from the hub: " in refused["text"]
+
+
+@pytest.mark.slow
 def test_a_card_that_cannot_be_read_is_no_card_without_names(hub, tmp_path):
     hub.down.add(".huggingface.yaml")  # what stands there is not known
     (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
