@@ -67,9 +67,10 @@ class Store:
     def commit(self, key: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
         """Store the files of `folder`, which `writing` gave, with what is known of them, and the
         hash of each as `files`; returns all that is known."""
-        files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-        entry = {**known, "files": files}
-        content = json.dumps([digest(entry), entry]).encode()
+        files = sorted(folder.iterdir())
+        entry = {**known, "files": {file.name: file_sha256(file) for file in files}}
+        text = json.dumps(entry)
+        content = json.dumps([digest(text), text]).encode()
         if self._here:
             (folder / _ENTRY).write_bytes(content)
             target = Path(self._path, key)
@@ -81,8 +82,8 @@ class Store:
                 if not target.exists():
                     raise  # else another worker was faster
             return entry
-        for name in files:
-            self._fs.put_file(str(folder / name), f"{self._path}/{key}/{name}")
+        for file in files:
+            self._fs.put_file(str(file), f"{self._path}/{key}/{file.name}")
         self._fs.pipe_file(f"{self._path}/{key}/{_ENTRY}", content)
         return entry
 
@@ -124,7 +125,7 @@ class Store:
         """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
         sha256 = (self._entry(key) or {"files": {}})["files"].get(name, "")
         with tempfile.TemporaryDirectory() as scratch:
-            path = Path(self._path, key, name) if self._here else Path(scratch, name)
+            path = Path(f"{self._path}/{key}" if self._here else scratch, name)
             if not self._here:
                 self.take(key, name, sha256, path)
             elif not path.is_file() or file_sha256(path) != sha256:
@@ -179,8 +180,8 @@ class Store:
 
     def _entry(self, key: str) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError, TypeError):
-            sha256, entry = json.loads(self._read(f"{key}/{_ENTRY}") or b"")
-            return dict(entry) if digest(entry) == sha256 else None
+            sha256, text = json.loads(self._read(f"{key}/{_ENTRY}") or b"")
+            return dict(json.loads(text)) if digest(text) == sha256 else None
         return None
 
     def _read(self, path: str) -> bytes | None:

@@ -512,6 +512,15 @@ def test_what_a_whole_file_lacks_is_said_once(tmp_path, monkeypatch):
     assert [problem.where for problem in caught.value.problems] == ["other.jsonl, rest.jsonl"]
 
 
+def test_a_fault_whose_value_has_no_utf8_form_is_refused(tmp_path):
+    turns = [{"role": "\ud800", "content": "Is it?"}, {"role": "assistant", "content": "Yes"}]
+    source = tmp_path / "x.jsonl"
+    source.write_text(json.dumps({"messages": turns}) + "\n")
+    data = text_spec(source, columns={"messages": "messages"})
+    with pytest.raises(DataError, match="1 row with a role that is unknown"):
+        ingest(data, "document", "", tmp_path / "out", store=str(tmp_path / "store"))
+
+
 def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     records = [{**row, "text": row["text"].replace("\n", " ")} for row in rows()]
