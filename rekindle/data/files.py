@@ -285,6 +285,10 @@ def locate(data: DataSpec) -> Files:
         if odd := [file.name for file in files if _suffix_format(file.name) != kind]:
             log.warning("%d files beside the images are ignored, such as %s", len(odd), odd[0])
         files = [file for file in files if _suffix_format(file.name) == kind]
+    names = (file.name for file in files)
+    if bad := next((name for name in names if name.encode(errors="ignore").decode() != name), ""):
+        what, fix = "the name of a file is not UTF-8", "rename it, such as with convmv"
+        raise DataError(what, where=ascii(bad).strip("'"), fix=fix)
     return Files(tuple(files), kind, partitions.unit if partitions else "")
 
 

@@ -186,6 +186,5 @@ class Store:
 
     def _read(self, path: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):
-            content: bytes = self._fs.cat_file(f"{self._path}/{path}")
-            return content
+            return bytes(self._fs.cat_file(f"{self._path}/{path}"))
         return None
