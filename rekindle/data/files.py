@@ -330,7 +330,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         found = [info for info in details if is_visible(_below(info["name"], path))]
         for info in found if isinstance(filesystem, LocalFileSystem) else ():
             place = Path(info["name"])
-            if place.exists() and not place.is_file():  # a pipe would be waited for
+            if not place.is_file():  # a pipe would be waited for, a link may lead nowhere
                 raise DataError("this is not a file", where=str(place), fix="move it elsewhere")
         return found, path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]

@@ -140,6 +140,15 @@ def test_a_faulty_image_is_refused_with_its_row(tmp_path, value, message):
     assert "x.jsonl:61" in str(caught.value)
 
 
+def test_a_link_to_nothing_in_a_folder_is_refused(tmp_path):
+    link = image_folder(tmp_path) / "cat" / "old.png"
+    link.symlink_to("gone.png")
+    data = text_spec(tmp_path)
+    with pytest.raises(DataError, match="this is not a file") as caught:
+        fingerprint("image_classification", data, ModelSpec(), TrainSpec(), champion=None)
+    assert str(link) in str(caught.value)
+
+
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):
     """As archives of other systems leave them."""
     for name in (b"1.png", b"\xff.png"):
