@@ -25,6 +25,7 @@ from rekindle.data.columns import texts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import open_source
 from rekindle.data.validate import Findings
+from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import holm
 from rekindle.records import Evidence, Signal
 from rekindle.spec.model import DataSpec, SplitSpec
@@ -51,15 +52,19 @@ def seen(root: str, name: str, model: str, start: dt.datetime, end: dt.datetime)
     """What is logged below `root` of the predictions of the model of this name whose files have the
     digest `model`, from `start` to `end` (UTC); nothing where there is no log."""
     fs, folder = fsspec.core.url_to_fs(f"{root.rstrip('/')}/{name}")
-    found = fs.find(folder)
     days = {f"date={start.date() + dt.timedelta(days=i)}" for i in range((end - start).days + 2)}
     left_out, total = collections.Counter[str](), 0
     drawn = list[tuple[np.ndarray, pa.Table]]()
-    for path in sorted(path for path in found if path.endswith(".parquet")):
+    for path in sorted(path for path in fs.find(folder) if path.endswith(".parquet")):
         if not days.intersection(path.split("/")):
             continue
-        with fs.open(path) as file:
-            table = pq.read_table(file)
+        try:
+            with fs.open(path) as file:
+                table = pq.read_table(file)
+        except (pa.ArrowInvalid, OSError) as error:
+            fix = "remove it if it was cut short: servers write files whole"
+            what = f"a file of the log of predictions cannot be read: {error}"
+            raise DataError(what, where=path, fix=fix) from None
         time = table.column("time")
         table = table.filter(pc.and_(pc.greater_equal(time, start), pc.less(time, end + _AHEAD)))
         ours = table.filter(pc.equal(table.column("model"), model))
@@ -71,7 +76,7 @@ def seen(root: str, name: str, model: str, start: dt.datetime, end: dt.datetime)
         drawn.append((generator.random(len(table)), table))
         if sum(len(each) for _, each in drawn) > 2 * MOST_ROWS:
             drawn = [_fewer(drawn)]
-    _, rows = _fewer(drawn) if drawn else (None, pa.table({}))
+    rows = _fewer(drawn)[1].sort_by("time") if drawn else pa.table({})
     return Seen(rows, total, {why: number for why, number in left_out.items() if number})
 
 
@@ -117,13 +122,14 @@ def judge(
 def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
     """What accuracy the confidence of answers lets expect, by how right as confident ones were on
     the test split (where none were, by itself): an estimate, blind to what moves confidence."""
-    sure_N = _numbers(rows, "probability")
+    sure_N = np.minimum(_numbers(rows, "probability"), 1.0)  # sums of float32 may pass it
     bins = evidence.calibration
     if not len(sure_N) or not bins:
         return None
     lower_B, upper_B, right_B = np.array([(b.lower, b.upper, b.accuracy) for b in bins]).T
     at_N = np.clip(np.searchsorted(upper_B, sure_N), 0, len(bins) - 1)
-    return float(np.where(sure_N < lower_B[at_N], sure_N, right_B[at_N]).mean())
+    is_in_N = (lower_B[at_N] <= sure_N) & (sure_N <= upper_B[at_N])
+    return float(np.where(is_in_N, right_B[at_N], sure_N).mean())
 
 
 def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:

@@ -60,8 +60,7 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
     store, where it is called after its split."""
     findings = Findings()
     for found in _compared(store, files, "keep", executor)[1]:
-        group = Findings.of_json(found["leaks"])
-        findings.include(group, 0)
+        findings.include(Findings.of_json(found["leaks"]), 0)
     return findings
 
 
@@ -73,7 +72,7 @@ def drop_copies(
     groups, _ = _compared(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
     items = [
-        {"key": digest([file.path, file.split, groups]), "file": number, "from": file.path,
+        {"key": digest([number, file.path, groups]), "file": number, "from": file.path,
          "split": file.split}
         for number, file in enumerate(files)
     ]  # fmt: skip

@@ -216,28 +216,32 @@ class Nodes:
         todo = [n for n in mine if n not in known or self._is_lost(items[n])]
         self.local.each(function, order, items, todo, then)
         _values(failed)  # raises: the step ends on all nodes
-        self._wait(work, len(items))
+        self._wait(work, items, known.difference(mine))
         return self.store.answers(work, len(items))
 
     def _is_lost(self, item: Any) -> bool:
         """Whether the entry that an earlier run made of an item was removed since."""
         return isinstance(item, dict) and self.store.find(item["key"]) is None
 
-    def _wait(self, work: str, count: int) -> None:
-        known, since = self.store.answered(work), time.monotonic()
-        while len(known) < count:
+    def _wait(self, work: str, items: Sequence[Any], old: set[int]) -> None:
+        """Wait for the results of all items; `old` ones speak of entries that may be gone."""
+        known, since = set[int](), time.monotonic()
+        while True:
+            old = {number for number in old if self._is_lost(items[number])}
+            found = self.store.answered(work) - old
+            if len(found) > len(known):
+                known, since = found, time.monotonic()
+            if len(known) == len(items):
+                return
             if time.monotonic() - since > self.place.patience_seconds:
-                missing = sorted(set(range(count)) - known)
+                missing = sorted(set(range(len(items))) - known)
                 nodes = sorted({number % self.place.nodes for number in missing})
-                what = f"{len(missing)} of {count} items have no result, such as {missing[0]}"
+                what = f"{len(missing)} of {len(items)} items have no result, such as {missing[0]}"
                 where = f"node {', '.join(map(str, nodes))}"
                 fix = "see the logs of these nodes; the next run goes on from what is there"
                 raise StepError(what, where=where, fix=fix)
             time.sleep(POLL_SECONDS)
             beat()
-            found = self.store.answered(work)
-            if len(found) > len(known):
-                known, since = found, time.monotonic()
 
 
 def code() -> list[str]:
@@ -306,8 +310,7 @@ class Ray(_Cluster):
 
     def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
         run, given = self._ray.remote(max_retries=3)(call), self._ray.put(dict(order))
-        pending = [run.remote(function, given, item) for item in items]
-        return [self._ray.get(one) for one in pending]
+        return list(self._ray.get([run.remote(function, given, item) for item in items]))
 
 
 class Spark(_Cluster):

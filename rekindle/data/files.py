@@ -285,6 +285,10 @@ def locate(data: DataSpec) -> Files:
         if odd := [file.name for file in files if _suffix_format(file.name) != kind]:
             log.warning("%d files beside the images are ignored, such as %s", len(odd), odd[0])
         files = [file for file in files if _suffix_format(file.name) == kind]
+    names = (file.name for file in files)
+    if bad := next((name for name in names if name.encode(errors="ignore").decode() != name), ""):
+        what, fix = "the name of a file is not UTF-8", "rename it, such as with convmv"
+        raise DataError(what, where=ascii(bad).strip("'"), fix=fix)
     return Files(tuple(files), kind, partitions.unit if partitions else "")
 
 
@@ -326,7 +330,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         found = [info for info in details if is_visible(_below(info["name"], path))]
         for info in found if isinstance(filesystem, LocalFileSystem) else ():
             place = Path(info["name"])
-            if place.exists() and not place.is_file():  # a pipe would be waited for
+            if not place.is_file():  # a pipe would be waited for, a link may lead nowhere
                 raise DataError("this is not a file", where=str(place), fix="move it elsewhere")
         return found, path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]

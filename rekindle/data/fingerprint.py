@@ -191,11 +191,8 @@ def _looked(
     source: Source, data: DataSpec, modality: str, how: str, window: Window | None = None
 ) -> tuple[list[Any], Mapping[str, str]]:
     """What a function below says of each piece of a source, or of all of it; hashes of files."""
-    order = {
-        "data": data.model_dump(mode="json"),
-        "modality": modality,
-        "window": str(window or ""),
-    }
+    settings = {"data": data.model_dump(mode="json"), "modality": modality}
+    order = {**settings, "window": str(window or "")}
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
     found, contents, cuts = cut(source, data, executor)
     items = [piece.item("") for piece in found] or [dict[str, Any]()]

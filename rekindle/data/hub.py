@@ -4,6 +4,7 @@
 `split=train+test` picks splits, default all of them; rows whose class is -1, a hidden label, are
 left out. A fingerprint is the commit that the revision points to now."""
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
 from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
-from rekindle.errors import DataError, RequestError
+from rekindle.errors import DataError, RekindleError, RequestError
 from rekindle.spec.model import DataSpec
 
 PREFIX = "hub:"
@@ -46,13 +47,11 @@ class HubSource(Source):
         self._commit, self._part = part[1] if part else "", part
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-        try:
+        with _reading(self._name):
             for split, stream in self._splits().items():
                 present = list(stream.features or columns)
                 if not findings.missing_columns(f"{self._name} ({split})", columns, present):
                     yield from self._rows(split, stream, list(columns))
-        except OSError as error:
-            raise _unreachable(self._name, error) from error
 
     def _rows(self, split: str, stream: Any, columns: list[str]) -> Iterator[RawBatch]:
         feature = (stream.features or {}).get(self._label)
@@ -71,10 +70,11 @@ class HubSource(Source):
             yield self._named(raw, names) if names else raw
 
     def parts(self) -> Iterator[tuple[str, str, str, int, int]]:
-        """What workers read apart: name, commit, split, and which of how many groups of files."""
+        """What workers read apart: name?config, commit, split, which of how many file groups."""
+        name = f"{self._name}?{self._options.get('config', '')}"
         for split, stream in self._splits().items():
             for index in range(stream.num_shards):
-                yield self._name, self._pin(), split, index, stream.num_shards
+                yield name, self._pin(), split, index, stream.num_shards
 
     def fingerprint(self) -> str:
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
@@ -109,12 +109,9 @@ class HubSource(Source):
     def _pin(self) -> str:
         if not self._commit:
             from huggingface_hub import HfApi
-            from huggingface_hub.errors import HfHubHTTPError
 
-            try:
+            with _reading(self._name):
                 info = HfApi().dataset_info(self._name, revision=self._options.get("revision"))
-            except (HfHubHTTPError, OSError, ValueError) as error:
-                raise _unreachable(self._name, error) from error
             self._commit = str(info.sha)
         return self._commit
 
@@ -122,11 +119,9 @@ class HubSource(Source):
         import datasets
 
         config = self._options.get("config")
-        try:
+        with _reading(self._name):
             self._refuse_foreign_files()
             found = datasets.load_dataset(self._name, config, revision=self._pin(), streaming=True)
-        except (OSError, ValueError) as error:
-            raise _unreachable(self._name, error) from error
         wanted = self._options["split"].split("+") if "split" in self._options else list(found)
         if absent := [split for split in wanted if split not in found]:
             fix = f"it has {', '.join(found)}"
@@ -178,7 +173,14 @@ def _names(configs: Any) -> Iterator[str]:
             yield from _names(configs.get(key))
 
 
-def _unreachable(name: str, error: Exception) -> DataError:
-    fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-    what = f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}"
-    return DataError(what, where="data.source", fix=fix)
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Raise DataError for what the clients of the hub raise."""
+    try:
+        yield
+    except RekindleError:
+        raise
+    except Exception as error:  # their HTTP client depends on their version
+        fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
+        what = f"cannot read `{name}` from the hub: {(str(error) or repr(error)).splitlines()[0]}"
+        raise DataError(what, where="data.source", fix=fix) from error

@@ -201,7 +201,6 @@ class SampleOrder:
         epoch, size = self._cut(number), self.global_batch_size
         last = window + 1 == len(epoch.windows)
         soon = self._cut(number + 1).windows[0] if last else epoch.windows[window + 1]
-        epoch = self._cut(number)
         left = int(epoch.before[window]) % size
         read = epoch.windows[window - bool(left) : window + 1]
         self._expect(np.concatenate(read), soon)

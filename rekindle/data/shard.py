@@ -107,7 +107,8 @@ def shard(
         class_rows=summary.class_rows, bad_rows=summary.bad_rows, left_out=summary.left_out,
         settings=settings, shards=tuple(shards), shuffle_bytes=round(data.shuffle_gb * 1e9),
         disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
-        sources=_mixed(data, shards), drawn=_drawn(data),
+        sources=_mixed(data, shards),
+        drawn=data.temperature is not None or any(part.weight for part in data.sources),
     )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in shards)
@@ -140,10 +141,6 @@ def _file(item: Mapping[str, Any], entry: Mapping[str, Any]) -> ShardFile:
     facts = {name: entry[name] for name in _FACTS}
     where = {"path": item["name"], **{name: item[name] for name in ("split", "key", "source")}}
     return ShardFile(sha256=entry["files"][SHARD], **where, **facts)
-
-
-def _drawn(data: DataSpec) -> bool:
-    return data.temperature is not None or any(part.weight for part in data.sources)
 
 
 def _mixed(data: DataSpec, shards: Sequence[ShardFile]) -> tuple[MixedRows, ...]:

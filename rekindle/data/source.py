@@ -18,8 +18,9 @@ from rekindle.data import hub
 from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
+from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Columns
+from rekindle.data.roles import Columns, time_column
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
@@ -78,8 +79,11 @@ class FileSource(Source):
 
     def hash_named(self) -> str:
         """Hash of the files that rows name; what cannot be read is for `ingest` to refuse."""
-        column = self._data.columns.image
-        for raw in self.read({column: "image"}, Findings()):
+        column, time = self._data.columns.image, time_column(self._data)
+        times: Columns = {time: "scalar"} if time else {}
+        for raw in self.read({**times, column: "image"}, Findings()):
+            if time:  # `ingest` opens no file for a row without one
+                raw = raw.filter(read_times(raw, time, Findings())[1])
             for value in raw.columns[column]:
                 with contextlib.suppress(OSError, ValueError):
                     content_of(raw, value)

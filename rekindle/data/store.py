@@ -2,9 +2,9 @@
 all workers reach.
 
 An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
-or with a damaged file in a folder here, is not there, and is made again. A folder commits by a
-rename; the files of one key have the same bytes, whichever worker makes them, so a store takes
-repeated writes. What comes from elsewhere is checked against the hash in the entry."""
+with a damaged one, without a file, or with a damaged file here, is not there, and is made again. A
+folder commits by a rename; the files of one key have the same bytes, whichever worker makes them,
+so a store takes repeated writes. Whole files from elsewhere are checked against their hash."""
 
 import atexit
 import contextlib
@@ -43,12 +43,11 @@ class Store:
     def find(self, key: str) -> dict[str, Any] | None:
         """What was committed with the entry; None where there is none."""
         entry = self._entry(key)
-        if entry and self._here:
-            for name, sha256 in entry["files"].items():
-                path = Path(self._path, key, name)
-                if not path.is_file() or file_sha256(path) != sha256:
-                    log.warning("%s is damaged, and is made again", path)
-                    return None
+        for name, sha256 in entry["files"].items() if entry else ():
+            path = f"{self._path}/{key}/{name}"
+            if not self._fs.isfile(path) or (self._here and file_sha256(Path(path)) != sha256):
+                log.warning("%s is damaged, and is made again", path)
+                return None
         return entry
 
     @contextlib.contextmanager
@@ -68,9 +67,10 @@ class Store:
     def commit(self, key: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
         """Store the files of `folder`, which `writing` gave, with what is known of them, and the
         hash of each as `files`; returns all that is known."""
-        files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-        entry = {**known, "files": files}
-        content = json.dumps(entry).encode()
+        files = sorted(folder.iterdir())
+        entry = {**known, "files": {file.name: file_sha256(file) for file in files}}
+        text = json.dumps(entry)
+        content = json.dumps([digest(text), text]).encode()
         if self._here:
             (folder / _ENTRY).write_bytes(content)
             target = Path(self._path, key)
@@ -82,8 +82,8 @@ class Store:
                 if not target.exists():
                     raise  # else another worker was faster
             return entry
-        for name in files:
-            self._fs.put_file(str(folder / name), f"{self._path}/{key}/{name}")
+        for file in files:
+            self._fs.put_file(str(file), f"{self._path}/{key}/{file.name}")
         self._fs.pipe_file(f"{self._path}/{key}/{_ENTRY}", content)
         return entry
 
@@ -97,8 +97,6 @@ class Store:
             else:
                 try:
                     os.link(source, target)
-                except FileNotFoundError:
-                    raise
                 except OSError:  # another file system
                     shutil.copyfile(source, target)
             if self._here or file_sha256(target) == sha256:
@@ -127,7 +125,7 @@ class Store:
         """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
         sha256 = (self._entry(key) or {"files": {}})["files"].get(name, "")
         with tempfile.TemporaryDirectory() as scratch:
-            path = Path(self._path, key, name) if self._here else Path(scratch, name)
+            path = Path(f"{self._path}/{key}" if self._here else scratch, name)
             if not self._here:
                 self.take(key, name, sha256, path)
             elif not path.is_file() or file_sha256(path) != sha256:
@@ -178,16 +176,15 @@ class Store:
 
     def answers(self, work: str, count: int) -> list[Any]:
         """The results of all items, in order."""
-        contents = (self._read(f"{work}/{number}") for number in range(count))
-        return [json.loads(content or b"null") for content in contents]
+        return [json.loads(self._read(f"{work}/{n}") or b"null") for n in range(count)]
 
     def _entry(self, key: str) -> dict[str, Any] | None:
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(self._read(f"{key}/{_ENTRY}") or b""))
+        with contextlib.suppress(ValueError, TypeError):
+            sha256, text = json.loads(self._read(f"{key}/{_ENTRY}") or b"")
+            return dict(json.loads(text)) if digest(text) == sha256 else None
         return None
 
     def _read(self, path: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):
-            content: bytes = self._fs.cat_file(f"{self._path}/{path}")
-            return content
+            return bytes(self._fs.cat_file(f"{self._path}/{path}"))
         return None

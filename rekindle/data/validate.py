@@ -144,7 +144,9 @@ class Findings:
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
-        self._notes.setdefault((what, fix), Fault()).add(BadRow(where))
+        places = self._notes.setdefault((what, fix), Fault())
+        if places.first[-1:] != [BadRow(where)]:  # else another piece of the same file said so
+            places.add(BadRow(where))
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""

@@ -11,6 +11,7 @@ from PIL import Image
 from rekindle.data.examples import SPLITS
 from rekindle.errors import DataError, SpecError
 from rekindle.spec.load import load_target
+from rekindle.spec.model import DataSpec
 from tests.data.corpora import (
     all_examples,
     content,
@@ -64,6 +65,18 @@ def test_the_first_copy_stays(tmp_path, monkeypatch, how, duplicates, fold, buck
     assert {s: dict(by) for s, by in summary.class_rows.items()} == counts
     assert sharded(data, tmp_path / "b").left_out == summary.left_out
     assert content(tmp_path / "a") == content(tmp_path / "b" / "examples")
+
+
+@pytest.mark.parametrize("duplicates", ["exact", "near"])
+def test_a_file_that_two_sources_hold_is_read_once(tmp_path, duplicates):
+    """Of the same name and bytes, so that both are one entry of the store."""
+    folders = [write_jsonl(tmp_path / name / "x.jsonl", rows()).parent for name in "ab"]
+    sources = [{"source": str(folder)} for folder in folders]
+    data = DataSpec.model_validate({"sources": sources, "duplicates": duplicates})
+    alone = ingested(text_spec(folders[0], duplicates=duplicates), tmp_path / "alone")
+    summary = ingested(data, tmp_path / "out")
+    assert summary.rows == alone.rows
+    assert summary.left_out["duplicate"] == 600 - sum(summary.rows.values())
 
 
 def test_a_copy_in_train_stays_and_the_test_split_loses_its_own(tmp_path):

@@ -47,7 +47,8 @@ for i, fields in enumerate(json.loads(sys.argv[1])):
     data = DataSpec.model_validate(fields)
     try:
         found = fingerprint(task, data, ModelSpec(), TrainSpec(), champion=None)
-        summary = ingest(data, load_task(task).modality, found.window, Path(sys.argv[2], str(i)))
+        out, modality = Path(sys.argv[2], str(i)), load_task(task).modality
+        summary = ingest(data, modality, found.window, out, store=sys.argv[3])
         answers.append({"data": found.data, **summary.model_dump(mode="json")})
     except RekindleError as error:
         answers.append({"error": type(error).__name__, "text": str(error)})
@@ -73,7 +74,7 @@ def hub(tmp_path):
         yield server
 
 
-def ask(hub, tmp_path, *specs):
+def ask(hub, tmp_path, *specs, store=""):
     """What a fresh process makes of the specs."""
     environment = {
         **os.environ,
@@ -81,7 +82,7 @@ def ask(hub, tmp_path, *specs):
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_XET": "1",
     }
-    command = [sys.executable, "-c", CHILD, json.dumps(specs), str(tmp_path / "out")]
+    command = [sys.executable, "-c", CHILD, json.dumps(specs), str(tmp_path / "out"), store]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -118,6 +119,15 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_file_of_the_hub_that_is_cut_short_is_refused_with_its_data_set(hub, tmp_path):
+    file = hub.folder / "datasets/acme/reviews/data/test-00000-of-00001.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
+    assert refused["error"] == "DataError"
+    assert "cannot read `acme/reviews` from the hub: Could not open Parquet" in refused["text"]
+
+
+@pytest.mark.slow
 def test_workers_read_files_of_the_hub_apart(hub, tmp_path):
     folder = hub.folder / "datasets/acme/reviews/data"
     (folder / "train-00000-of-00001.parquet").unlink()
@@ -131,6 +141,30 @@ def test_workers_read_files_of_the_hub_apart(hub, tmp_path):
     assert [file["batches"] for file in two["files"] if file["batches"]] == 6 * [[50]]
     assert one == two
     assert all_examples(tmp_path / "out/0")["text"].to_pylist() == [row["text"] for row in rows()]
+
+
+CONFIGS = """---
+configs:
+- {config_name: day, data_files: [{split: train, path: day.parquet}]}
+- {config_name: night, data_files: [{split: train, path: night.parquet}]}
+---
+"""
+
+
+@pytest.mark.slow
+def test_a_store_does_not_mix_the_configs_of_a_data_set(tmp_path):
+    folder = tmp_path / "hub/datasets/acme/times"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(CONFIGS)
+    for name in ("day", "night"):
+        table = pa.Table.from_pylist([{**row, "text": f"{name} {row['text']}"} for row in rows()])
+        pa.parquet.write_table(table, folder / f"{name}.parquet")
+    with HubServer(tmp_path / "hub") as hub:
+        specs = [{"source": f"hub:acme/times?config={name}"} for name in ("day", "night")]
+        ask(hub, tmp_path, *specs, store=str(tmp_path / "store"))
+    for number, name in enumerate(("day", "night")):
+        texts = all_examples(tmp_path / f"out/{number}")["text"].to_pylist()
+        assert {text.split(" ")[0] for text in texts} == {name}
 
 
 TAG_CARD = """---
@@ -223,6 +257,15 @@ def test_a_card_that_names_files_elsewhere_is_refused_before_they_are_asked_for(
     for answer in answers:
         assert "which is not a file of the data set" in answer["text"], answer
     assert not elsewhere.requests
+
+
+@pytest.mark.slow
+def test_a_hub_that_does_not_listen_is_refused_with_what_to_check(tmp_path):
+    with HubServer(tmp_path / "hub") as hub:
+        pass
+    (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
+    assert refused["error"] == "DataError"
+    assert "cannot read `acme/reviews` from the hub: " in refused["text"]
 
 
 @pytest.mark.slow

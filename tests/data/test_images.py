@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from rekindle.data.fingerprint import fingerprint
 from rekindle.errors import DataError
+from rekindle.spec.model import ModelSpec, TrainSpec
 from tests.data.corpora import all_examples, ingested, text_spec, write_jsonl
 from tests.support.data_images import png
 
@@ -133,6 +138,27 @@ def test_a_faulty_image_is_refused_with_its_row(tmp_path, value, message):
     with pytest.raises(DataError, match=message) as caught:
         ingested(text_spec(tmp_path / "x.jsonl"), tmp_path / "out", modality="image")
     assert "x.jsonl:61" in str(caught.value)
+
+
+def test_a_link_to_nothing_in_a_folder_is_refused(tmp_path):
+    link = image_folder(tmp_path) / "cat" / "old.png"
+    link.symlink_to("gone.png")
+    data = text_spec(tmp_path)
+    with pytest.raises(DataError, match="this is not a file") as caught:
+        fingerprint("image_classification", data, ModelSpec(), TrainSpec(), champion=None)
+    assert str(link) in str(caught.value)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    """As archives of other systems leave them."""
+    for name in (b"1.png", b"\xff.png"):
+        path = Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"/" + name))
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (4, 4)).save(path)
+    data = text_spec(tmp_path)
+    with pytest.raises(DataError, match="the name of a file is not UTF-8") as caught:
+        fingerprint("image_classification", data, ModelSpec(), TrainSpec(), champion=None)
+    assert caught.value.problems[0].where == r"a/\udcff.png"
 
 
 def test_faulty_files_are_refused_with_their_names(tmp_path):

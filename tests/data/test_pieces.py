@@ -9,6 +9,8 @@ import gzip
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -405,25 +408,55 @@ def damaged(path):
     path.write_bytes(body)
 
 
-@pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone"])
+def other_json(path):
+    """An entry that counts one row more, or that is JSON of something else."""
+    text = path.read_text()
+    path.write_text(re.sub(r'("bad": )(\d+)', lambda m: f"{m[1]}{int(m[2]) + 1}", text, count=1))
+    if path.read_text() == text:
+        path.write_text("null")
+
+
+@pytest.mark.parametrize(
+    "what", ["train.arrow", "all.arrow", "times.npy", "entry.json", "gone", "other"]
+)
 def test_what_is_damaged_in_a_store_is_made_again(tmp_path, monkeypatch, caplog, what):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     source, fields = by_time(tmp_path)
     data, store = text_spec(source, **fields), tmp_path / "store"
     read(data, "text", tmp_path / "first", store=str(store))
-    victims = sorted(store.glob("*/" + what.replace("gone", "*.arrow")))
-    for victim in victims[:2]:
-        victim.write_bytes(b"") if what == "entry.json" else damaged(victim)
+    names = {"gone": "*.arrow", "other": "entry.json"}
+    victims = sorted(store.glob("*/" + names.get(what, what)))
+    for victim in victims if what == "other" else victims[:2]:
+        how = {"entry.json": lambda path: path.write_bytes(b""), "other": other_json}.get(
+            what, damaged
+        )
+        how(victim)
         if what == "gone":
             victim.unlink()
     read(data, "text", tmp_path / "second", store=str(store))
     assert content(tmp_path / "second") == content(tmp_path / "first")
     assert ("is damaged, and is made again" in caplog.text) == bool(
-        victims and what != "entry.json"
+        victims and what not in ("entry.json", "other")
     )
     caplog.clear()
     read(data, "text", tmp_path / "third", store=str(store))
     assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["train.arrow", "all.arrow", "times.npy", "dealt"])
+def test_what_an_object_store_removed_by_a_rule_is_made_again(tmp_path, what):
+    """Its rules remove one file after the other, and `entry.json` last, as the youngest one."""
+    source, fields = with_copies(tmp_path)
+    data, store = text_spec(source, **fields), fsspec.filesystem("memory")
+    root = f"memory://{tmp_path.name}"
+    read(data, "text", tmp_path / "first", store=root)
+    victims = store.glob(f"{root}/*/{what}")
+    assert victims
+    for victim in victims:
+        store.rm(victim)
+    read(data, "text", tmp_path / "second", store=root)
+    assert content(tmp_path / "second") == content(tmp_path / "first")
+    assert all(map(store.exists, victims))
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter"])
@@ -455,6 +488,37 @@ def test_the_first_readable_image_decides_wherever_it_lies(tmp_path, monkeypatch
     _, cut = read(data, "image", tmp_path / "cut")
     assert (cut.image_shape, cut.bad_rows) == (whole.image_shape, whole.bad_rows)
     assert whole.bad_rows["image size"] == 1
+
+
+def test_a_row_without_a_time_may_name_an_image_and_be_left_out(tmp_path):
+    source, _ = images_by_name(tmp_path)
+    records = [json.loads(line) for line in source.read_text().splitlines()]
+    for i, record in enumerate(records):
+        record["month"] = "soon" if i == 7 else f"2026-{i // 10 + 1:02}"
+    fields = {"columns": {"time": "month"}, "split": {"by": "time"}, "on_bad_rows": "drop"}
+    data = text_spec(write_jsonl(source, records), **fields, max_bad_rows=1)
+    _, summary = read(data, "image", tmp_path / "out")
+    assert summary.bad_rows == {"time": 1}
+    (tmp_path / records[7]["image"]).unlink()  # no row that stays names it
+    assert read(data, "image", tmp_path / "again")[1].files == summary.files
+
+
+def test_what_a_whole_file_lacks_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    for name in ("train", "other", "rest"):
+        write_jsonl(tmp_path / "d" / f"{name}.jsonl", rows())
+    with pytest.raises(DataError, match="cannot derive a split") as caught:
+        ingest(text_spec(tmp_path / "d", split={"by": "source"}), "text", "", tmp_path / "out")
+    assert [problem.where for problem in caught.value.problems] == ["other.jsonl, rest.jsonl"]
+
+
+def test_a_fault_whose_value_has_no_utf8_form_is_refused(tmp_path):
+    turns = [{"role": "\ud800", "content": "Is it?"}, {"role": "assistant", "content": "Yes"}]
+    source = tmp_path / "x.jsonl"
+    source.write_text(json.dumps({"messages": turns}) + "\n")
+    data = text_spec(source, columns={"messages": "messages"})
+    with pytest.raises(DataError, match="1 row with a role that is unknown"):
+        ingest(data, "document", "", tmp_path / "out", store=str(tmp_path / "store"))
 
 
 def test_a_piece_at_fault_is_named_and_the_others_stay(tmp_path, monkeypatch):
@@ -492,6 +556,25 @@ def test_a_missing_node_is_named(tmp_path, monkeypatch):
     data = text_spec(source, workers=1)
     with pytest.raises(StepError, match="items have no result, such as 1") as caught:
         ingest(data, "text", "", tmp_path / "out", store=str(tmp_path / "store"))
+    assert caught.value.problems[0].where == "node 1"
+
+
+def test_a_node_waits_for_what_another_has_to_make_again(tmp_path, monkeypatch):
+    """The results of an earlier run are there, and its entries are not."""
+    source, fields = with_copies(tmp_path)
+    data = text_spec(source, **fields, shard_rows=20, workers=1)
+    nodes = [started(data, tmp_path / "n", tmp_path / "store", "Words", i, 2) for i in range(2)]
+    assert [node.wait(120) for node in nodes] == [0, 0]
+    monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
+    monkeypatch.setattr(duplicates, "GROUP_ROWS", 40)
+    place = Rendezvous(nodes=2, node_rank=0, patience_seconds=0.5, port=1)
+    monkeypatch.setenv(VARIABLE, json.dumps(dataclasses.asdict(place)))
+    store = str(tmp_path / "store")
+    ingest(data, "text", "", tmp_path / "again", store=store)
+    for key in keys_of(store):
+        shutil.rmtree(Path(store, key))
+    with pytest.raises(StepError, match="items have no result, such as 1") as caught:
+        ingest(data, "text", "", tmp_path / "out", store=store)
     assert caught.value.problems[0].where == "node 1"
 
 

@@ -2,16 +2,19 @@
 known changes, and (slow) ten months of reviews."""
 
 import collections
+import datetime as dt
 import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rekindle.data.signals import _hashes, signals
+from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor import expected_accuracy, judge
+from rekindle.monitor import expected_accuracy, judge, seen
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -125,10 +128,41 @@ def test_confidence_that_the_test_split_never_had_is_taken_as_it_is():
         for one, accuracy in ((0.5, 0.4), (0.8, 0.9))
     )
     evidence = PLAIN.model_copy(update={"calibration": bins})
-    for sure, expected in ((0.55, 0.4), (0.85, 0.9), (0.3, 0.3), (0.7, 0.7), (1.0, 0.9)):
+    for sure, expected in ((0.55, 0.4), (0.85, 0.9), (0.3, 0.3), (0.7, 0.7), (1.0, 1.0)):
         rows = table([{"probability": sure}], ["a"])
         assert expected_accuracy(evidence, rows) == pytest.approx(expected)
     assert expected_accuracy(PLAIN, table([{"probability": 0.5}], ["a"])) is None
+
+
+def written(folder, name, **row):
+    """A file of the log, of one row at this minute of an hour."""
+    file = folder / "tickets/date=2026-10-01/hour=10" / f"{name}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([{"model": "m", **row}]), file)
+    return file
+
+
+def test_of_two_answers_for_a_key_the_later_one_counts(tmp_path):
+    """Whatever the files of an hour are called."""
+    begin = dt.datetime(2026, 10, 1, 10, tzinfo=dt.UTC)
+    for minute, name, label in ((50, "a", "new"), (10, "b", "old")):
+        time = begin + dt.timedelta(minutes=minute)
+        written(tmp_path, name, id="k", time=time, label=label)
+    rows = seen(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1)).rows
+    update = {"rows": 1, "metrics": {"accuracy": 0.5}}
+    plain = PLAIN.model_copy(update={**update, "reference": Reference(inputs={}, confidence=())})
+    (accuracy,) = judge(plain, rows, {"k": "new"}, 1, 0.05)
+    assert (accuracy.now, accuracy.rows) == (1.0, 1)
+
+
+@pytest.mark.parametrize("size", [0, 400])
+def test_a_file_of_the_log_that_is_cut_short_is_named(tmp_path, size):
+    begin = dt.datetime(2026, 10, 1, 10, tzinfo=dt.UTC)
+    file = written(tmp_path, "a", id="k", time=begin, label="new")
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        seen(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1))
+    assert caught.value.problems[0].where == str(file)
 
 
 def test_holm_stops_at_the_first_that_chance_explains():

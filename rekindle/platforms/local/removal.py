@@ -148,13 +148,13 @@ def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, 
             return False, "its training is finished"
         if needs.unsure and key not in used:
             return True, "a run that is alive has not recorded yet what it trains"
+    if kind in ("environment", "piece") and (needs.live or needs.unsure):
+        return True, "a run is alive"
     if kind == "piece":  # an artifact has links to its files
         held = key in used or any(file.stat().st_nlink > 1 for file in path.iterdir())
         if held or _age_seconds(path) < _PIECE_SECONDS:
             return True, "examples or shards hold it" if held else "it is less than a day old"
         return False, ""
-    if kind == "environment" and (needs.live or needs.unsure):
-        return True, "a run is alive"
     if kind == "environment" and _age_seconds(path) < needs.days * 86_400:
         return True, f"it was made less than {needs.days} days ago"
     return (True, _USED) if key in used and kind != "killed attempt" else (False, "")

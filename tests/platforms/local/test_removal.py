@@ -433,6 +433,18 @@ def test_pieces_that_shards_name_and_do_not_hold_stay(
     assert pieces == {f"pieces/{keys['held']}": True, f"pieces/{keys['unheld']}": False}
 
 
+def test_pieces_stay_while_a_run_is_alive_that_may_read_them_for_days(
+    digits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Examples hold them only once all are read."""
+    piece = digits / "pieces" / ("d" * 32) / "train.arrow"
+    write_atomically(piece, "rows")
+    os.utime(piece.parent, (0, 0))
+    with locked(digits / "runs" / "20261121-090900-digits-a1b3" / "lock"):
+        assert ("piece", f"pieces/{'d' * 32}") not in removed(digits, capsys)
+    assert removed(digits, capsys)[-1] == ("piece", f"pieces/{'d' * 32}")
+
+
 NEWEST = "it is one of the 1 newest of its name"
 
 
