@@ -244,7 +244,8 @@ def sabotage(fault: str) -> None:
 
 
 def _with_local_count(self, work):
-    local = sum(int(self.targets[list(work.rows)].sum()) for _ in (0,)) * self.mesh.layout.data
+    targets = self.shards.targets(self.split, np.array(work.rows, np.int64))
+    local = int(targets.sum()) * self.mesh.layout.data
     count = torch.tensor([float(max(1, local))])
     return dataclasses.replace(
         work, micro=tuple(dataclasses.replace(m, count=count) for m in work.micro)
