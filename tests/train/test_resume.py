@@ -221,8 +221,9 @@ POINTS = {
 def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_bit(
     gang, tmp_path, shards
 ):
-    # a row at a time: else all steps are done before a busy machine has looked once
-    slow = TRAIN.model_copy(update={"micro_batch_size": 1, "max_restarts": len(POINTS)})
+    # a row at a time and twice the steps: else all are done before a busy machine has come to each point
+    update = {"micro_batch_size": 1, "max_restarts": len(POINTS), "steps": 2 * STEPS}
+    slow = TRAIN.model_copy(update=update)
     uninterrupted = Gang(tmp_path / "whole", shards, train=slow).start().finish()
     gang.train = slow
     gang.start()
@@ -243,11 +244,11 @@ def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_
     gang.finish()
     assert any("a save" in point for point in torn), "no kill fell into a save"
     assert steps == sorted(steps)
-    resumed = [int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 60", gang.said)]  # fmt: skip
+    resumed = [int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 120", gang.said)]  # fmt: skip
     assert set(resumed) <= set(steps), (
         "it went on from a checkpoint that was not whole when it died"
     )
-    assert steps[-1] >= 50
+    assert steps[-1] >= 110
     same(gang, uninterrupted)
 
 
