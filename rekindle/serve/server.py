@@ -294,9 +294,10 @@ class Server:
             if isinstance(found, RefusedError):
                 raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
         taken = time.perf_counter() - began
-        if self.shadow:
+        is_proof = request.headers.get(_PROOF) == self.token
+        if self.shadow and not is_proof:
             self.shadow.give(works, everything.result(), taken)
-        if self.log and request.headers.get(_PROOF) != self.token:
+        if self.log and not is_proof:
             self.log.put(ids, contents, everything.result(), taken)
             self.figures.unlogged.set(self.log.dropped)
         return everything.result()
