@@ -6,6 +6,7 @@
     │   └── UnsupportedError      a feature that is refused, with its place in the IR
     ├── DataError                 the source or a shard is not what it should be, with the rows
     ├── StepError                 a step of the pipeline failed
+    │   └── RolledBackError       a version that was deployed had to be rolled back
     ├── CheckpointError           no usable checkpoint where one was promised
     ├── RegistryError             the model registry refused, or holds something else than expected
     │   └── ChangedModelError     the files of a version are not those that were registered
@@ -128,6 +129,10 @@ class DataError(RekindleError):
 
 class StepError(RekindleError):
     code = "E-STEP"
+
+
+class RolledBackError(StepError):
+    code = "E-ROLLED-BACK"
 
 
 class CheckpointError(RekindleError):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.app import champion
+from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
-from rekindle.errors import RekindleError, RequestError, SpecError, StepError
+from rekindle.errors import RekindleError, RequestError, RolledBackError, SpecError
 from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
@@ -80,8 +81,8 @@ def served(spec: Spec, home: Path, version: str = "", platform: str = "local") -
 
 
 def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
-    """Roll the champion out. Raises StepError where it had to be rolled back, which moves the alias
-    back, too."""
+    """Roll the champion out. Raises RolledBackError, and tells `notify`, where it had to be rolled
+    back, which moves the alias back, too."""
     where = champion.registry_of(spec, home)
     model = served(spec, home, platform=options.platform)
     with _alone(spec, home, options.platform):
@@ -107,7 +108,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
                 except RekindleError as error:
                     what += f"; this was not published: {error.problems[0].what}"
                     fix = f"`rekindle rollback {model.name} --to {last.previous}` publishes it"
-            raise StepError(what, fix=fix)
+            tell(spec.notify, "failure", f"{spec.name}: {what}")
+            raise RolledBackError(what, fix=fix)
         return shown(spec, home, options.platform)
 
 

@@ -35,6 +35,7 @@ from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 from rekindle.spec.platforms import PlatformsSpec
+from rekindle.tasks import load_task
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     """What was looked at, and what is wrong with it; writes nothing."""
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
-        "first rows of the data": [*first_look(spec), *_classes(spec)],
+        "first rows of the data": [*first_look(spec, far=True), *_classes(spec)],
         "architecture": _architecture(spec),
         "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
@@ -154,9 +155,8 @@ def _engine(spec: Spec) -> Iterator[Problem]:
 
 
 def _files(spec: Spec) -> Iterator[Problem]:
-    if spec.data is not None:
-        for part in spec.data.parts:
-            yield from _source(part.source)
+    for part in spec.data.parts if spec.data else ():
+        yield from _source(part.source)
     if spec.pipeline is not None:
         path, colon, _ = spec.pipeline.partition(".py:")
         yield from _file(path + colon.removesuffix(":"), "pipeline")
@@ -197,25 +197,21 @@ def _task(spec: Spec) -> Iterator[Problem]:
         return
     if spec.data is None or spec.train.entrypoint:
         return
-    from rekindle.tasks import load_task
-
     try:
         load_task(spec.task).check(spec.data, spec.model)
     except RequestError as error:
         yield from error.problems
 
 
-def first_look(spec: Spec) -> list[Problem]:
-    """What the first rows of a local source show that the step `ingest` would refuse."""
+def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
+    """What the first rows of a source, here or `far` away, show that `ingest` would refuse."""
     data, known = spec.data, spec.pipeline is None and spec.task in BUILTIN_TASKS
     if data is None or not known or any(any(_source(part.source)) for part in data.parts):
         return []
     if data.columns.time is not None and "by" not in data.split.model_fields_set:
         log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
-    from rekindle.tasks import load_task
-
     modality = load_task(spec.task).modality
-    found = [problem for part in data.parts for problem in first_rows(part, modality)]
+    found = [problem for part in data.parts for problem in first_rows(part, modality, far=far)]
     return [*found, *(golden_rows(spec.must_pass, modality) if spec.must_pass else ())]
 
 
@@ -225,8 +221,6 @@ def _classes(spec: Spec) -> Iterator[Problem]:
     if data is None or data.labels or not isinstance(weights, dict) or spec.pipeline is not None:
         return
     if spec.task in BUILTIN_TASKS:
-        from rekindle.tasks import load_task
-
         if labels := classes(data, load_task(spec.task).modality):
             for path, what, fix in unknown_classes(spec.train, labels):
                 yield Problem(what, ".".join(map(str, path)), fix)

@@ -56,7 +56,8 @@ def turn(
         try:
             decided = _decided(spec, spec.data, home, begun, now, platform)
         except Exception as error:
-            what = _first_line(error)
+            is_ours = isinstance(error, errors.RekindleError)
+            what = errors.first_line(error, None if is_ours else repr(error))
             undecided = _noted(path, begun, because=f"it could not be decided: {what}")
             if not before or before[-1].because != undecided.because:
                 tell(spec.notify, "failure", f"{spec.name}: {undecided.because}")
@@ -109,7 +110,7 @@ def _moved(
     try:
         return moved(triggers, check(spec, home, platform, now))
     except errors.RekindleError as error:
-        return False, f"the monitor cannot tell: {_first_line(error)}"
+        return False, f"the monitor cannot tell: {errors.first_line(error)}"
 
 
 def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> Turn:
@@ -119,10 +120,12 @@ def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> 
     except (errors.PreemptedError, errors.InterruptedRunError):
         raise  # the next turn goes on with this one
     except errors.RekindleError as error:
-        outcome = f"{FAILED}: {_first_line(error)}"
+        outcome = f"{FAILED}: {errors.first_line(error)}"
         goes_on = isinstance(error, errors.PlatformError)  # the next turn, with this one
         if last is None or (last.turn != begun.turn if goes_on else last.outcome != outcome):
-            tell(spec.notify, "failure", f"{spec.name}: {outcome}. It ran because {begun.because}")
+            if not isinstance(error, errors.RolledBackError):  # `deploy` has told
+                why = f"It ran because {begun.because}"
+                tell(spec.notify, "failure", f"{spec.name}: {outcome}. {why}")
         if not goes_on:
             _noted(path, begun, outcome=outcome)
         raise
@@ -130,12 +133,6 @@ def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> 
         why = f"It ran because {begun.because}. Run {run_id}"
         tell(spec.notify, heard, f"{spec.name}: {outcome.rstrip('.')}. {why}")
     return _noted(path, begun, run_id=run_id, outcome=outcome)
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, errors.RekindleError):
-        return error.problems[0].what
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _noted(path: Path, one: Turn, **facts: object) -> Turn:

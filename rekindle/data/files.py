@@ -185,7 +185,8 @@ class SourceFile:
 
     def head(self, size: int) -> bytes:
         """The first bytes, decompressed, texts as UTF-8."""
-        with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
+        asked = {"compression": self._compression(), "block_size": size}  # stores bring 50 MB, else
+        with self.filesystem.open(self.path, "rb", **asked) as stream:
             return bytes(as_utf8(stream, self.encoding).read(size))
 
     def is_as_listed(self) -> bool:

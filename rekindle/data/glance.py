@@ -1,5 +1,5 @@
-"""What the first rows of a local source tell before a run begins: faults that `ingest` would
-refuse, and the classes of a small source."""
+"""What the first rows of a source tell before a run begins: faults that `ingest` would refuse, and
+the classes of a small source."""
 
 import contextlib
 import dataclasses
@@ -7,6 +7,8 @@ import io
 import itertools
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+
+from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
 from rekindle.data.roles import Columns, time_column, wanted_columns
@@ -16,8 +18,9 @@ from rekindle.spec.model import DataSpec, MustPass
 
 _MOST_BYTES = 8 << 20
 _HEAD_BYTES = 256 << 10  # that are read of each file
-_MOST_FILES = 16  # of them, evenly spaced
+_MOST_FILES = 16  # evenly spaced
 _MOST_IMAGES = 64
+_MOST_FAR = 4  # files or images that do not lie here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +43,9 @@ class _Beginning(SourceFile):
         return len(self.head(_HEAD_BYTES + 1)) > _HEAD_BYTES
 
 
-def _local(data: DataSpec, modality: str) -> Any:
-    """The source, if its files are here and no window chooses among them; RekindleError."""
-    if "://" in data.source or "{window" in data.source:
+def _source(data: DataSpec, modality: str, *, far: bool = False) -> Any:
+    """A source of files, here or `far` away, if no window chooses among them; RekindleError."""
+    if ("://" in data.source and not far) or "{window" in data.source:
         return None
     from rekindle.data.source import FileSource, open_source
 
@@ -50,9 +53,9 @@ def _local(data: DataSpec, modality: str) -> Any:
     return source if isinstance(source, FileSource) else None
 
 
-def first_rows(data: DataSpec, modality: str) -> list[Problem]:
-    """What `ingest` would refuse in the first rows of a local source's files; with a window, only
-    what does not depend on it. The counts are of the rows that were looked at."""
+def first_rows(data: DataSpec, modality: str, *, far: bool = False) -> list[Problem]:
+    """What `ingest` would refuse in the first rows of files that are here, or `far` away; with a
+    window, only what does not depend on it. The counts are of the rows that were looked at."""
     import numpy as np
 
     from rekindle.data.normalise import Normaliser
@@ -61,7 +64,7 @@ def first_rows(data: DataSpec, modality: str) -> list[Problem]:
     findings, kept = Findings(), 0
     normaliser, column = Normaliser(data, modality, findings), time_column(data)
     try:
-        for raw in _batches(_local(data, modality), wanted_columns(data, modality), findings):
+        for raw in _batches(_source(data, modality, far=far), wanted_columns(data, modality), findings):
             if modality == "image":
                 raw = raw.filter(np.arange(len(raw)) < _MOST_IMAGES)
             if column is not None:
@@ -88,7 +91,10 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
     """The first rows of some files, beginning with the first one."""
     located = source.files if source else Files((), "")
     images = located.format == "images"
-    files = located.files[:: len(located.files) // (_MOST_IMAGES if images else _MOST_FILES) + 1]
+    most = _MOST_IMAGES if images else _MOST_FILES
+    if located.files and not isinstance(located.files[0].filesystem, LocalFileSystem):
+        most = _MOST_FAR
+    files = located.files[:: len(located.files) // most + 1]
     if images:
         source.files = dataclasses.replace(located, files=files)
         yield from source.read(columns, findings)
@@ -108,7 +114,7 @@ def classes(data: DataSpec, modality: str) -> list[str]:
 
     found, findings = set[str | None](), Findings()
     with contextlib.suppress(RekindleError, ValueError):
-        source = _local(data, modality)
+        source = _source(data, modality)
         if source is None or source.extent()[1] > _MOST_BYTES:
             return []
         columns: Columns = {data.columns.label: "list" if modality == "words" else "scalar"}

@@ -28,6 +28,7 @@ from rekindle import records
 from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats
+from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.records import LOWER_IS_BETTER, Check, Churn, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
@@ -153,6 +154,8 @@ def judge(
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
+    if metric not in candidate.metrics:
+        return refused("metric", f"{metric} is measured of at most {MOST_CURVES} classes")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]
     for name, floor in spec.floor.items():
         value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER

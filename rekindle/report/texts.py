@@ -17,7 +17,8 @@ _ASSIGNED = re.compile(
 
 def metric_name(name: str) -> str:
     """What a metric is called in text."""
-    return "macro F1" if name == "macro_f1" else name.replace("_", " ")
+    odd = {"macro_f1": "macro F1", "roc_auc": "ROC AUC"}
+    return odd.get(name, name.replace("_", " "))
 
 
 def lower_is_better(name: str) -> bool:

@@ -22,7 +22,7 @@ BUILTIN_TASKS = (
 ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
 
 Metric = Literal[
-    "accuracy", "macro_f1", "log_loss", "calibration_error",
+    "accuracy", "macro_f1", "log_loss", "calibration_error", "roc_auc", "average_precision",
     "entity_f1", "entity_precision", "entity_recall",
     "perplexity", "token_accuracy", "bits_per_byte",
 ]  # fmt: skip
@@ -495,9 +495,9 @@ class GateSpec(Section):
 
     metric: Metric | None = None
     """What is compared; default: accuracy, for token_classification entity_f1, for causal_lm
-    log_loss. Lower is better for log_loss,
-    calibration_error, perplexity and bits_per_byte. Models with different tokenizers are compared
-    in bits_per_byte, because their tokens are not the same."""
+    log_loss. Lower is better for log_loss, calibration_error, perplexity and bits_per_byte.
+    roc_auc and average_precision are of at most 20 classes. Models with different tokenizers are
+    compared in bits_per_byte, because their tokens are not the same."""
     mode: Literal["superiority", "noninferiority"] = "superiority"
     """What the candidate must be: better than the champion by `min_delta`, or not worse by
     `margin`, so that equally good models of newer data replace older ones."""
@@ -586,8 +586,8 @@ class NotifySpec(Section):
     """The variable with the address, as `env:NAME`: one of Slack, Mattermost or Teams, or any that
     takes `{"text": ...}`."""
     on: tuple[Outcome, ...] = ("success", "refusal", "failure", "suggestion")
-    """What of: a `success`, a `refusal` by the gate, a `failure`, and a run that `rekindle watch`
-    only suggests."""
+    """What of: a `success`, a `refusal` by the gate, a `failure` (also a version that is rolled
+    back), and a run that `rekindle watch` only suggests."""
 
 
 class RetentionSpec(Section):

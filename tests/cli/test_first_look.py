@@ -10,11 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from s3fs import S3FileSystem
+from s3fs.core import S3File
 
 import rekindle
 from rekindle.cli.main import invoke, report_errors
 from rekindle.data import glance
 from rekindle.errors import DataError, Problem, StepError
+from tests.support.s3 import s3_server
 
 ROWS = [
     {"id": f"r{i}", "body": f"text {i}", "team": "ab"[i % 2], "product": "x"} for i in range(20)
@@ -58,6 +61,19 @@ def say(tmp_path, monkeypatch, capsys):
     return said
 
 
+@pytest.fixture
+def lake(monkeypatch):
+    """A bucket behind a real S3 protocol."""
+    server, reached = s3_server()
+    for name, value in reached.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()  # other tests of this process had stores of their own
+    yield S3FileSystem()
+    S3FileSystem.clear_instance_cache()
+    server.kill()
+    server.wait()
+
+
 FILES = ["t.csv", "mark.csv", "semicolons.csv", "t.tsv", "t.jsonl", "t.parquet"]
 
 
@@ -72,6 +88,32 @@ def test_columns_that_a_file_does_not_have_are_named_before_a_run_begins(say, tm
     assert "did you mean `body`?" in text
     assert "there is no column `channel`" in text
     assert name in text
+    assert not (tmp_path / ".rekindle" / "runs").exists()
+
+
+def test_what_lies_in_a_store_is_looked_at_too(say, tmp_path, lake, monkeypatch):
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        lake.put(str(written(tmp_path, name)), f"s3://lake/{name}")
+        uri = f"s3://lake/{name}"
+        assert say(uri, verb="doctor")[0] == 0
+        for verb in ("run", "doctor"):
+            code, text = say(uri, "data.columns={text: bdy, label: team}", verb=verb)
+            assert (code, "there is no column `bdy`" in text) == (2, True), text
+        code, text = say(uri, "data.columns={text: bdy, label: team}", verb="plan")
+        assert "there is no column" not in text, "planning asks no store"
+    for i in range(40):
+        (tmp_path / f"{i:02}.csv").write_text("body,team,product\n" + f"{'x' * 999},a,p\n" * 1000)
+    lake.put([str(tmp_path / f"{i:02}.csv") for i in range(40)], "s3://lake/many/")
+    asked, fetch = [], S3File._fetch_range
+    monkeypatch.setattr(
+        S3File, "_fetch_range",
+        lambda file, start, end: asked.append((file.path, end - start)) or fetch(file, start, end),
+    )  # fmt: skip
+    assert say("s3://lake/many/*.csv", verb="doctor")[0] == 0
+    assert len({path for path, _ in asked}) == 4
+    assert max(size for _, size in asked) < 3 * glance._HEAD_BYTES, "of a megabyte each"
+    code, text = say("s3://lake/none.csv")
+    assert (code, "names no file" in text) == (2, True), text
     assert not (tmp_path / ".rekindle" / "runs").exists()
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import logging
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from rekindle.records import RunRecord
 from rekindle.spec.model import NotifySpec
 from tests.data.corpora import rows, write_jsonl
 from tests.report import homes, runs
+from tests.servers.webhook import webhook as listening
 from tests.support.cli import rekindle
 
 PIPELINE = """
@@ -33,49 +31,11 @@ def hello(what: str = "hi"):
 """
 
 
-class Webhook(http.server.ThreadingHTTPServer):
-    """Answers with the statuses that are left, then with `ok`."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.paths: list[str] = []
-        self.statuses: list[int] = []
-        self.pause = threading.Event()
-        self.pause.set()
-        super().__init__(("127.0.0.1", 0), _Answer)
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    server: Webhook
-
-    def do_POST(self) -> None:
-        assert self.server.pause.wait(60)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        if status == 200:
-            assert self.headers["Content-Type"] == "application/json"
-            told = json.loads(body)
-            assert list(told) == ["text"]
-            self.server.told.append(told["text"])
-            self.server.paths.append(self.path)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def webhook(monkeypatch):
-    with Webhook() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}/services/s3cr3t-t0ken"
+    with listening() as (server, address):
         monkeypatch.setenv("HOOK", address)
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from rekindle.records import Evidence
 from rekindle.serve.messages import VERSION
 from tests.e2e.digits import CONFIG, WEAK, write_digits
 from tests.ports import free_port
+from tests.servers.webhook import webhook
 
 pytestmark = pytest.mark.slow
 QUICK = "deploy: {canary: [50], step_minutes: 0, min_requests: 100}\n"
@@ -84,7 +85,7 @@ def test_a_deployment_follows_the_champion_there_and_back(cli):
         httpx.get(url)
 
 
-def test_a_canary_that_never_starts_moves_the_alias_back(cli):
+def test_a_canary_that_never_starts_moves_the_alias_back_and_is_told_of_once(cli):
     """Its server cannot even write its log; any failure of the start will do."""
     home, port = "damaged", free_port()
     cli("run", "digits.yaml", "--home", home, *WEAK)
@@ -93,8 +94,13 @@ def test_a_canary_that_never_starts_moves_the_alias_back(cli):
         cli("run", "digits.yaml", "--home", home)
         log = cli.folder / home / "deployments" / "digits" / "local" / "version-2.txt"
         log.mkdir()
-        failed = cli("deploy", "digits.yaml", "--home", home, code=1)
-        assert "version 2 was rolled back, version 1 answers" in failed.stderr
+        with webhook() as (server, address):
+            words, hook = ["--home", home, "--set", "notify={webhook: env:HOOK}"], {"HOOK": address}
+            failed = cli("deploy", "digits.yaml", *words, code=1, env=hook)
+            assert "version 2 was rolled back, version 1 answers" in failed.stderr
+            cli("deploy", "digits.yaml", *words, env=hook)
+        (told,) = server.told
+        assert told.startswith("digits: version 2 was rolled back, version 1 answers: ")
         champion = cli.json("champion", "digits", "--home", home)
         assert (champion["version"], champion["change"]["how"]) == ("1", "rollback")
         again = cli.json("deploy", "digits.yaml", "--home", home)

@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
+from rekindle.evaluate.evaluate import judge
 from rekindle.evaluate.scores import ClassScores
+from rekindle.records import METRICS
+from rekindle.spec.model import EvaluateSpec
 
 
 def scores(probabilities, labels):
@@ -39,6 +42,31 @@ def test_metrics_agree_with_scikit_learn(seed, rows, classes):
     ).all()
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(2, 200), st.integers(2, 6), st.booleans())
+def test_areas_agree_with_scikit_learn(seed, rows, classes, tied):
+    probabilities, labels = predictions(seed, rows, classes)
+    if tied:
+        probabilities = np.round(probabilities, 1)
+    found = scores(probabilities, labels).metrics
+    known = [c for c in range(classes) if 0 < (labels == c).sum() < rows]
+    for name, function in (
+        ("roc_auc", reference.roc_auc_score), ("average_precision", reference.average_precision_score),
+    ):  # fmt: skip
+        each = [function(labels == c, probabilities[:, c]) for c in known]
+        assert found[name] == pytest.approx(np.mean(each) if each else 0.5), name
+
+
+def test_many_classes_have_no_areas_and_a_gate_that_asks_for_one_says_so():
+    probabilities, labels = predictions(0, 50, 21)
+    found = scores(probabilities, labels)
+    assert "roc_auc" not in found.metrics
+    assert scores(probabilities[:, :20], labels % 20).metrics["roc_auc"] > 0
+    verdict = judge(EvaluateSpec(gate={"metric": "roc_auc"}), "roc_auc", found, None, [], "accuracy")
+    assert not verdict.promote
+    assert verdict.reason == "roc_auc is measured of at most 20 classes"
+
+
 def test_calibration_error_of_a_worked_example():
     # two answers at 0.9 of which one is right, two at 0.6 of which both are: (2*|0.9-0.5| + 2*|0.6-1|) / 4
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
@@ -46,7 +74,7 @@ def test_calibration_error_of_a_worked_example():
     assert found["calibration_error"] == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "log_loss", "calibration_error"])
+@pytest.mark.parametrize("metric", METRICS)
 def test_a_resample_scores_as_the_rows_it_picked(metric):
     probabilities, labels = predictions(1, 50, 3)
     picks = np.random.default_rng(0).integers(0, 50, (7, 50))

@@ -1,7 +1,7 @@
 """Scores of a classifier: the probability of each class, of each example.
 
-Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
-of the top probability), of all examples and of resamples."""
+Accuracy, macro-F1, log-loss, the expected calibration error (Naeini et al. 2015, 15 equal bins of
+the top probability) and areas under curves, of all examples and of resamples."""
 
 import dataclasses
 import functools
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.records import METRICS, CalibrationBin, Check, ClassResult, Contender
+from rekindle.records import AREAS, METRICS, CalibrationBin, Check, ClassResult, Contender
 
 BINS = 15
+MOST_CURVES = 20  # classes: each is ranked by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +47,11 @@ class ClassScores(Scores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
+        few = self.probabilities_NC.shape[1] <= MOST_CURVES
+        names = [name for name in METRICS if few or name not in AREAS]
         if len(self) and not self.finite:
-            return dict.fromkeys(METRICS, math.nan)
-        return self.measured(METRICS)
+            return dict.fromkeys(names, math.nan)
+        return self.measured(names)
 
     @property
     def finite(self) -> bool:
@@ -58,7 +61,7 @@ class ClassScores(Scores):
         """Log-loss is the mean negative log-probability of the true class in nats (a coin flip:
         0.693); macro-F1 the mean over classes of the harmonic mean of precision and recall, without
         those that neither occur nor are predicted; the calibration error the mean gap between
-        confidence and accuracy over the bins, weighted by size."""
+        confidence and accuracy over the bins, weighted by size; for areas see `_areas`."""
         probabilities_NC, labels_N = self.probabilities_NC, self.labels_N
         guessed_N = probabilities_NC.argmax(1)
         if metric == "accuracy":
@@ -77,6 +80,8 @@ class ClassScores(Scores):
             # NaN for a class that neither occurs nor is predicted
             each_RC = np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan)
             return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
+        if metric in AREAS:
+            return _areas(metric, probabilities_NC, labels_N, picks_RN)
         finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
         known_NC = np.where(finite_N[:, None], probabilities_NC, 0.0)
         top_N, right_N, index_N = _binned(known_NC, labels_N)
@@ -129,6 +134,32 @@ class ClassScores(Scores):
             for i in range(BINS)
             if (index_N == i).any()
         )  # fmt: skip
+
+
+def _areas(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
+    """[R]: the area under the ROC curve, or the average precision (the step-wise area under the
+    curve of precision over recall), of each class against the others; the mean of the classes that
+    some rows have and some have not, or 0.5."""
+    times_RN = np.stack([np.bincount(row, minlength=len(labels_N)) for row in picks_RN])
+    found_CR = np.full((scores_NC.shape[1], len(picks_RN)), np.nan)
+    for c, scores_N in enumerate(scores_NC.T):
+        order_N = np.argsort(-scores_N, kind="stable")
+        # equal scores are one step, G of them
+        begin_G = np.flatnonzero(np.diff(scores_N[order_N], prepend=np.nan) != 0)
+        is_N, sorted_RN = labels_N[order_N] == c, times_RN[:, order_N]
+        of_RG, not_RG = (np.add.reduceat(sorted_RN * x, begin_G, 1) for x in (is_N, ~is_N))
+        of_R, not_R, passed_RG = of_RG.sum(1), not_RG.sum(1), not_RG.cumsum(1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if metric == "roc_auc":
+                below_RG = not_R[:, None] - passed_RG + not_RG / 2
+                found_CR[c] = (of_RG * below_RG).sum(1) / of_R / not_R
+            else:
+                hits_RG = of_RG.cumsum(1)
+                found_CR[c] = np.nansum(of_RG * hits_RG / (hits_RG + passed_RG), 1) / of_R
+        found_CR[c, (of_R == 0) | (not_R == 0)] = np.nan
+    known_CR = np.isfinite(found_CR)
+    sums_R = np.where(known_CR, found_CR, 0.0).sum(0)
+    return np.where(known_CR.any(0), sums_R / np.maximum(known_CR.sum(0), 1), 0.5)
 
 
 def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_], Ints]:
