@@ -341,8 +341,8 @@ class TrainingSummary(VersionedRecord):
     kept documents of a sequence apart in training steps, the `varlen` kernel, or one call of `sdpa`
     a document, as attention dropout needs it; empty where the architecture's own attention ran.
     `best_step`: the step whose weights the model has, where the lowest validation loss decides;
-    `planned_steps`: how many there would have been, where early stopping ended it. `in_effect`:
-    what another engine said of itself before the first step."""
+    `planned_steps`: how many there would have been, where early stopping ended it, or a budget of
+    `budget_hours`. `in_effect`: what another engine said of itself before the first step."""
 
     run_key: str
     task: str
@@ -364,6 +364,7 @@ class TrainingSummary(VersionedRecord):
     attention: str = ""
     best_step: int | None = None
     planned_steps: int | None = None
+    budget_hours: float | None = None
     in_effect: Mapping[str, str] = Field(default_factory=dict)
 
 

@@ -4,8 +4,10 @@ A config that leaves the layout open, on GPUs that the planner knows, is run and
 plan's: the same config gives the same layout, because neither prices nor measured speeds have a say
 in it."""
 
+import contextlib
 import datetime
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +47,28 @@ def _region(spec: Spec, platform: str) -> str:
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
-    """`spec` with the machines of its plan for `machine: auto`, at prices known in `home`.
-    RequestError where nothing keeps the limits, or where that cannot be known."""
+    """`spec` with the machines of its plan for `machine: auto`, at prices known in `home`, and with
+    the hours that `budget_usd` pays for. RequestError where nothing keeps the limits, or where that
+    cannot be known."""
+    return _paid(_on_chosen(spec, platform, home), platform, home)
+
+
+def _paid(spec: Spec, platform: str, home: Path) -> Spec:
+    """With the hours that the budget pays for, where its end can be a step's and prices are
+    known."""
+    budget, train = spec.resources.budget_usd, spec.train
+    if budget is None or platform not in CLOUDS or train.entrypoint or train.engine == "trainer":
+        return spec
+    with contextlib.suppress(RequestError):
+        fleet = fleets(spec.resources, platform, _region(spec, platform), book(home))[0]
+        if usd := fleet.usd_per_hour(spec.resources.spot):
+            hours = min(round(budget / usd, 4), train.budget_hours or math.inf)
+            update = {"train": train.model_copy(update={"budget_hours": hours})}
+            return spec.model_copy(update=update)
+    return spec
+
+
+def _on_chosen(spec: Spec, platform: str, home: Path) -> Spec:
     asked = spec.resources
     if asked.machine != AUTO:
         return spec

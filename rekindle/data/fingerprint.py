@@ -36,8 +36,8 @@ from rekindle.tasks import TASKS, load_task
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
-    "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
-    "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
+    "activation_checkpointing", "budget_hours", "checkpoint", "compile", "entrypoint",
+    "grace_seconds", "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
     "untested",
 }  # fmt: skip
 
@@ -45,7 +45,8 @@ _TRAIN_ASIDE = {
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
     """The registry's champion: its keys, where its weights started, what it beat ("" = none), and
-    the digests of both models: a registry that was set up again gives out its numbers again."""
+    the digests of both models: a registry that was set up again gives out its numbers again.
+    `budget_hours`: where they ended its training; with others, the same work goes on."""
 
     version: str
     run_key: str
@@ -54,6 +55,7 @@ class ChampionState:
     beaten: str
     digest: str
     beaten_digest: str
+    budget_hours: str = ""
 
 
 def fingerprint(
@@ -95,7 +97,8 @@ def fingerprint(
     version = champion_digest = ""
     if champion is not None:  # for the champion's own work the one that it beat back then
         version, champion_digest = champion.version, champion.digest
-        if champion.run_key == run_key:
+        ended = champion.budget_hours not in ("", str(train.budget_hours))
+        if champion.run_key == run_key and not ended:
             version, champion_digest = champion.beaten, champion.beaten_digest
     return Fingerprint(
         data=content, tokenizing=digest(tokenizing) if any(tokenizing) else "",

@@ -98,7 +98,7 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
             version=str(version.version), run_key=tags.get("run_key", ""),
             work_key=tags.get("work_key", ""), init_from=tags.get("init_from", ""),
             beaten=tags.get("beaten", ""), digest=tags["model_digest"],
-            beaten_digest=tags.get("beaten_digest", ""),
+            beaten_digest=tags.get("beaten_digest", ""), budget_hours=tags.get("budget_hours", ""),
         )  # fmt: skip
 
 
@@ -203,6 +203,7 @@ def _lineage(
         "versions": json.dumps(versions, sort_keys=True), "seed": str(training.seed),
         "world_size": str(training.world_size), "weights_sha256": training.weights_sha256,
         "model_digest": evidence.model_digest, "evidence_sha256": file_sha256(evidence_file),
+        "budget_hours": str(training.budget_hours or ""),
         "decision": "passed" if evidence.promote else "refused", "reason": evidence.reason[:4_000],
         **{f"metric.{name}": f"{value:.6f}" for name, value in evidence.metrics.items()},
     }  # fmt: skip

@@ -41,7 +41,9 @@ def facts(
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
     early = ""
     if summary.planned_steps is not None:
-        early = f", stopped early: {formats.count(summary.planned_steps)} were planned"
+        hours = summary.budget_hours
+        why = "stopped early" if hours is None else f"ended by its budget of {hours:g} h"
+        early = f", {why}: {formats.count(summary.planned_steps)} were planned"
     epochs = f"{round(summary.epochs, 2):g} epoch{'' if summary.epochs == 1 else 's'}"
     facts = [
         ("Task", summary.task.replace("_", " ")),

@@ -277,6 +277,9 @@ def _objective(spec: Spec) -> Iterator[Finding]:
     elif train.exports_best and data and not data.split.validation and data.split.by != "source":
         what = "without a validation split no weights are the best"
         yield ("train", path), what, "set data.split.validation, or remove it"
+    if train.budget_hours is not None and train.entrypoint:
+        what, fix = "your own script decides when it ends", "remove it, or set max_hours"
+        yield ("train", "budget_hours"), what, fix
     if data is not None and data.labels:
         yield from unknown_classes(train, data.labels)
 

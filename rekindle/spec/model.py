@@ -429,7 +429,11 @@ class TrainSpec(Section):
     downloaded or read anything for this long. Default: three times `hang_seconds`, and at least two
     minutes. A start that makes progress may take any time."""
     max_hours: float | None = Field(None, gt=0, le=10_000)
-    """Wall-clock limit over all restarts of one attempt; null: none."""
+    """Wall-clock limit over all restarts of one attempt, which fails then; null: none."""
+    budget_hours: float | None = Field(None, gt=0, le=10_000)
+    """After so many hours of steps, over all attempts, training ends with the weights that it has,
+    or with the best, and these are judged; with more of them it goes on from there. Null: never, or
+    what `resources.budget_usd` pays for."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """How often the training state is saved."""
     max_restarts: int = Field(3, ge=0, le=1_000)
@@ -484,7 +488,8 @@ class ResourcesSpec(Section):
     deadline_hours: float | None = Field(None, gt=0, le=10_000)
     """Deadline of the training in hours after submission; the plan keeps to it."""
     budget_usd: float | None = Field(None, gt=0)
-    """Most that the training may cost; the plan keeps to it."""
+    """Most that the training may cost; the plan keeps to it, and on machines with a known price it
+    becomes `train.budget_hours`."""
     hazard: Literal["calm", "moderate", "rough", "hostile"] | float = "moderate"
     """How often spot machines are reclaimed, per node and hour; a word for a number of the catalog,
     or the number."""

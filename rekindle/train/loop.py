@@ -37,6 +37,8 @@ from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
 
+_SPENT = 1 << 20  # more than there are ranks to ask for a stop
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -141,8 +143,8 @@ class Trainer:
         exact = torch.float64 if spec.precision == "fp64" else torch.float32
         self.feed = Feed(self.mesh.device, exact)
         self.behind = self.mesh.device.type != "cpu"
-        self.bad_steps, self.seconds_before = 0, 0.0
-        self.best, self.owed = Best(), False
+        self.bad_steps, self.seconds_before, self.began = 0, 0.0, time.monotonic()
+        self.best, self.owed, self.spent = Best(), False, False
         replicates = layout.only_replicates and parts.stepper is None
         if replicates and layout.world > 2:  # a sum of two has no order
             self._warm_up()
@@ -162,7 +164,7 @@ class Trainer:
         clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
         """Train from step `start` until `done`, or a request to stop; returns the last step."""
-        every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
+        every, steps, self.began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         self.since = Numbers(self._number(0))
         report = functools.partial(self._report, history, clock, ledger)
         waiting: Launched | None = None
@@ -179,11 +181,12 @@ class Trainer:
                 waiting = None
             last, validates = step + 1 == steps, self.plan.validates(step + 1)
             due = every is not None and (step + 1) % every == 0
-            if self.behind and not (validates or due or stopping):
+            if self.behind and not (validates or due or stopping or self.spent):
                 waiting = launched
                 continue
             row, asked = self._read(launched, saver)
-            stopping = stopping or asked
+            stopping, last = stopping or asked, last or self.spent
+            validates = validates or last
             improved, self.owed = False, validates and self.validation is not None
             if last or (validates and not stopping):
                 found, self.owed = self.validate(step + 1, stop)
@@ -194,8 +197,7 @@ class Trainer:
             last = last or self.done(step + 1)
             if last or (due and (not stopping or saver.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
-                seconds = self.seconds_before + time.monotonic() - began
-                saver.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
+                saver.save(step + 1, self.tensors(), self.state(step + 1, row, self._seconds()))
             if stopping or last:
                 return step + 1
         return steps
@@ -229,7 +231,16 @@ class Trainer:
         if self.owed and self.spec.exports_best:
             return False
         patience = self.spec.early_stopping_patience
-        return step == self.plan.steps or (patience is not None and self.best.stale >= patience)
+        impatient = patience is not None and self.best.stale >= patience
+        return step == self.plan.steps or impatient or self.spent
+
+    def _seconds(self) -> float:
+        """Of training, in all attempts."""
+        return self.seconds_before + time.monotonic() - self.began
+
+    def _over(self, seconds: float) -> bool:
+        hours = self.spec.budget_hours
+        return hours is not None and seconds >= hours * 3600
 
     def _improved(self, step: int, found: Mapping[str, float]) -> bool:
         """Whether the weights are to be kept for what a validation found."""
@@ -243,8 +254,10 @@ class Trainer:
         save, written = saver.pending, saver.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
+        # one rank's clock decides
+        asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self._seconds()))
         shared = self.agreed(
-            torch.stack([loss, squares, self._number(stop.raised), self._number(written)])
+            torch.stack([loss, squares, self._number(asks), self._number(written)])
         )
         scale = self.optimizer.scale
         used = scale.value.clone() if scale is not None else self._number(1)
@@ -264,7 +277,8 @@ class Trainer:
         if written == self.world:
             saver.settle(done.save)
         row = {"epoch": self.plan.epoch(done.step + 1), "loss": loss, "lr": done.rate}
-        return row | {"grad_norm": norm}, asked > 0
+        self.spent = self.spent or asked >= _SPENT
+        return row | {"grad_norm": norm}, asked % _SPENT > 0
 
     def _judge(self, step: int, loss: float, norm: float, searching: bool) -> None:
         """Count steps without an update; StepError after too many, unless fp16 is `searching`."""
@@ -361,6 +375,7 @@ class Trainer:
         """Go on from a checkpoint, of whatever layout; returns its step."""
         load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
+        self.spent = self._over(self.seconds_before)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         self.best = Best(**checkpoint.state.get("best", {}))
         validated = checkpoint.state.get("validation_loss") is not None

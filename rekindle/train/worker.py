@@ -87,6 +87,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         if rank == 0:
             say(Path(job.status), {"status": "preempted", "step": last})
     else:
+        if trainer.spent and rank == 0:
+            spent = f"train.budget_hours are spent: it ends at step {last} of {plan.steps}"
+            emit("notice", text=spent)
         best = _return_to_best(job, trainer, last) if job.train.exports_best else None
         start.save(parts, Path(job.output))
         if rank == 0:
@@ -275,6 +278,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
         best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
+        budget_hours=job.train.budget_hours if trainer.spent else None,
     )  # fmt: skip
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)

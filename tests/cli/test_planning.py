@@ -90,6 +90,23 @@ def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
         planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)
 
 
+def test_a_budget_becomes_the_hours_that_it_pays_for(tmp_path):
+    """At the price of all machines together, spot's where they are; a limit of hours that is shorter stays."""
+    region = "platforms.sagemaker.region=us-east-1"
+    price = shipped().find("ml.p4de.24xlarge", "us-east-1")
+    for spot, usd in ((False, price.on_demand_usd_per_hour), (True, price.spot_usd_per_hour)):
+        asked = spec(region, "resources.budget_usd=5000", f"resources.spot={spot}", "resources.nodes=1")
+        found = on_machines(asked, "sagemaker", tmp_path).train.budget_hours
+        assert found == pytest.approx(5000 / usd, abs=1e-4)
+    shorter = spec(region, "resources.budget_usd=5000", "train.budget_hours=2")
+    assert on_machines(shorter, "sagemaker", tmp_path).train.budget_hours == 2
+    for override, platform in (
+        ("train.entrypoint=train.py", "sagemaker"), ("train.seed=1", "kubeflow"), ("resources.machine=p9", "sagemaker"),
+    ):  # fmt: skip
+        asked = spec(region, "resources.budget_usd=5000", override)
+        assert on_machines(asked, platform, tmp_path) == asked, "no price, or no end that could be a step's"
+
+
 @pytest.mark.slow
 def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, caplog):
     auto = spec("resources={machine: auto}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import fsspec
@@ -216,6 +217,18 @@ def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the
 
     third = taken(text_spec(source), model, TrainSpec(lr=0.1), promoted(second, "2"))
     assert (third.champion, third.init_from) == ("2", "base" if init == "base" else "2")
+
+
+def test_a_champion_that_a_budget_ended_meets_the_training_that_goes_on(source):
+    paid = TrainSpec(budget_hours=1)
+    first = taken(text_spec(source), train=paid)
+    champion = dataclasses.replace(promoted(first, "1"), budget_hours="1.0")
+    assert taken(text_spec(source), train=paid, champion=champion) == first
+    for more in (TrainSpec(budget_hours=2), TrainSpec()):
+        found = taken(text_spec(source), train=more, champion=champion)
+        assert (found.run_key, found.champion) == (first.run_key, "1")
+    whole = promoted(first, "1")  # which no budget ended
+    assert taken(text_spec(source), train=paid, champion=whole) == first
 
 
 def test_a_version_number_that_a_new_registry_gives_to_other_weights_is_another_training(source):

@@ -144,6 +144,36 @@ def test_best_weights_that_are_lost_are_not_replaced_by_others(tmp_path, whole, 
     assert "remove this folder, and train again" in gang.said
 
 
+@pytest.mark.slow
+def test_a_budget_ends_it_with_a_model_and_more_of_it_goes_on_from_there(tmp_path, texts):
+    """Of the hours of all attempts: a stop halfway does not begin them anew."""
+    steps = 600
+    plain = TRAIN.model_copy(
+        update={"early_stopping_patience": None, "validate_every": None, "steps": steps}
+    )
+    alone = gang_in(tmp_path / "alone", texts, plain).start().finish()
+    gang = gang_in(tmp_path / "paid", texts, plain.model_copy(update={"budget_hours": 1 / 3600}))
+    gang.start().until_step(10)
+    gang.process.send_signal(signal.SIGTERM)
+    gang.finish(75)
+    before = newest(gang.checkpoints, "key").state["train_seconds"]
+    gang.start().finish()
+    found = summary(gang)
+    assert before < 1
+    assert 10 < found.steps < steps, "the machine is too fast or too slow for this test"
+    assert (found.planned_steps, found.budget_hours) == (steps, 1 / 3600)
+    assert f"train.budget_hours are spent: it ends at step {found.steps} of {steps}" in gang.said
+    assert newest(gang.checkpoints, "key").state["train_seconds"] >= 1
+    assert found.validation["loss"] == curve(gang)[found.steps]
+    ended = gang.weights
+    gang.start().finish()  # what is spent stays spent
+    assert (gang.weights, summary(gang).steps) == (ended, found.steps)
+    gang.train = plain
+    gang.start().finish()
+    assert (gang.weights, gang.losses) == (alone.weights, alone.losses)
+    assert (summary(gang).planned_steps, summary(gang).budget_hours) == (None, None)
+
+
 def test_equals_and_what_is_no_number_are_no_better():
     best = Best()
     heard = [
