@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from rekindle.data.columns import texts
 from rekindle.data.roles import wanted_columns
+from rekindle.data.signals import LOGGED
 from rekindle.data.source import open_source
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError
@@ -60,8 +61,8 @@ def seen(root: str, name: str, model: str, start: dt.datetime, end: dt.datetime)
             continue
         try:
             with fs.open(path) as file:
-                table = pq.read_table(file)
-        except (pa.ArrowInvalid, OSError) as error:
+                table = pq.read_table(file, schema=LOGGED)  # of an earlier release, too
+        except (pa.ArrowException, OSError) as error:
             fix = "remove it if it was cut short: servers write files whole"
             what = f"a file of the log of predictions cannot be read: {error}"
             raise DataError(what, where=path, fix=fix) from None

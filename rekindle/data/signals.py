@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rekindle.data.examples import open_examples
 from rekindle.records import Reference
@@ -25,6 +26,16 @@ from rekindle.records import Reference
 MOST_WORDS, MOST_ROWS, TRAINING_ROWS = 32_768, 2_000, 100_000
 _WORD = re.compile(r"\w\w+(?:['’]\w+)*")
 _BRIGHTEST = 255.0
+LOGGED = pa.schema(
+    {
+        "id": pa.string(), "time": pa.timestamp("us", "UTC"), "version": pa.string(),
+        "model": pa.string(), "seconds": pa.float64(), "label": pa.string(),
+        "probability": pa.float64(), "length": pa.float64(), "unknown": pa.float64(),
+        "brightness": pa.float64(), "contrast": pa.float64(), "hash": pa.string(),
+        "text": pa.string(),
+    }.items()
+)  # fmt: skip
+"""Columns of a log of predictions."""
 
 
 def signals(content: Any, words: Collection[int]) -> dict[str, float]:

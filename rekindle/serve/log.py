@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.data.signals import signals, words_of
+from rekindle.data.signals import LOGGED, signals, words_of
 from rekindle.records import Evidence
 from rekindle.serve.messages import LogTo, ServedModel
 from rekindle.serve.work import Prediction
@@ -32,15 +32,6 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS, MOST_SECONDS = 5.0, 300.0
 MOST_ROWS, FILE_ROWS = 20_000, 5_000
-_COLUMNS = pa.schema(
-    {
-        "id": pa.string(), "time": pa.timestamp("us", "UTC"), "version": pa.string(),
-        "model": pa.string(), "seconds": pa.float64(), "label": pa.string(),
-        "probability": pa.float64(), "length": pa.float64(), "unknown": pa.float64(),
-        "brightness": pa.float64(), "contrast": pa.float64(), "hash": pa.string(),
-        "text": pa.string(),
-    }.items()
-)  # fmt: skip
 
 
 class PredictionLog:
@@ -111,7 +102,7 @@ class PredictionLog:
             if _text_of(content) not in self._proofs
         ]  # fmt: skip
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(table, _COLUMNS), sink, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(table, LOGGED), sink, compression="zstd")
         name = f"date={rows[0][0]:%Y-%m-%d}/hour={rows[0][0]:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
 

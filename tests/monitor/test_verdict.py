@@ -165,6 +165,21 @@ def test_a_file_of_the_log_that_is_cut_short_is_named(tmp_path, size):
     assert caught.value.problems[0].where == str(file)
 
 
+def test_files_of_another_release_count_as_far_as_they_go(tmp_path):
+    begin = dt.datetime(2026, 10, 1, 10, tzinfo=dt.UTC)
+    span = begin, begin + dt.timedelta(days=1)
+    written(tmp_path, "a", id="k", time=begin, label="x", colour="red")
+    written(tmp_path, "b", id="l", time=begin, label="y", length=3.0)
+    rows = seen(str(tmp_path), "tickets", "m", *span).rows
+    assert sorted(rows.column("id").to_pylist()) == ["k", "l"]
+    assert set(rows.column("length").to_pylist()) == {None, 3.0}
+    assert "colour" not in rows.column_names
+    odd = written(tmp_path, "c", id="k", time="yesterday", label="x")
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        seen(str(tmp_path), "tickets", "m", *span)
+    assert caught.value.problems[0].where == str(odd)
+
+
 def test_holm_stops_at_the_first_that_chance_explains():
     assert holm([0.04, 0.001, 0.03], 0.05) == [False, True, False]
 
