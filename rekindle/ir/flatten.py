@@ -125,7 +125,7 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps found so far, and the outputs and steps of every node by its path."""
+    """One pass: the steps found so far."""
 
     def __init__(self) -> None:
         self.found: list[Flat] = []
@@ -181,7 +181,8 @@ class _Flattening:
             inputs = {**given.parameters, node.loop.item: ir.Constant(item)}
             turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
             bounds.append(len(self.found))
-        self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
+        if node.loop.at_once:
+            self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
         return _Scope(
             {n: Listed(tuple(turn.parameters[n] for turn in turns)) for n in node.dag.parameters},
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
@@ -203,8 +204,6 @@ class _Flattening:
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
         """At most `at_once` turns side by side: each waits for the one so many before it."""
-        if not at_once:
-            return
         for before, turn in zip(turns, turns[at_once:], strict=False):
             mine = {self.found[i].path for i in turn}
             first = [i for i in turn if not mine & _upstream(self.found[i])]

@@ -253,11 +253,6 @@ class Importer(Node):
     again: bool = False
     to_workspace: bool = False
 
-    @property
-    def artifact(self) -> Artifact:
-        """What it brings in."""
-        return next(iter(self.outputs.artifacts.values()))
-
 
 @dataclasses.dataclass(frozen=True)
 class Dag:

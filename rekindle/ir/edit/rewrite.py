@@ -99,10 +99,12 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    for task in _tasks(spec):
-        name = _at(task, "componentRef").get("name", "")
-        if _at(_at(spec, "components"), name).get("executorLabel") in labels:
-            yield task
+    components = _at(spec, "components")
+    for around in (spec["root"], *components.values()):
+        for task in _at(_at(around, "dag"), "tasks").values():
+            name = _at(task, "componentRef").get("name", "")
+            if _at(components, name).get("executorLabel") in labels:
+                yield task
 
 
 def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
@@ -137,9 +139,7 @@ def with_secrets(
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
-    documents = [copy.deepcopy(dict(document)) for document in settings]
-    if not documents:
-        documents = [{"platforms": {}}]
+    documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
     kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
     wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
@@ -168,12 +168,6 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
         if label in words and container.get("command"):
             container["command"] = [*words[label], *container["command"]]
     return made
-
-
-def _tasks(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every task, those of nested pipelines too."""
-    for around in (spec["root"], *_at(spec, "components").values()):
-        yield from _at(_at(around, "dag"), "tasks").values()
 
 
 def executors(

@@ -91,8 +91,7 @@ class _Routes:
 
     def tasks(self, dag: str) -> dict[str, dict[str, Any]]:
         around = self.components[dag] if dag else self.spec["root"]
-        found: dict[str, dict[str, Any]] = around.get("dag", {}).get("tasks", {})
-        return found
+        return dict(around.get("dag", {}).get("tasks", {}))
 
     def input_of(self, component: str, artifact: str) -> Binding:
         """The place of an input artifact as an input of the component, bound by every caller."""

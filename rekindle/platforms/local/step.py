@@ -133,7 +133,8 @@ def _import(job: Job, node: Importer) -> Outcome:
         fix = "import the folder that holds the data, and nothing around it"
         raise StepError(what, where=node.where, fix=fix)
     found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
-    kind, metadata = node.artifact, {str(key): value for key, value in found.items()}
+    kind = next(iter(node.outputs.artifacts.values()))
+    metadata = {str(key): value for key, value in found.items()}
     files = describe(path, follow=True) if path is not None else {}
     there = str(path) if path is not None else uri
     artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
