@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _TOKEN = re.compile(
     r"""\s*(?:
-      inputs\.parameter_values\['(?P<parameter>[^'\\\n]+)'\]
+      (?P<reference>inputs\.parameter_values\['(?P<parameter>[^'\\\n]+)'\])
     | (?P<cast>int|double)(?=\s*\()
     | (?P<boolean>true|false)(?![\w.])
     | (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
@@ -127,7 +127,8 @@ def parse(text: str, where: str = "") -> Expression:
     """The expression that `text` spells; UnsupportedError at `where` outside the grammar."""
     parser = _Parser(text, where)
     expression = parser.either()
-    parser.take("end")
+    if parser.at < len(parser.tokens):
+        parser.take("end")
     return expression
 
 
@@ -181,6 +182,8 @@ class _Parser:
             if match is None:
                 self.refuse(text[position:].strip())
             kind = match.lastgroup or ""
+            if match["reference"]:
+                kind = "parameter"
             self.tokens.append((kind, match[kind]))
             digits = len(match[kind]) if kind == "number" else 0
             if len(self.tokens) > _MOST_TOKENS or digits > _MOST_DIGITS:
@@ -201,9 +204,9 @@ class _Parser:
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
 
-    def take(self, wanted: str) -> str:
+    def take(self, *wanted: str) -> str:
         kind, value = self.peek()
-        if wanted not in (kind, value):
+        if kind not in wanted and value not in wanted:
             self.refuse(value)
         self.at += 1
         return value
