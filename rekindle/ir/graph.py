@@ -235,6 +235,12 @@ class Step(Node):
     settings: tuple[Setting, ...] = ()
 
     @property
+    def spread(self) -> Distribution:
+        """The distribution of a step that has one."""
+        assert self.distribution is not None, self.path
+        return self.distribution
+
+    @property
     def time_limit_seconds(self) -> float | None:
         """The shorter of its timeout and its distribution's `max_run_hours`; None for neither."""
         hours = self.distribution.max_run_hours if self.distribution else None

@@ -328,13 +328,7 @@ class AzureMLEndpoint:
     @functools.cache  # noqa: B019 - one command has one endpoint
     def _client(self, resource: str) -> Any:
         with client.logged_in(self.place) as credential:
-            from azure.core import PipelineClient
-            from azure.core.pipeline import policies
-
-            who = policies.BearerTokenCredentialPolicy(credential, f"{resource}/.default")
-            return PipelineClient(
-                client.ARM, policies=[policies.RetryPolicy(**client.PATIENCE), who]
-            )
+            return client.sender(credential, resource)
 
 
 def _failed(status: str, of_model: str) -> bool:

@@ -83,8 +83,7 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 def _task(step: Step) -> dict[str, Any]:
     """What the nodes run, as launch/shim.py takes it, as far as the pipeline says."""
-    wanted, task = step.distribution, lowered_container(step)
-    assert wanted is not None, step.path
+    wanted, task = step.spread, lowered_container(step)
     found = network(wanted.machine) if wanted.nodes > 1 else {}
     # a step's own win over what the machine is known for
     by_reference = variables(step)

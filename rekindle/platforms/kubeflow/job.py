@@ -96,8 +96,7 @@ def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str
 def _ended(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     statuses = pod.get("status", {}).get("containerStatuses", [])
     state: Mapping[str, Any] = next((s["state"] for s in statuses if s["name"] == NODE), {})
-    found: Mapping[str, Any] = state.get("terminated", {})
-    return found
+    return dict(state.get("terminated", {}))
 
 
 class Follower:

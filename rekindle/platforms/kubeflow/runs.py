@@ -210,9 +210,8 @@ def _pod_log(server: Server, run: str, pod: str) -> str:
 
 def _spec(run: Any) -> Mapping[str, Any]:
     """The pipeline, with or without its second document."""
-    spec: Mapping[str, Any] = run.pipeline_spec or {}
-    inner: Mapping[str, Any] = spec.get("pipeline_spec", spec)
-    return inner
+    spec = run.pipeline_spec or {}
+    return dict(spec.get("pipeline_spec", spec))
 
 
 def _files(folder: str) -> dict[str, int]:

@@ -96,13 +96,11 @@ def _found(sagemaker: Any, name: str, id: str) -> str | None:
         PipelineName=name, SortBy="CreationTime", SortOrder="Descending",
         PaginationConfig={"MaxItems": _MOST_LISTED, "PageSize": 100},
     )  # fmt: skip
-    try:
+    with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # there is no pipeline yet
         for listed in pages:
             for one in listed["PipelineExecutionSummaries"]:
                 if one.get("PipelineExecutionDisplayName") == id:
                     return str(one["PipelineExecutionArn"])
-    except sagemaker.exceptions.ResourceNotFound:
-        pass  # there is no pipeline yet
     return None
 
 

@@ -113,6 +113,5 @@ def _term(term: ir.Term, guard: Guard, operand: Operand) -> Any:
 
 def _not(condition: dict[str, Any]) -> dict[str, Any]:
     if condition["Type"] == "Not":
-        inner: dict[str, Any] = condition["Condition"]
-        return inner
+        return dict(condition["Condition"])
     return {"Type": "Not", "Condition": condition}

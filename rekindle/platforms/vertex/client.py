@@ -181,8 +181,7 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
 
 def job_of(definition: Definition) -> dict[str, Any]:
     """The body of the PipelineJob."""
-    found: dict[str, Any] = json.loads(definition.text)
-    return found
+    return dict(json.loads(definition.text))
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:

@@ -90,7 +90,6 @@ class VertexLauncher(Launcher):
         self.creations = 0
 
     def ending(self) -> str:
-        """Why the run, or this task of it, is at its end; "" while it goes on."""
         try:
             told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
         except HttpError as error:
@@ -174,7 +173,6 @@ class VertexLauncher(Launcher):
         return dict(job)
 
     def follow(self, job: Job) -> None:
-        """Say what is new about it."""
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
             log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
