@@ -147,12 +147,10 @@ def _encoded(
 def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
     """Where each artifact of an input is mounted, and whose it is; `first` means a choice."""
     channels = _artifacts_of(flat)
-    found = []
+    found = list[dict[str, Any]]()
     for one in _outputs_in([source]):
         producer = flats[one.path].step
-        entry: dict[str, Any] = {"channel": channels[one], **types_of(producer.outputs)[one.name]}
-        entry["imported"] = isinstance(producer, Importer)
-        if isinstance(producer, Importer):
-            entry["metadata"] = dict(producer.metadata)
-        found.append(entry)
+        kind = types_of(producer.outputs)[one.name]
+        more = {"metadata": dict(producer.metadata)} if isinstance(producer, Importer) else {}
+        found.append({"channel": channels[one], "imported": bool(more), **kind, **more})
     return {"first": isinstance(source, FirstOf), "items": found}

@@ -87,8 +87,7 @@ class Docker:
 
 def find(env: Mapping[str, str]) -> Docker:
     """The daemon of the docker command in `env`; RequestError if there is none on this machine."""
-    client = shutil.which("docker", path=env.get("PATH"))
-    if client is None:
+    if (client := shutil.which("docker", path=env.get("PATH"))) is None:
         raise RequestError("there is no docker command here", where=WHERE, fix=_FIX)
     context = _ask([client, "context", "inspect", "--format={{.Endpoints.docker.Host}}"], env)
     address = context.stdout.strip()
@@ -175,8 +174,7 @@ def push(docker: Docker, local: str, name: str) -> Pin:
                 fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
                 "correct the image name; then push again",
             )  # fmt: skip
-    digests = _DIGEST.findall(done.stdout)
-    if not digests:
+    if not (digests := _DIGEST.findall(done.stdout)):
         fix = f"write {lock.repository(name)}@sha256:... into the config by hand"
         raise PlatformError(f"docker pushed {name} and named no digest", where=name, fix=fix)
     return Pin(digest=digests[-1], code=code or "")

@@ -179,8 +179,7 @@ def placed(spec: Spec, code: Code) -> Spec:
     files = {field: file for field, file in _named(spec) if file.is_file()}
     update: dict[str, object] = {}
     if "task" in files:
-        name = spec.task.rpartition(":")[2]
-        update["task"] = f"{code.inside(files['task'])}:{name}"
+        update["task"] = f"{code.inside(files['task'])}:{spec.task.rpartition(':')[2]}"
     if "train.entrypoint" in files:
         _, *rest = shlex.split(spec.train.entrypoint or "")
         words = shlex.join([code.inside(files["train.entrypoint"]), *rest])

@@ -38,8 +38,7 @@ def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
     components, reached, waiting = _at(spec, "components"), dict[str, Any](), [spec["root"]]
     while waiting:
         for task in _at(_at(waiting.pop(), "dag"), "tasks").values():
-            name = task["componentRef"]["name"]
-            if name not in reached:
+            if (name := task["componentRef"]["name"]) not in reached:
                 reached[name] = components[name]
                 waiting.append(components[name])
     labels = {component.get("executorLabel") for component in reached.values()}

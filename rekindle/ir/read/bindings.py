@@ -21,8 +21,7 @@ def read_bindings(
 ) -> tuple[dict[str, ir.Binding], dict[str, ir.FromInput | ir.FromTask]]:
     parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
-        binding = read_parameter(source, inputs.parameters.get(name))
-        if binding is not None:
+        if (binding := read_parameter(source, inputs.parameters.get(name))) is not None:
             parameters[name] = binding
     artifacts: dict[str, ir.FromInput | ir.FromTask] = {}
     for name, source in fields.each("artifacts"):
@@ -63,8 +62,7 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
     raw, where = fields.any("constant"), fields.at("constant")
     fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
     fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
-    value = parse_value(raw, where)
-    if has_templates(value):
+    if has_templates(value := parse_value(raw, where)):
         return ir.Formatted(value)
     try:
         return ir.Constant(from_ir(raw, parameter.type) if parameter else raw)

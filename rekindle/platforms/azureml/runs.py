@@ -182,8 +182,7 @@ def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
 
         def get(url: str, **query: str) -> Record:
             request = HttpRequest("GET", url, params=query)
-            seconds = service.PATIENCE["read_timeout"]
-            response = client.send_request(request, read_timeout=seconds)
+            response = client.send_request(request, read_timeout=service.PATIENCE["read_timeout"])
             response.raise_for_status()
             return dict(response.json())
 

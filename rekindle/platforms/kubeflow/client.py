@@ -190,8 +190,7 @@ def experiment_of(server: Server, definition: Definition) -> str:
 
 
 def equals(key: str, value: str) -> str:
-    predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
-    return json.dumps({"predicates": [predicate]})
+    return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 
 def _may_succeed(error: Exception) -> bool:

@@ -158,8 +158,7 @@ class _Nodes:
 
 def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
     """The steps of the run's pipeline that have begun, in its order."""
-    details = run.run_details.task_details if run.run_details else None
-    nodes = _Nodes(details or ())
+    nodes = _Nodes((run.run_details and run.run_details.task_details) or ())
     spec = _spec(run)
     known = [path for path, _ in executors(spec)] if spec else []
     for path in known:

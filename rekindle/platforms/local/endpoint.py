@@ -46,8 +46,7 @@ class LocalEndpoint:
                 what = f"this deployment has the {name} {getattr(wanted, name)}"
                 fix = "leave the option out, or delete the deployment before"
                 raise RequestError(what, where=f"--{name}", fix=fix)
-        first = Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
-        self.wanted = wanted or first
+        self.wanted = wanted or Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
         at = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.wanted.host, self.wanted.host)  # noqa: S104 - none is bound
         self.host, self.port = at, self.wanted.port
         self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"

@@ -189,8 +189,7 @@ def _pump(
         selector.register(pipe, selectors.EVENT_READ)
         while True:
             if selector.select(_TICK_SECONDS):
-                chunk = os.read(pipe.fileno(), 1 << 16)
-                if not chunk:
+                if not (chunk := os.read(pipe.fileno(), 1 << 16)):
                     break
                 log.write(chunk)
                 *lines, rest = (rest[-_LONGEST_LINE:] + chunk).split(b"\n")

@@ -179,8 +179,7 @@ def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
     """Whether the user's code and imported files are those that the step was known by."""
 
     def again(artifact: Stored) -> Stored:
-        path = local_path(artifact.uri)
-        if path is None or path.is_relative_to(job.around.store.home):
+        if (path := local_path(artifact.uri)) is None or path.is_relative_to(job.around.store.home):
             return artifact
         for follow in (True, False):  # as an importer does, or of what a step left elsewhere
             files = describe(path, artifact.files, follow=follow)

@@ -129,8 +129,7 @@ def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMak
     """The number of the pipeline's version with this definition: the newest one, or a new one."""
     text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
-    newest = _newest(sagemaker, name)
-    if newest is None:
+    if (newest := _newest(sagemaker, name)) is None:
         tags = [{"Key": key, "Value": value} for key, value in sorted(place.tags.items())]
         token = digest_of(definition.files, f"create {name}") * 2
         meanwhile = sagemaker.exceptions.ConflictException, sagemaker.exceptions.ResourceInUse
