@@ -133,7 +133,7 @@ def with_retries(
 
 def with_secrets(
     spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]],
-    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]] | None = None,
+    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
@@ -142,7 +142,7 @@ def with_secrets(
     kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
     wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
-        if kept and label in kept:
+        if label in kept:
             there = {k: v for k, v in wishes.pop(label, {}).items() if k in kept[label]}
             wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
