@@ -16,8 +16,7 @@ from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, Reference, refere
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A feature, and who uses it: the path of a node ("" = the pipeline itself), and its place in
-    the IR."""
+    """A feature, who uses it (the path of a node; "" = the pipeline), and its place in the IR."""
 
     feature: str
     path: str

@@ -1,5 +1,4 @@
-"""What the inputs of a node and the outputs of a Dag are bound to, and whether those names
-exist."""
+"""What inputs of nodes and outputs of Dags are bound to, and whether those names exist."""
 
 import json
 import re

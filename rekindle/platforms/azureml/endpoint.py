@@ -165,8 +165,7 @@ class AzureMLEndpoint:
             self._remove(self.path)
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
-        """See `Publisher.publish`: the versions of a model with the numbers of ours; the champion's
-        stage is Production."""
+        """See `Publisher.publish`: versions with our numbers, the champion's stage Production."""
         name = f"/models/{_plain(self.model)}/versions"
         path, mark = f"{name}/{model.version}", model.digest[:32]
         found = self._get(path)

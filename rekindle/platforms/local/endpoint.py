@@ -108,8 +108,7 @@ class LocalEndpoint:
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
 
     def status(self) -> Status | None:
-        """What the router says, None where it does not run. Raises RequestError where another
-        program listens."""
+        """What the router says; None where it does not run, RequestError if another listens."""
         try:
             status, text = self._sent("GET", messages.STATUS, {})
             found = messages.STATUS_JSON.validate_json(text) if status == 200 else None
