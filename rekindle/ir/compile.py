@@ -7,6 +7,7 @@ the file, the folder above it (where `components/` lies beside `pipelines/`) and
 are importable. The same file gives the same bytes: hash seed fixed, no times in the IR."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -112,8 +113,6 @@ def _main(path: Path, function: str, answer_file: Path) -> None:
 
 
 def _compile_file(path: Path, function: str) -> str:
-    import importlib.util
-
     from kfp.dsl.base_component import BaseComponent
 
     sys.path[:0] = [str(path.parent), str(path.parent.parent), str(Path.cwd())]

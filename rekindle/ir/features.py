@@ -16,8 +16,7 @@ from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, Reference, refere
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A feature, and who uses it: the path of a node ("" = the pipeline itself), and its place in
-    the IR."""
+    """A feature, who uses it (the path of a node; "" = the pipeline), and its place in the IR."""
 
     feature: str
     path: str
@@ -96,13 +95,12 @@ def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:
         several = value if isinstance(value, list) else [value]
         return not several or not all(map(is_absent, several))
 
-    names = [(secret, secret.name) for secret in step.secrets]
     return dataclasses.replace(
         step,
         settings=tuple(setting for setting in step.settings if is_wanted(setting.value)),
         secrets=tuple(
-            secret for secret, name in names
-            if not isinstance(name, ir.FromInput) or known.get(name.name, "") is not None
+            s for s in step.secrets
+            if not isinstance(s.name, ir.FromInput) or known.get(s.name.name, "") is not None
         ),
     )  # fmt: skip
 
@@ -213,9 +211,7 @@ def _of_container(container: ir.Container) -> Iterator[str]:
 # AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
 _OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGNORECASE)
 
-# KFP's own names are kept where they say enough
-_NAMES = {"taskConfigPassthroughs": "task_config"}
-
 
 def _named(setting: ir.Setting) -> str:
-    return _NAMES.get(setting.name, setting.name)
+    """KFP's own name, where it says enough."""
+    return "task_config" if setting.name == "taskConfigPassthroughs" else setting.name

@@ -89,8 +89,7 @@ def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives."""
     flattening = _Flattening()
-    over = looped_over(graph)
-    settled = {name: ir.Constant(values[name]) for name in over if name in values}
+    settled = {name: ir.Constant(values[name]) for name in looped_over(graph) if name in values}
     scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
     return tuple(flattening.found)
@@ -125,7 +124,7 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps found so far, and the outputs and steps of every node by its path."""
+    """One pass: the steps found so far."""
 
     def __init__(self) -> None:
         self.found: list[Flat] = []
@@ -181,7 +180,8 @@ class _Flattening:
             inputs = {**given.parameters, node.loop.item: ir.Constant(item)}
             turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
             bounds.append(len(self.found))
-        self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
+        if node.loop.at_once:
+            self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
         return _Scope(
             {n: Listed(tuple(turn.parameters[n] for turn in turns)) for n in node.dag.parameters},
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
@@ -203,8 +203,6 @@ class _Flattening:
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
         """At most `at_once` turns side by side: each waits for the one so many before it."""
-        if not at_once:
-            return
         for before, turn in zip(turns, turns[at_once:], strict=False):
             mine = {self.found[i].path for i in turn}
             first = [i for i in turn if not mine & _upstream(self.found[i])]
@@ -216,14 +214,11 @@ class _Flattening:
         defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
         parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}
         for name, binding in node.parameters.items():
-            source = self.parameter(node, binding, scope, ended)
-            if source is not None:
+            if (source := self.parameter(node, binding, scope, ended)) is not None:
                 parameters[name] = source
         texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
-        for name, source in parameters.items():
-            value = source.value if isinstance(source, ir.Constant) else None
-            if name not in texts and has_templates(value):
-                texts[name] = value
+        constants = ((n, s.value) for n, s in parameters.items() if isinstance(s, ir.Constant))
+        texts |= {n: value for n, value in constants if n not in texts and has_templates(value)}
         for name, value in texts.items():
             others = {n: s for n, s in parameters.items() if n != name and n not in texts}
             parameters[name] = Text(value, others)

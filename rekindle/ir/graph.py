@@ -235,6 +235,12 @@ class Step(Node):
     settings: tuple[Setting, ...] = ()
 
     @property
+    def spread(self) -> Distribution:
+        """The distribution of a step that has one."""
+        assert self.distribution is not None, self.path
+        return self.distribution
+
+    @property
     def time_limit_seconds(self) -> float | None:
         """The shorter of its timeout and its distribution's `max_run_hours`; None for neither."""
         hours = self.distribution.max_run_hours if self.distribution else None
@@ -252,11 +258,6 @@ class Importer(Node):
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     again: bool = False
     to_workspace: bool = False
-
-    @property
-    def artifact(self) -> Artifact:
-        """What it brings in."""
-        return next(iter(self.outputs.artifacts.values()))
 
 
 @dataclasses.dataclass(frozen=True)

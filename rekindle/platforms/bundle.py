@@ -39,7 +39,7 @@ def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> di
     return {f"{folder}/{name}": content for name, content in files.items()}
 
 
-def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
+def channels_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, Output]:
     """What is mounted under which name: results that the step and `guards` read, and artifacts."""
     results = _results_of(flat, guards)
     found = {channel: Output(path, RESULT) for path, channel in results.items()}
@@ -100,7 +100,7 @@ def image_of(step: Step, ours: str | None) -> str:
 
 def task_of(
     flat: Flat, step: Step, flats: Flats, given: Mapping[str, tuple[str, str]],
-    known: Mapping[str, Any], guards: tuple[Guard, ...] = (),
+    known: Mapping[str, Any], guards: tuple[Guard, ...],
 ) -> dict[str, Any]:  # fmt: skip
     """task.json. `given` are the pipeline's parameters that the job is given, as name there and
     type, `known` those whose value is fixed; others have none. `guards` are conditions that the
@@ -147,12 +147,10 @@ def _encoded(
 def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
     """Where each artifact of an input is mounted, and whose it is; `first` means a choice."""
     channels = _artifacts_of(flat)
-    found = []
+    found = list[dict[str, Any]]()
     for one in _outputs_in([source]):
         producer = flats[one.path].step
-        entry: dict[str, Any] = {"channel": channels[one], **types_of(producer.outputs)[one.name]}
-        entry["imported"] = isinstance(producer, Importer)
-        if isinstance(producer, Importer):
-            entry["metadata"] = dict(producer.metadata)
-        found.append(entry)
+        kind = types_of(producer.outputs)[one.name]
+        more = {"metadata": dict(producer.metadata)} if isinstance(producer, Importer) else {}
+        found.append({"channel": channels[one], "imported": bool(more), **kind, **more})
     return {"first": isinstance(source, FirstOf), "items": found}

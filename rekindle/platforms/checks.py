@@ -49,16 +49,14 @@ class Check:
 
 
 def rights(rows: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    """The permissions of rows of the catalog, and the role that has each, which a row ends with;
-    `a.{b,c}` is two."""
+    """The permissions in rows of the catalog, with the role at each row's end; `a.{b,c}` is two."""
     for name, *_, role in rows:
         begin, _, ends = name.partition("{")
         yield from ((f"{begin}{end}", role) for end in ends.rstrip("}").split(","))
 
 
 def may(fixes: Mapping[str, str], missing: Collection[str], who: str = "you") -> str:
-    """All rights by name, where none is missing; else RequestError with each that is, and its
-    fix."""
+    """All rights by name where none is missing; else RequestError with each that is and its fix."""
     if missing:
         wrong = (Problem(f"{who} may not {name}", "", fixes[name]) for name in missing)
         raise RequestError(wrong)

@@ -87,8 +87,7 @@ class Docker:
 
 def find(env: Mapping[str, str]) -> Docker:
     """The daemon of the docker command in `env`; RequestError if there is none on this machine."""
-    client = shutil.which("docker", path=env.get("PATH"))
-    if client is None:
+    if (client := shutil.which("docker", path=env.get("PATH"))) is None:
         raise RequestError("there is no docker command here", where=WHERE, fix=_FIX)
     context = _ask([client, "context", "inspect", "--format={{.Endpoints.docker.Host}}"], env)
     address = context.stdout.strip()
@@ -136,26 +135,24 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
         raise RequestError(f"the image {base} cannot be had: {why}", where="image.base", fix=fix)
     below = below or docker.image_id(base)
     with tempfile.TemporaryDirectory(prefix="rekindle-") as made:
-        folder = Path(made)
-        (folder / "code").mkdir()
+        inside = Path(made, "code")
+        inside.mkdir()
         for file, content in code.files.items():
-            path = folder / "code" / file
+            path = inside / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        for path in (folder / "code").rglob("*"):  # for any user that the step runs as
+        for path in (inside, *inside.rglob("*")):  # for any user that the step runs as
             path.chmod(0o755 if path.is_dir() else 0o644)
-        (folder / "code").chmod(0o755)
         places = ":".join(str(HOME / name) for name in code.folders)
         lines = [f"FROM {base}", f"COPY --chown=0:0 code {HOME}"]
         lines += [f"ENV PYTHONPATH={places}${{PYTHONPATH:+:$PYTHONPATH}}"] if places else []
         lines += [f"ENV {INCLUDED}={code.included}"] if code.included else []
         lines.append(f'LABEL {CODE_LABEL}="{code.digest}" rekindle.base="{below}"')
-        (folder / "Dockerfile").write_text("\n".join([*lines, ""]))
+        Path(made, "Dockerfile").write_text("\n".join([*lines, ""]))
         done = docker.ask("build", "--tag", name, made, seconds=_BUILD_SECONDS)
     if done.returncode:
-        raise RequestError(
-            f"docker cannot build it: {last_line(done)}", where="image.base", fix="see what it says"
-        )
+        what = f"docker cannot build it: {last_line(done)}"
+        raise RequestError(what, where="image.base", fix="see what it says")
     return docker.image_id(name)
 
 
@@ -177,8 +174,7 @@ def push(docker: Docker, local: str, name: str) -> Pin:
                 fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
                 "correct the image name; then push again",
             )  # fmt: skip
-    digests = _DIGEST.findall(done.stdout)
-    if not digests:
+    if not (digests := _DIGEST.findall(done.stdout)):
         fix = f"write {lock.repository(name)}@sha256:... into the config by hand"
         raise PlatformError(f"docker pushed {name} and named no digest", where=name, fix=fix)
     return Pin(digest=digests[-1], code=code or "")

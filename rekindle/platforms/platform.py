@@ -64,9 +64,8 @@ class Platform:
     def of(cls, name: str, sections: PlatformsSpec) -> Platform:
         """The platform called `name`; RequestError where there is none."""
         if name not in PLATFORMS:
-            raise RequestError(
-                f"there is no platform `{name}`", fix=f"one of {', '.join(PLATFORMS)}"
-            )
+            fix = f"one of {', '.join(PLATFORMS)}"
+            raise RequestError(f"there is no platform `{name}`", fix=fix)
         return cls(name, getattr(sections, name))
 
     def compile(self, ir_text: str, graph: Graph, arguments: Mapping[str, Any]) -> Definition:
@@ -151,8 +150,7 @@ class Platform:
 
     def publisher(self, name: str) -> Publisher:
         """Where versions of the model `name` are published."""
-        publisher: Publisher = self.endpoint(DeploySpec(), name)  # type: ignore[assignment]
-        return publisher
+        return self.endpoint(DeploySpec(), name)  # type: ignore[return-value]
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

@@ -14,7 +14,6 @@ from rekindle.http import HttpError, request, retried
 
 TIMEOUT_SECONDS = 8.0
 _PAUSE_SECONDS = 0.5
-_DIGEST = "Docker-Content-Digest"
 _MANIFESTS = ", ".join((
     "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -70,7 +69,7 @@ def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str =
     """A text about an image that the registry has; RequestError with `fix` where it has none."""
     with absent(f"{wanted.host} has no image {wanted.name} {wanted.version}", fix):
         found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
-    digest = found.get(_DIGEST.lower(), "")
+    digest = found.get("docker-content-digest", "")
     if not digest or ":" in wanted.version:
         return f"{wanted.name} {wanted.version}"
     return f"{wanted.name} {wanted.version} is {digest} now; better name that digest"

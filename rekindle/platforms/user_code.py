@@ -41,7 +41,6 @@ HOME = PurePosixPath("/opt/rekindle/code")
 ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 # has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
-IGNORE = ".dockerignore"
 _KEYS = (
     "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
     "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
@@ -180,8 +179,7 @@ def placed(spec: Spec, code: Code) -> Spec:
     files = {field: file for field, file in _named(spec) if file.is_file()}
     update: dict[str, object] = {}
     if "task" in files:
-        name = spec.task.rpartition(":")[2]
-        update["task"] = f"{code.inside(files['task'])}:{name}"
+        update["task"] = f"{code.inside(files['task'])}:{spec.task.rpartition(':')[2]}"
     if "train.entrypoint" in files:
         _, *rest = shlex.split(spec.train.entrypoint or "")
         words = shlex.join([code.inside(files["train.entrypoint"]), *rest])
@@ -321,7 +319,7 @@ def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
 
 
 def _rules(folder: Path) -> _Rules:
-    path = folder / IGNORE
+    path = folder / ".dockerignore"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rules: _Rules = []
     for line in lines:

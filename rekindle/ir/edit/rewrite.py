@@ -38,8 +38,7 @@ def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
     components, reached, waiting = _at(spec, "components"), dict[str, Any](), [spec["root"]]
     while waiting:
         for task in _at(_at(waiting.pop(), "dag"), "tasks").values():
-            name = task["componentRef"]["name"]
-            if name not in reached:
+            if (name := task["componentRef"]["name"]) not in reached:
                 reached[name] = components[name]
                 waiting.append(components[name])
     labels = {component.get("executorLabel") for component in reached.values()}
@@ -99,10 +98,12 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    for task in _tasks(spec):
-        name = _at(task, "componentRef").get("name", "")
-        if _at(_at(spec, "components"), name).get("executorLabel") in labels:
-            yield task
+    components = _at(spec, "components")
+    for around in (spec["root"], *components.values()):
+        for task in _at(_at(around, "dag"), "tasks").values():
+            name = _at(task, "componentRef").get("name", "")
+            if _at(components, name).get("executorLabel") in labels:
+                yield task
 
 
 def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
@@ -132,18 +133,16 @@ def with_retries(
 
 def with_secrets(
     spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]],
-    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]] | None = None,
+    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
-    documents = [copy.deepcopy(dict(document)) for document in settings]
-    if not documents:
-        documents = [{"platforms": {}}]
+    documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
     kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
     wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
-        if kept and label in kept:
+        if label in kept:
             there = {k: v for k, v in wishes.pop(label, {}).items() if k in kept[label]}
             wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
@@ -168,12 +167,6 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
         if label in words and container.get("command"):
             container["command"] = [*words[label], *container["command"]]
     return made
-
-
-def _tasks(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every task, those of nested pipelines too."""
-    for around in (spec["root"], *_at(spec, "components").values()):
-        yield from _at(_at(around, "dag"), "tasks").values()
 
 
 def executors(

@@ -91,8 +91,7 @@ class _Routes:
 
     def tasks(self, dag: str) -> dict[str, dict[str, Any]]:
         around = self.components[dag] if dag else self.spec["root"]
-        found: dict[str, dict[str, Any]] = around.get("dag", {}).get("tasks", {})
-        return found
+        return dict(around.get("dag", {}).get("tasks", {}))
 
     def input_of(self, component: str, artifact: str) -> Binding:
         """The place of an input artifact as an input of the component, bound by every caller."""
@@ -109,13 +108,11 @@ class _Routes:
     def bind(self, dag: str, name: str, task: dict[str, Any], artifact: str) -> None:
         around = f"components.{dag}" if dag else "root"
         where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
-        source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
-        if source is None:
+        if (source := task.get("inputs", {}).get("artifacts", {}).get(artifact)) is None:
             return
         if task.get("artifactIterator", {}).get("items", {}).get("inputArtifact") == artifact:
             _refuse("a step on several nodes reads one artifact of a list", where)
-        made = source.get("taskOutputArtifact")
-        if made:
+        if made := source.get("taskOutputArtifact"):
             binding = self.output_of(dag, made["producerTask"], made["outputArtifactKey"], where)
         elif dag:
             binding = self.input_of(dag, source["componentInputArtifact"])
@@ -163,8 +160,7 @@ class _Routes:
 
     def from_outside(self, component: str, task: dict[str, Any], parameter: str) -> Binding:
         """What a parameter of a component is bound to by a task, or its default."""
-        bound = task.get("inputs", {}).get("parameters", {}).get(parameter)
-        if bound is not None:
+        if (bound := task.get("inputs", {}).get("parameters", {}).get(parameter)) is not None:
             return copy.deepcopy(dict(bound))
         definition = self.components[component]["inputDefinitions"]["parameters"][parameter]
         return {"runtimeValue": {"constant": definition.get("defaultValue", "")}}

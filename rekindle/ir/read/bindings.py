@@ -1,5 +1,4 @@
-"""What the inputs of a node and the outputs of a Dag are bound to, and whether those names
-exist."""
+"""What inputs of nodes and outputs of Dags are bound to, and whether those names exist."""
 
 import json
 import re
@@ -13,6 +12,7 @@ from rekindle.ir.values import from_ir
 # What KFP writes for an element of a struct: parseJson(string_value)["a"]["b"]
 _SELECTOR = re.compile(r"""parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])*)""")
 _KEY = re.compile(r"""\[("(?:[^"\\]|\\.)*")\]""")
+_Results = dict[str, tuple[ir.FromTask, ...]]
 
 
 def read_bindings(
@@ -20,8 +20,7 @@ def read_bindings(
 ) -> tuple[dict[str, ir.Binding], dict[str, ir.FromInput | ir.FromTask]]:
     parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
-        binding = read_parameter(source, inputs.parameters.get(name))
-        if binding is not None:
+        if (binding := read_parameter(source, inputs.parameters.get(name))) is not None:
             parameters[name] = binding
     artifacts: dict[str, ir.FromInput | ir.FromTask] = {}
     for name, source in fields.each("artifacts"):
@@ -36,18 +35,16 @@ def read_bindings(
 def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding | None:
     """What a parameter is bound to; None if nothing is said."""
     keys = _keys(source)
-    binding: ir.Binding | None = None
     if source.has("componentInputParameter"):
-        binding = ir.FromInput(source.take("componentInputParameter", str, ""), keys)
-    elif source.has("taskOutputParameter"):
+        return ir.FromInput(source.take("componentInputParameter", str, ""), keys)
+    if source.has("taskOutputParameter"):
         made = source.fields("taskOutputParameter")
-        binding = _from_task(made, "producerTask", "outputParameterKey", keys)
-    elif source.has("taskFinalStatus"):
-        status = source.fields("taskFinalStatus")
-        binding = ir.FinalStatus(status.take("producerTask", str, ""))
-    elif "runtimeValue" in source.data:
-        binding = _constant(source.fields("runtimeValue"), parameter)
-    return binding
+        return _from_task(made, "producerTask", "outputParameterKey", keys)
+    if source.has("taskFinalStatus"):
+        return ir.FinalStatus(source.fields("taskFinalStatus").take("producerTask", str, ""))
+    if "runtimeValue" in source.data:
+        return _constant(source.fields("runtimeValue"), parameter)
+    return None
 
 
 def _keys(source: Fields) -> tuple[str, ...]:
@@ -64,8 +61,7 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
     raw, where = fields.any("constant"), fields.at("constant")
     fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
     fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
-    value = parse_value(raw, where)
-    if has_templates(value):
+    if has_templates(value := parse_value(raw, where)):
         return ir.Formatted(value)
     try:
         return ir.Constant(from_ir(raw, parameter.type) if parameter else raw)
@@ -79,19 +75,16 @@ def _from_task(
     return ir.FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
 
 
-def read_results(
-    outputs: Fields,
-) -> tuple[dict[str, tuple[ir.FromTask, ...]], dict[str, tuple[ir.FromTask, ...]]]:
+def read_results(outputs: Fields) -> tuple[_Results, _Results]:
     """Where the outputs of a Dag come from: parameters, then artifacts."""
-    parameters: dict[str, tuple[ir.FromTask, ...]] = {}
+    parameters: _Results = {}
     for name, fields in outputs.each("parameters"):
-        one_of = fields.fields("valueFromOneof")
-        selectors = list(one_of.list_of("parameterSelectors"))
+        selectors = list(fields.fields("valueFromOneof").list_of("parameterSelectors"))
         if fields.has("valueFromParameter"):
             selectors.append(fields.fields("valueFromParameter"))
         keys = ("producerSubtask", "outputParameterKey")
         parameters[name] = tuple(_from_task(selector, *keys) for selector in selectors)
-    artifacts: dict[str, tuple[ir.FromTask, ...]] = {}
+    artifacts: _Results = {}
     for name, fields in outputs.each("artifacts"):
         found = fields.list_of("artifactSelectors")
         keys = ("producerSubtask", "outputArtifactKey")

@@ -135,8 +135,7 @@ def _resources(fields: Fields) -> Resources:
 
 
 def recognised(command: list[str], where: str) -> dict[str, Any]:
-    """`command` taken apart, as fields of a Container: first what it installs with pip, then the
-    source of the component."""
+    """`command` as fields of a Container: what it installs with pip, and the component's source."""
     rest, found = command, {}
     if len(command) >= 4 and command[:2] == ["sh", "-c"]:
         match = _INSTALL.fullmatch(command[2])

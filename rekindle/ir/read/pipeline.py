@@ -106,8 +106,7 @@ class _Reader:
     ) -> ir.Dag:
         nodes: dict[str, ir.AnyNode] = {}
         for name, task in fields.each("tasks"):
-            node = self.node(name, task, f"{path}/{name}" if path else name, cache)
-            if node is not None:
+            if node := self.node(name, task, f"{path}/{name}" if path else name, cache):
                 nodes[name] = node
         dag = ir.Dag(nodes, *read_results(fields.fields("outputs")))
         fields.close()
@@ -157,8 +156,7 @@ class _Reader:
     def step(
         self, task: Fields, component: Fields, shared: Any, cache: bool
     ) -> ir.Step | ir.Importer | None:
-        label = component.take("executorLabel", str, "")
-        if label not in self.executors:
+        if (label := component.take("executorLabel", str, "")) not in self.executors:
             raise malformed(label, "the name of an executor", component.at("executorLabel"))
         for key in ("parameterIterator", "artifactIterator", "iteratorPolicy"):
             task.refuse(key, "a loop over a single component, which KFP never writes")
@@ -223,13 +221,11 @@ def _artifact(name: str, fields: Fields) -> ir.Artifact:
         title = schema.take("instanceSchema", str, "")
     fields.take("description", str, "")
     optional = fields.take("isOptional", bool, False)
-    is_list = fields.take("isArtifactList", bool, False)
-    return ir.Artifact(name, title, version, optional, is_list)
+    return ir.Artifact(name, title, version, optional, fields.take("isArtifactList", bool, False))
 
 
 def _loop(task: Fields) -> ir.Loop | None:
-    policy = task.fields("iteratorPolicy")
-    at_once = int(policy.take("parallelismLimit", float, 0.0))
+    at_once = int(task.fields("iteratorPolicy").take("parallelismLimit", float, 0.0))
     inputs = {"parameterIterator": "inputParameter", "artifactIterator": "inputArtifact"}
     for key, input_key in inputs.items():
         if not task.has(key):

@@ -37,17 +37,16 @@ def read_platforms(
                     where = executor.at("activeDeadlineSeconds")
                     raise malformed(seconds, "a number of seconds", where)
                 secrets = [s for one in executor.list_of("secretAsEnv") for s in _secrets(one)]
-                taken = {"activeDeadlineSeconds", "secretAsEnv"}
                 wishes["timeout_seconds"] = float(seconds) if seconds is not None else None
                 wishes["secrets"] = tuple(secrets)
-                wishes["settings"] = tuple(_settings(executor, taken))
-        whole += _settings(fields.fields("pipelineConfig"), set())
+                wishes["settings"] = tuple(_settings(executor))
+        whole += _settings(fields.fields("pipelineConfig"))
     top.close()
     return executors, tuple(whole)
 
 
-def _settings(fields: Fields, taken: set[str]) -> list[Setting]:
-    values = {str(key): fields.any(str(key)) for key in fields.data if key not in taken}
+def _settings(fields: Fields) -> list[Setting]:
+    values = {str(key): fields.any(str(key)) for key in fields.data if key not in fields.taken}
     return [Setting(n, value, fields.at(n)) for n, value in values.items() if value is not None]
 
 

@@ -94,6 +94,15 @@ def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
         raise explained(error, place) from error
 
 
+def sender(credential: "TokenCredential", resource: str = ARM) -> Any:
+    """A client of Azure's REST APIs, with a token for `resource`, that repeats requests."""
+    from azure.core import PipelineClient
+    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+
+    who = BearerTokenCredentialPolicy(credential, f"{resource}/.default")
+    return PipelineClient(ARM, policies=[RetryPolicy(**PATIENCE), who])
+
+
 def find(kind: Any, name: str) -> Any:
     """A job or a schedule, whose client is `kind`; None where the workspace has none."""
     from azure.core.exceptions import ResourceNotFoundError
@@ -230,5 +239,4 @@ def _unit(
 
 
 def _job_of(definition: Definition) -> dict[str, Any]:
-    job: dict[str, Any] = yaml.load(definition.text, LOADER)  # noqa: S506 - the safe one
-    return job
+    return dict(yaml.load(definition.text, LOADER))  # noqa: S506 - the safe one

@@ -101,8 +101,7 @@ class _Compiler:
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         shown = [name for name in self.values if name in read & self.open]
         inputs = {self.names[name]: bundle.scalar(self.values[name]) for name in shown}
-        compute = self.place.compute
-        settings = {"default_compute": f"azureml:{compute or 'serverless'}"}
+        settings = {"default_compute": f"azureml:{self.place.compute or 'serverless'}"}
         return {
             "$schema": _SCHEMA, "type": "pipeline", "tags": {"rekindle": "true", **self.place.tags},
             "display_name": self.graph.name, "experiment_name": self.graph.name,

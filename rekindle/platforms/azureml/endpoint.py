@@ -165,8 +165,7 @@ class AzureMLEndpoint:
             self._remove(self.path)
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
-        """See `Publisher.publish`: the versions of a model with the numbers of ours; the champion's
-        stage is Production."""
+        """See `Publisher.publish`: versions with our numbers, the champion's stage Production."""
         name = f"/models/{_plain(self.model)}/versions"
         path, mark = f"{name}/{model.version}", model.digest[:32]
         found = self._get(path)
@@ -328,13 +327,7 @@ class AzureMLEndpoint:
     @functools.cache  # noqa: B019 - one command has one endpoint
     def _client(self, resource: str) -> Any:
         with client.logged_in(self.place) as credential:
-            from azure.core import PipelineClient
-            from azure.core.pipeline import policies
-
-            who = policies.BearerTokenCredentialPolicy(credential, f"{resource}/.default")
-            return PipelineClient(
-                client.ARM, policies=[policies.RetryPolicy(**client.PATIENCE), who]
-            )
+            return client.sender(credential, resource)
 
 
 def _failed(status: str, of_model: str) -> bool:

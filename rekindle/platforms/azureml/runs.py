@@ -165,8 +165,7 @@ def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
     """What mounted.py left; nothing where there is none."""
     with contextlib.suppress(FileNotFoundError):
         if where := made.get(_RESULT):
-            told: dict[str, Any] = json.loads(_content(client, f"{where.rstrip('/')}/result.json"))
-            return told
+            return dict(json.loads(_content(client, f"{where.rstrip('/')}/result.json")))
     return {}
 
 
@@ -177,33 +176,26 @@ def _why(record: Record) -> str:
 
 def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
     """A job and its steps in the run history, those that are there by now, as JSON."""
-    from azure.core import PipelineClient
-    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
     from azure.core.rest import HttpRequest
 
-    with service.logged_in(place) as credential:
-        who = BearerTokenCredentialPolicy(credential, f"{service.ARM}/.default")
-        policies = [RetryPolicy(**service.PATIENCE), who]
-        with PipelineClient[Any, Any](service.ARM, policies=policies) as client:
+    with service.logged_in(place) as credential, service.sender(credential) as client:
 
-            def get(url: str, **query: str) -> Record:
-                request = HttpRequest("GET", url, params=query)
-                seconds = service.PATIENCE["read_timeout"]
-                response = client.send_request(request, read_timeout=seconds)
-                response.raise_for_status()
-                found: Record = response.json()
-                return found
+        def get(url: str, **query: str) -> Record:
+            request = HttpRequest("GET", url, params=query)
+            response = client.send_request(request, read_timeout=service.PATIENCE["read_timeout"])
+            response.raise_for_status()
+            return dict(response.json())
 
-            root = service.workspace_path(place)
-            about = get(f"{service.ARM}{root}", **{"api-version": _VERSION})["properties"]
-            url = f"{get(about['discoveryUrl'])['history']}/history/v1.0{root}/runs/{id}"
-            job, steps, token = get(url), list[Record](), {"$top": "100"}
-            while token:
-                page = get(f"{url}/children", **token)
-                steps += page.get("value", ())
-                following = page.get("continuationToken")
-                token = {"$continuationtoken": following} if following else {}
-            return job, steps
+        root = service.workspace_path(place)
+        about = get(f"{service.ARM}{root}", **{"api-version": _VERSION})["properties"]
+        url = f"{get(about['discoveryUrl'])['history']}/history/v1.0{root}/runs/{id}"
+        job, steps, token = get(url), list[Record](), {"$top": "100"}
+        while token:
+            page = get(f"{url}/children", **token)
+            steps += page.get("value", ())
+            following = page.get("continuationToken")
+            token = {"$continuationtoken": following} if following else {}
+        return job, steps
 
 
 def _outputs(client: MLClient, id: str) -> dict[str, str]:
@@ -211,11 +203,8 @@ def _outputs(client: MLClient, id: str) -> dict[str, str]:
     from azure.ai.ml.operations._job_ops_helper import get_job_output_uris_from_dataplane
 
     jobs: Any = client.jobs
-    found: dict[str, str] = get_job_output_uris_from_dataplane(
-        id, _runs(client), jobs._dataset_dataplane_operations,
-        jobs._model_dataplane_operations,
-    )  # fmt: skip
-    return found
+    datasets, models = jobs._dataset_dataplane_operations, jobs._model_dataplane_operations
+    return dict(get_job_output_uris_from_dataplane(id, _runs(client), datasets, models))
 
 
 def _content(client: MLClient, uri: str) -> bytes:

@@ -71,8 +71,7 @@ def pause(place: AzureMLSpec, name: str) -> Schedule:
 def delete(place: AzureMLSpec, name: str) -> bool:
     """Whether there was one to take away. Azure deletes only those that pause."""
     with connected(place) as client:
-        found = find(client.schedules, schedule_id(name))
-        if found is None:
+        if (found := find(client.schedules, schedule_id(name))) is None:
             return False
         if found._is_enabled:
             client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)

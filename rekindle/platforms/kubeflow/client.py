@@ -180,19 +180,17 @@ def experiment_of(server: Server, definition: Definition) -> str:
     from kfp_server_api import ApiException
 
     pipeline = definition.entry.removesuffix(".yaml")
-    for last in (False, True):
-        try:
-            found = server.call(server.kfp.create_experiment, pipeline)
-            return str(found.experiment_id)
-        except ApiException as error:
-            if error.status != 409 or last:  # another process made it meanwhile
-                raise
-    raise AssertionError("the last attempt returns or raises")
+    try:
+        found = server.call(server.kfp.create_experiment, pipeline)
+    except ApiException as error:
+        if error.status != 409:
+            raise
+        found = server.call(server.kfp.create_experiment, pipeline)  # another process made it
+    return str(found.experiment_id)
 
 
 def equals(key: str, value: str) -> str:
-    predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
-    return json.dumps({"predicates": [predicate]})
+    return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 
 def _may_succeed(error: Exception) -> bool:
@@ -262,8 +260,7 @@ def _trainer(container: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a launcher is told of its TrainJob; None for another container."""
     if container.get("command") != list(LAUNCHER):
         return None
-    trainer: dict[str, Any] = json.loads(container["args"][0])["job"]["spec"]["trainer"]
-    return trainer
+    return dict(json.loads(container["args"][0])["job"]["spec"]["trainer"])
 
 
 def _containers(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -58,8 +58,7 @@ class Cluster:
 
     @classmethod
     def configured(cls, patience_seconds: float) -> Self:
-        """The cluster of kubectl's current context, or the one around us; RequestError if nothing
-        says which."""
+        """The cluster of kubectl's current context, or the one around us; RequestError for none."""
         if ACCOUNT.exists():
             return cls.around(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
         from kubernetes import client, config

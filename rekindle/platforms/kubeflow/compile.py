@@ -49,8 +49,7 @@ def compile(
     if problems := [*wrong, *_of_steps(graph, place)]:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
-    labels = rewrite.distributed(spec, graph)
-    if labels:
+    if labels := rewrite.distributed(spec, graph):
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
@@ -83,12 +82,10 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 def _task(step: Step) -> dict[str, Any]:
     """What the nodes run, as launch/shim.py takes it, as far as the pipeline says."""
-    wanted, task = step.distribution, lowered_container(step)
-    assert wanted is not None, step.path
+    wanted, task = step.spread, lowered_container(step)
     found = network(wanted.machine) if wanted.nodes > 1 else {}
     # a step's own win over what the machine is known for
-    by_reference = variables(step)
-    found = {name: value for name, value in found.items() if name not in by_reference}
+    found = {name: found[name] for name in found.keys() - variables(step)}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 
 

@@ -81,7 +81,7 @@ def api(place: KubeflowSpec) -> str:
             fix = "name the address that ends before /apis, such as https://example.com/pipeline"
             raise RequestError(f"{host} is not the API of Kubeflow Pipelines", fix=fix) from None
         raise NotChecked(str(error)) from error
-    if not isinstance(health, dict) or "multi_user" not in health:
+    if "multi_user" not in health:
         return host
     return f"{host}, for {'several users' if health['multi_user'] else 'one user'}"
 

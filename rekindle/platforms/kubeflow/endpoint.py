@@ -255,8 +255,7 @@ class KubeflowEndpoint:
 
     def _noted(self) -> dict[str, Any]:
         found = self._ask("GET", f"{self._path('Service')}/{self.name}", known=(404,)) or {}
-        notes = found.get("metadata", {}).get("annotations", {})
-        return dict(json.loads(notes.get(SPLIT, "{}")))
+        return dict(json.loads(found.get("metadata", {}).get("annotations", {}).get(SPLIT, "{}")))
 
     def _counted(self, certain: bool) -> dict[str, tuple[str, int, Counter[str] | None]]:
         """Version, restarts and counters of each pod, by its uid; None where it does not answer,
@@ -285,8 +284,7 @@ class KubeflowEndpoint:
         """The object with this spec and these annotations, made or changed where it is not so."""
         path, notes = self._path(kind), dict(notes or {})
         for _ in range(_MOST_CONFLICTS):
-            found = self._ask("GET", f"{path}/{name}", known=(404,))
-            if found is None:
+            if (found := self._ask("GET", f"{path}/{name}", known=(404,))) is None:
                 meta = {"name": name, "labels": dict(labels), "annotations": notes}
                 body = {"apiVersion": _API[kind], "kind": kind, "metadata": meta, "spec": spec}
                 made = self._ask("POST", path, body, known=(409,))

@@ -77,8 +77,7 @@ def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str
     told = _condition(job, "Failed") or {}
     what = f"TrainJob {name} failed: {told.get('message') or told.get('reason') or 'no reason'}"
     where = f"trainjob {namespace}/{name}"
-    failed = [pod for pod in pods_of(cluster, namespace, name) if _ended(pod).get("exitCode")]
-    if failed:
+    if failed := [pod for pod in pods_of(cluster, namespace, name) if _ended(pod).get("exitCode")]:
         pod = min(failed, key=lambda pod: str(_ended(pod).get("finishedAt", "")))
         pod_name, code = pod["metadata"]["name"], _ended(pod)["exitCode"]
         what += f"; node {rank_of(pod)} ended with exit code {code}"
@@ -96,8 +95,7 @@ def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str
 def _ended(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     statuses = pod.get("status", {}).get("containerStatuses", [])
     state: Mapping[str, Any] = next((s["state"] for s in statuses if s["name"] == NODE), {})
-    found: Mapping[str, Any] = state.get("terminated", {})
-    return found
+    return dict(state.get("terminated", {}))
 
 
 class Follower:

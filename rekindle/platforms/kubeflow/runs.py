@@ -158,8 +158,7 @@ class _Nodes:
 
 def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
     """The steps of the run's pipeline that have begun, in its order."""
-    details = run.run_details.task_details if run.run_details else None
-    nodes = _Nodes(details or ())
+    nodes = _Nodes((run.run_details and run.run_details.task_details) or ())
     spec = _spec(run)
     known = [path for path, _ in executors(spec)] if spec else []
     for path in known:
@@ -210,9 +209,8 @@ def _pod_log(server: Server, run: str, pod: str) -> str:
 
 def _spec(run: Any) -> Mapping[str, Any]:
     """The pipeline, with or without its second document."""
-    spec: Mapping[str, Any] = run.pipeline_spec or {}
-    inner: Mapping[str, Any] = spec.get("pipeline_spec", spec)
-    return inner
+    spec = run.pipeline_spec or {}
+    return dict(spec.get("pipeline_spec", spec))
 
 
 def _files(folder: str) -> dict[str, int]:

@@ -96,8 +96,7 @@ def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
 
 def pause(place: KubeflowSpec, name: str) -> Schedule:
     with client.connected(place) as server:
-        kept = _settled(server, name)
-        if kept is None:
+        if (kept := _settled(server, name)) is None:
             raise no_schedule(name, client.where(place))
         server.call(server.kfp.disable_recurring_run, kept.recurring_run_id)
         return _shown(server.call(server.kfp.get_recurring_run, kept.recurring_run_id), place)

@@ -199,12 +199,12 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
     return {"spec": {"volumes": volumes, "containers": [container]}} if entries else {}
 
 
-def named(kind: str, source_of: str, key: str, names: Sequence[str], entries: Entries) -> Piece:
-    """Volumes of what an entry `names`: a claim, or files of a secret or config map."""
+def named(of: str, kind: str, source_of: str, key: str, entries: Entries) -> Piece:
+    """Volumes of what an entry names: a claim, or files of a secret or config map."""
 
     def source(entry: Mapping[str, Any]) -> Piece:
         may_miss = {} if kind == "claim" else {"optional": bool(entry.get("optional"))}
-        return {source_of: {key: given(entry, *names), **may_miss}}
+        return {source_of: {key: given(entry, f"{of}NameParameter", f"{of}Name"), **may_miss}}
 
     return _mounted(kind, entries, source)
 
@@ -261,9 +261,8 @@ def piece(name: str, value: Any, image: str) -> Piece:
     try:
         return _PIECES[name](value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Misfit(
-            f"`{name}` is not as kfp-kubernetes writes it ({error})", "write it again"
-        ) from error
+        what = f"`{name}` is not as kfp-kubernetes writes it ({error})"
+        raise Misfit(what, "write it again") from error
 
 
 def _of_secret(secret: Secret) -> Setting:
@@ -322,9 +321,8 @@ def _fields(entries: Entries) -> Piece:
 def _metadata(value: Mapping[str, Any]) -> Piece:
     for label in value.get("labels", {}):
         if label.startswith(_QUEUES):
-            raise Misfit(
-                f"the label `{label}` is for a whole TrainJob", "set platforms.kubeflow.queue"
-            )
+            what = f"the label `{label}` is for a whole TrainJob"
+            raise Misfit(what, "set platforms.kubeflow.queue")
         if label.startswith(_OWNED):
             raise Misfit(f"the label `{label}` is not for a step to set", "take it out")
     made = {key: dict(value[key]) for key in ("labels", "annotations") if value.get(key)}
@@ -362,15 +360,9 @@ def _pull_policy(policy: str, image: str) -> Piece:
 _PIECES: Mapping[str, Callable[[Any], Piece]] = {
     "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
     "configMapAsEnv": functools.partial(_keys, "configMap"),
-    "pvcMount": functools.partial(
-        named, "claim", "persistentVolumeClaim", "claimName", ["pvcNameParameter"]
-    ),
-    "secretAsVolume": functools.partial(
-        named, "secret", "secret", "secretName", ["secretNameParameter", "secretName"]
-    ),
-    "configMapAsVolume": functools.partial(
-        named, "config", "configMap", "name", ["configMapNameParameter", "configMapName"]
-    ),
+    "pvcMount": functools.partial(named, "pvc", "claim", "persistentVolumeClaim", "claimName"),
+    "secretAsVolume": functools.partial(named, "secret", "secret", "secret", "secretName"),
+    "configMapAsVolume": functools.partial(named, "configMap", "config", "configMap", "name"),
     "genericEphemeralVolume": ephemeral,
     "emptyDirMounts": lambda entries: _mounted("empty", entries, _folder),
     "enabledSharedMemory": shared_memory,

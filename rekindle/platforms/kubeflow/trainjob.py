@@ -71,8 +71,7 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
 
 
 def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
-    wanted, here = step.distribution, "platforms.kubeflow"
-    assert wanted is not None
+    wanted, here = step.spread, "platforms.kubeflow"
     pairs = sorted(secrets_of(place).items())
     secrets = [(env, {"name": name, "key": key}) for env, (name, key) in pairs]
     named = functools.partial(settings.variable, reference="secretKeyRef")
@@ -97,8 +96,7 @@ def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
 
 def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The TrainJob of a step without anything of a run in it."""
-    wanted = step.distribution
-    assert wanted is not None
+    wanted = step.spread
     runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
     trainer = {
         "image": image_of(step, place.image), "command": list(COMMAND), "numNodes": wanted.nodes,
@@ -201,14 +199,12 @@ def packed(task: Mapping[str, Any]) -> list[str]:
 
 def unpacked(words: Sequence[str]) -> dict[str, Any]:
     """What `packed` packed."""
-    task: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode("".join(words))))
-    return task
+    return dict(json.loads(zlib.decompress(base64.b64decode("".join(words)))))
 
 
 def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     """What keeps a distributed step from becoming a TrainJob."""
-    wanted = step.distribution
-    assert wanted is not None
+    wanted = step.spread
     who = f"`{step.path}` runs on several nodes"
     if wanted.spot and not place.spot_nodes:
         what = f"`{step.path}` asks for spot machines, and nothing says which nodes these are"

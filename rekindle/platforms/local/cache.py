@@ -137,15 +137,14 @@ def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
         return None, ""
     except _MALFORMED:
         return None, "its cache entry cannot be read"
-    artifacts: dict[str, Given] = {}
-    for name, given in outputs.artifacts.items():
-        (artifact,) = each(given)
+    artifacts = {}
+    for name, artifact in found.items():
         path = local_path(artifact.uri)
         now = describe(path, artifact.files) if path and artifact.files else artifact.files
         if digest(now) != artifact.digest:
             return None, f"artifact `{name}` {'changed on disk' if now else 'is gone'}"
         artifacts[name] = dataclasses.replace(artifact, files=now)
-    if artifacts != outputs.artifacts:  # copied or touched: note the new times and inodes
+    if artifacts != found:  # copied or touched: note the new times and inodes
         with contextlib.suppress(OSError):
             _put(store, identity, run_id, Values(outputs.parameters, artifacts))
     return outputs, f"same inputs and code as in run {run_id}"
@@ -159,12 +158,10 @@ def explain_miss(store: Store, slug: str, identity: Identity) -> str:
         return "first run of this step"
     names = [*identity.facts, *(name for name in last if name not in identity.facts)]
     changed = [name for name in names if last.get(name) != identity.facts.get(name)]
-    inputs = [name.removeprefix("input ") for name in changed if name.startswith("input ")]
+    inputs = [f"`{name.removeprefix('input ')}`" for name in changed if name.startswith("input ")]
     said = [_CHANGED[name] for name in changed if name in _CHANGED]
     if inputs:
-        said.append(
-            f"input{'s' if len(inputs) > 1 else ''} {', '.join(f'`{n}`' for n in inputs)} changed"
-        )
+        said.append(f"input{'s' if len(inputs) > 1 else ''} {', '.join(inputs)} changed")
     return " and ".join(said) or "its cached result was removed"
 
 

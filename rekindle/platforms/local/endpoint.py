@@ -3,6 +3,7 @@
 The router is started when something is asked of it, and follows the file `wanted.json`, which only
 holders of the deployment's lock write."""
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -37,14 +38,15 @@ class LocalEndpoint:
         self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]
     ) -> None:
         self.folder, self.environment = folder.resolve(), environment
-        wanted = self._read()
+        wanted: Wanted | None = None
+        with contextlib.suppress(FileNotFoundError):
+            wanted = Wanted.read(self.folder)
         for name, asked in {"host": host, "port": port}.items():
             if wanted and asked not in (None, getattr(wanted, name)):
                 what = f"this deployment has the {name} {getattr(wanted, name)}"
                 fix = "leave the option out, or delete the deployment before"
                 raise RequestError(what, where=f"--{name}", fix=fix)
-        first = Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
-        self.wanted = wanted or first
+        self.wanted = wanted or Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
         at = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.wanted.host, self.wanted.host)  # noqa: S104 - none is bound
         self.host, self.port = at, self.wanted.port
         self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
@@ -106,8 +108,7 @@ class LocalEndpoint:
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
 
     def status(self) -> Status | None:
-        """What the router says, None where it does not run. Raises RequestError where another
-        program listens."""
+        """What the router says; None where it does not run, RequestError if another listens."""
         try:
             status, text = self._sent("GET", messages.STATUS, {})
             found = messages.STATUS_JSON.validate_json(text) if status == 200 else None
@@ -137,9 +138,8 @@ class LocalEndpoint:
         give_up, process, log = time.monotonic() + ROUTER_SECONDS, None, self.folder / _LOG
         while (status := self.status()) is None or not condition(status):
             if time.monotonic() > give_up:
-                raise StepError(
-                    f"the router does not answer for {ROUTER_SECONDS:.0f} s", where=str(log)
-                )
+                what = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
+                raise StepError(what, where=str(log))
             if status is None and process is None:
                 process = self._start(log)
             if process is not None and process.poll() is not None:
@@ -166,9 +166,3 @@ class LocalEndpoint:
             return response.status, response.read().decode()
         finally:
             connection.close()
-
-    def _read(self) -> Wanted | None:
-        try:
-            return Wanted.read(self.folder)
-        except FileNotFoundError:
-            return None

@@ -53,8 +53,7 @@ def prepare(
     folders: dict[Packages, str] = {}
     problems: dict[Packages, Problem] = {}
     for step in steps:
-        packages = packages_of(step)
-        if not packages or packages in folders or packages in problems:
+        if not (packages := packages_of(step)) or packages in folders or packages in problems:
             continue
         try:
             folders[packages] = _environment(step, packages, home, env, on_event)

@@ -283,8 +283,7 @@ class _Run:
         if self.around.control.stopped():
             what = f"the run {self.record.run_id} was interrupted"
             return errors.InterruptedRunError(what, fix=command)
-        failures = [outcome for outcome in self.failed if outcome.status == "failed"]
-        if failures:
+        if failures := [outcome for outcome in self.failed if outcome.status == "failed"]:
             logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]
             whats = [f"step `{o.step.path}` failed: {o.error}" for o in failures]
             return StepError(map(errors.Problem, whats, logs))

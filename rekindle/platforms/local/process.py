@@ -88,9 +88,8 @@ class Control:
         self.failed: int | None = None
 
     def stopped(self) -> bool:
-        if self.run is not None and self.run.stopped():
-            return True
-        return self.level > 0 or self.failed is not None
+        above = self.run is not None and self.run.stopped()
+        return above or self.level > 0 or self.failed is not None
 
     def killed(self) -> bool:
         return self.level > 1 or (self.run is not None and self.run.killed())
@@ -190,19 +189,17 @@ def _pump(
         selector.register(pipe, selectors.EVENT_READ)
         while True:
             if selector.select(_TICK_SECONDS):
-                chunk = os.read(pipe.fileno(), 1 << 16)
-                if not chunk:
-                    log.flush()
-                    return
+                if not (chunk := os.read(pipe.fileno(), 1 << 16)):
+                    break
                 log.write(chunk)
                 *lines, rest = (rest[-_LONGEST_LINE:] + chunk).split(b"\n")
                 for line in lines:
                     if _MARK in line and (event := events.parse(line.decode(errors="replace"))):
                         on_event(event)
             elif process.poll() is not None:
-                log.flush()
-                return  # something far away holds the pipe open
+                break  # something far away holds the pipe open
             stopper.tick()
+        log.flush()
 
 
 def _kill_session(process: Process) -> None:

@@ -74,13 +74,11 @@ class Here:
         """The schedule in words of systemd or cron; UnsupportedError with what is not heeded."""
         if problems := list(self._problems(schedule)):
             raise UnsupportedError(problems)
-        expression = (
-            "\n".join(on_calendar(schedule)) if self.systemd else cron.written(schedule.cron)
-        )
+        lines = on_calendar(schedule) if self.systemd else [cron.written(schedule.cron)]
         missed = "left out"
         if self.systemd and schedule.catch_up:
             missed = "made up for by one run, once the machine is up"
-        return Lowered(expression, schedule.timezone, "is left out", missed)
+        return Lowered("\n".join(lines), schedule.timezone, "is left out", missed)
 
     def files(self, job: Job, schedule: ScheduleSpec) -> dict[str, str]:
         """What is written: systemd's files by their paths, or the line of crontab."""

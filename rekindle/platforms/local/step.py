@@ -133,7 +133,8 @@ def _import(job: Job, node: Importer) -> Outcome:
         fix = "import the folder that holds the data, and nothing around it"
         raise StepError(what, where=node.where, fix=fix)
     found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
-    kind, metadata = node.artifact, {str(key): value for key, value in found.items()}
+    kind = next(iter(node.outputs.artifacts.values()))
+    metadata = {str(key): value for key, value in found.items()}
     files = describe(path, follow=True) if path is not None else {}
     there = str(path) if path is not None else uri
     artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
@@ -178,8 +179,7 @@ def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
     """Whether the user's code and imported files are those that the step was known by."""
 
     def again(artifact: Stored) -> Stored:
-        path = local_path(artifact.uri)
-        if path is None or path.is_relative_to(job.around.store.home):
+        if (path := local_path(artifact.uri)) is None or path.is_relative_to(job.around.store.home):
             return artifact
         for follow in (True, False):  # as an importer does, or of what a step left elsewhere
             files = describe(path, artifact.files, follow=follow)

@@ -67,11 +67,10 @@ class Frame:
         return End("succeeded", self.outputs())
 
     def outputs(self) -> Values:
-        parameters = {n: self.first(s, "parameters") for n, s in self.dag.parameters.items()}
-        artifacts = {n: self.first(s, "artifacts") for n, s in self.dag.artifacts.items()}
+        parameters, artifacts = self.dag.parameters.items(), self.dag.artifacts.items()
         return Values(
-            {n: v for n, v in parameters.items() if v is not None},
-            {n: v for n, v in artifacts.items() if v is not None},
+            {n: v for n, s in parameters if (v := self.first(s, "parameters")) is not None},
+            {n: v for n, s in artifacts if (v := self.first(s, "artifacts")) is not None},
         )
 
     def first(self, sources: Sequence[FromTask], kind: str) -> Any:

@@ -96,13 +96,11 @@ def _found(sagemaker: Any, name: str, id: str) -> str | None:
         PipelineName=name, SortBy="CreationTime", SortOrder="Descending",
         PaginationConfig={"MaxItems": _MOST_LISTED, "PageSize": 100},
     )  # fmt: skip
-    try:
+    with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # there is no pipeline yet
         for listed in pages:
             for one in listed["PipelineExecutionSummaries"]:
                 if one.get("PipelineExecutionDisplayName") == id:
                     return str(one["PipelineExecutionArn"])
-    except sagemaker.exceptions.ResourceNotFound:
-        pass  # there is no pipeline yet
     return None
 
 
@@ -131,8 +129,7 @@ def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMak
     """The number of the pipeline's version with this definition: the newest one, or a new one."""
     text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
-    newest = _newest(sagemaker, name)
-    if newest is None:
+    if (newest := _newest(sagemaker, name)) is None:
         tags = [{"Key": key, "Value": value} for key, value in sorted(place.tags.items())]
         token = digest_of(definition.files, f"create {name}") * 2
         meanwhile = sagemaker.exceptions.ConflictException, sagemaker.exceptions.ResourceInUse

@@ -16,7 +16,7 @@ from typing import Any
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, SpecError
-from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by, sources
+from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
@@ -69,8 +69,7 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
             f"`{place.artifact_root}` is out of reach for SageMaker, which keeps everything in S3",
             f"{_SECTION}.artifact_root", "name a folder of a bucket: s3://my-bucket/rekindle",
         )  # fmt: skip
-    python = [s for s in graph.steps() if s.container.source]
-    ours = [s for s in python if not ECR.fullmatch(s.container.image)]
+    ours = [s for s in graph.steps() if s.container.source and not ECR.fullmatch(s.container.image)]
     if ours and not ECR.fullmatch(place.image or ""):
         what = f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR"
         fix = "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
@@ -89,8 +88,10 @@ class _Compiler:
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
         self.graph, self.place = graph, place
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
-        fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
+        fixed = frozenset(name for name, value in values.items() if _is_fixed(value))
         flats = {flat.path: flat for flat in flatten(graph, values)}
+        steps = [flat for flat in flats.values() if isinstance(flat.step, Step)]
+        self.read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         self.flat, guarded = divided(flats, values)
         names = jobs.names_of([*self.flat, *map(_result_of, self.flat)])
         self.jobs = jobs.Jobs(place, self.flat, guarded, names, types, values, fixed)
@@ -103,12 +104,11 @@ class _Compiler:
         if not re.fullmatch(limits("sagemaker")["pipeline_name"], self.graph.name):
             how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
-        read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         kinds = {name: _TYPES.get(kind, "String") for name, kind in self.jobs.types.items()}
         parameters = [
             {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
             for name, value in self.jobs.values.items()
-            if name in read - self.jobs.fixed
+            if name in self.read - self.jobs.fixed
         ]
         most = limits("sagemaker")["parameters"]
         if len(parameters) > most:
@@ -121,12 +121,6 @@ class _Compiler:
             how = f"its {len(steps)} steps are {there} there, SageMaker takes {most}"
             self.jobs.beyond("", self.graph.name, how, "divide it, or join steps")
         return {"Version": "2020-12-01", "Metadata": {}, "Parameters": parameters, "Steps": nested}
-
-    def _read(self, flat: Flat) -> Iterator[Given | Output]:
-        yield from read_by(flat)
-        for guard in self.jobs.guarded[flat.path]:
-            for source in guard.values.values():
-                yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
         """Steps, those with the same guards in a Condition step."""
@@ -217,9 +211,7 @@ def _counted(step: Mapping[str, Any]) -> int:
     return 1 + sum(_counted(one) for steps in inside for one in steps)
 
 
-def _is_fixed(value: Any, kind: str) -> bool:
+def _is_fixed(value: Any) -> bool:
     """Whether a run cannot be given it: a job's environment takes 256 characters a value."""
     text = value if isinstance(value, str) else json.dumps(value)
-    return len(text) > limits("sagemaker")["environment_characters"] or (
-        kind in ("STRING", "LIST", "STRUCT") and not text
-    )
+    return not text or len(text) > limits("sagemaker")["environment_characters"]

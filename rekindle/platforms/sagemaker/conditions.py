@@ -103,8 +103,7 @@ def _term(term: ir.Term, guard: Guard, operand: Operand) -> Any:
         case ir.Cast(_, inner):
             return _term(inner, guard, operand)
         case ir.Reference(name):
-            source = guard.values.get(name)
-            if isinstance(source, Constant):
+            if isinstance(source := guard.values.get(name), Constant):
                 return source.value
             assert isinstance(source, Given | Output), name  # is_plain
             return operand(source)
@@ -113,6 +112,5 @@ def _term(term: ir.Term, guard: Guard, operand: Operand) -> Any:
 
 def _not(condition: dict[str, Any]) -> dict[str, Any]:
     if condition["Type"] == "Not":
-        inner: dict[str, Any] = condition["Condition"]
-        return inner
+        return dict(condition["Condition"])
     return {"Type": "Not", "Condition": condition}

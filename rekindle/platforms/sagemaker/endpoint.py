@@ -303,9 +303,8 @@ class SageMakerEndpoint:
             streams = api.describe_log_streams(**named)["logStreams"]
             newest = max(streams, key=lambda one: one.get("lastEventTimestamp", 0))
             stream = {"logGroupName": group, "logStreamName": newest["logStreamName"]}
-            lines = [
-                one["message"] for one in api.get_log_events(**stream, limit=_LOG_LINES)["events"]
-            ]
+            events = api.get_log_events(**stream, limit=_LOG_LINES)["events"]
+            lines = [one["message"] for one in events]
             return "; the end of its log:\n" + "\n".join(lines)[-_LOG_CHARACTERS:]
         return ""
 

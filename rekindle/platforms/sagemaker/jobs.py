@@ -286,9 +286,8 @@ class Jobs:
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
-        found: dict[str, Any] = {}
-        for variable, _, value in self.given(flat).values():
-            found[variable] = joined({"Get": value}, on="")
+        given = self.given(flat).values()
+        found: dict[str, Any] = {name: joined({"Get": value}, on="") for name, _, value in given}
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
         return found

@@ -119,12 +119,11 @@ def read(place: SageMakerSpec, uri: str) -> bytes:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     with connected(place) as session:
         try:
-            body: bytes = session("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+            return bytes(session("s3").get_object(Bucket=bucket, Key=key)["Body"].read())
         except ClientError as error:
             if code_of(error) in ("404", "NoSuchKey"):
                 raise FileNotFoundError(uri) from None
             raise
-        return body
 
 
 def _status(sagemaker: Any, id: str) -> str:

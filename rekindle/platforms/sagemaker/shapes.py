@@ -27,8 +27,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @functools.cache
 def _shapes() -> Mapping[str, Any]:
-    shapes: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))["shapes"]
-    return shapes
+    return dict(json.loads(_FILE.read_text(encoding="utf-8"))["shapes"])
 
 
 def misfits(

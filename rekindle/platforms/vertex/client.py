@@ -175,14 +175,12 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
         fix = f"the service rejected the request; {BUG}"
     else:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    said = first_line(error, getattr(error, "message", ""))
-    return kind(said, where=where(place), fix=fix)
+    return kind(first_line(error, getattr(error, "message", "")), where=where(place), fix=fix)
 
 
 def job_of(definition: Definition) -> dict[str, Any]:
     """The body of the PipelineJob."""
-    found: dict[str, Any] = json.loads(definition.text)
-    return found
+    return dict(json.loads(definition.text))
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:

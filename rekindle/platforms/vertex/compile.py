@@ -152,7 +152,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     """KFP's container of the step that starts the job and follows it."""
-    wanted, task, container = _distribution(step), lowered_container(step), step.container
+    wanted, task, container = step.spread, lowered_container(step), step.container
     job = custom_job(step, pipeline, place)
     if wanted.nodes > 1:
         machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
@@ -187,7 +187,7 @@ class Machine:
 
 def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     """The body of `customJobs.create`: image, machines and labels, for a step without problems."""
-    wanted = _distribution(step)
+    wanted = step.spread
     machine = _machine(wanted, step)
     assert machine is not None, step.path
     gpus = {"acceleratorType": machine.accelerator, "acceleratorCount": machine.gpus}
@@ -227,7 +227,7 @@ def limit_seconds(step: Step) -> int:
 
 
 def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
-    wanted = _distribution(step)
+    wanted = step.spread
     how = provisioning(wanted, place)
     rules = limits("vertex")["custom_job"]
     yield from _of_container(step)
@@ -269,11 +269,6 @@ def _of_container(step: Step) -> Iterator[Problem]:
     if any(setting.name == "lifecycle" for setting in step.settings):
         what = f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes"
         yield Problem(what, step.where, "take it out")
-
-
-def _distribution(step: Step) -> Distribution:
-    assert step.distribution is not None, step.path
-    return step.distribution
 
 
 def _machines() -> list[Machine]:

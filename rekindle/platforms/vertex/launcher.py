@@ -90,7 +90,6 @@ class VertexLauncher(Launcher):
         self.creations = 0
 
     def ending(self) -> str:
-        """Why the run, or this task of it, is at its end; "" while it goes on."""
         try:
             told = self.google.get("aiplatform", f"/v1/{self.facts[RUN]}", None, self.patience)
         except HttpError as error:
@@ -121,8 +120,7 @@ class VertexLauncher(Launcher):
     def cancel(self, job: Job) -> None:
         """Ask for its end. One that is over already stays as it is."""
         try:
-            patience = min(self.patience, 60.0)
-            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
+            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, min(self.patience, 60.0))
         except HttpError as error:
             if error.transient or error.status == 403:
                 raise
@@ -174,7 +172,6 @@ class VertexLauncher(Launcher):
         return dict(job)
 
     def follow(self, job: Job) -> None:
-        """Say what is new about it."""
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
             log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
@@ -213,8 +210,7 @@ class VertexLauncher(Launcher):
 
     def deliver(self, job: Job) -> int:
         """Write what node rank 0 left as this task's output, artifacts where they are."""
-        folder = node.folder_of(job.command)
-        if folder is None or not (folder / RESULT).exists():
+        if (folder := node.folder_of(job.command)) is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
             return 1
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))

@@ -59,8 +59,7 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     of each worker pool, pool 0 with one replica, node rank 0, and `task` says which one this is;
     nodes are counted through the pools. RANK and its like are left alone: their meaning changed
     over time."""
-    text = environment.get("CLUSTER_SPEC", "")
-    if not text:
+    if not (text := environment.get("CLUSTER_SPEC", "")):
         return Rendezvous(ranks_per_node=max(1, gpus))
     try:
         spec = json.loads(text)
@@ -188,8 +187,7 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
         missing = 0
         while True:
             try:
-                found = google.get("aiplatform", f"/v1/{run}", patience=0)
-                state = str(found.get("state", ""))
+                state = str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
             except HttpError as error:
                 state = "deleted" if error.status == 404 else "unknown"
             missing = missing + 1 if state == "deleted" else 0

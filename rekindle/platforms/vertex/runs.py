@@ -22,14 +22,12 @@ from urllib.parse import quote
 from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import connected
+from rekindle.platforms.vertex.client import Project, connected
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     from requests import Response
-
-    from rekindle.platforms.vertex.client import Project
 
 _RUNS: dict[str, RunStatus] = {
     "SUCCEEDED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
@@ -130,17 +128,16 @@ def read(place: VertexSpec, uri: str) -> bytes:
             raise FileNotFoundError(uri) from None
 
 
-def _job(project: "Project", id: str) -> Message:
+def _job(project: Project, id: str) -> Message:
     """The PipelineJob, as JSON: the generated client takes a second to be imported."""
-    job: Message = asked(project, "GET", f"{project.url}/{id}").json()
-    return job
+    return dict(asked(project, "GET", f"{project.url}/{id}").json())
 
 
 def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _tried(project: "Project", job: Message, names: Sequence[str]) -> Mapping[str, int]:
+def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str, int]:
     """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
@@ -153,7 +150,7 @@ def _tried(project: "Project", job: Message, names: Sequence[str]) -> Mapping[st
 
 
 def on_pages(
-    project: "Project", kind: str, method: str, url: str, query: dict[str, Any]
+    project: Project, kind: str, method: str, url: str, query: dict[str, Any]
 ) -> Iterator[Message]:
     """What all pages hold under `kind`."""
     part = "json" if method == "POST" else "params"
@@ -226,7 +223,7 @@ def _message(failed: Message) -> str:
 
 
 def _entries(
-    project: "Project", place: VertexSpec, jobs: Iterable[str], since: str
+    project: Project, place: VertexSpec, jobs: Iterable[str], since: str
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
@@ -245,7 +242,7 @@ def text_of(entry: Mapping[str, Any]) -> str:
     return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
 
 
-def asked(project: "Project", method: str, url: str, **more: Any) -> "Response":
+def asked(project: Project, method: str, url: str, **more: Any) -> "Response":
     """The answer of a service that the generated client does not know, asked again as it would."""
     from google.api_core import exceptions
 

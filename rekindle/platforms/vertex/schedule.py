@@ -65,8 +65,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             max_concurrent_active_run_count=at_once, allow_queueing=queues,
             create_pipeline_job_request=started,
         )  # fmt: skip
-        found = _settled(project, name)
-        if found is None or (found.allow_queueing and not queues):
+        if (found := _settled(project, name)) is None or (found.allow_queueing and not queues):
             # a second one, of a call whose answer was lost, goes at once
             project.schedules.create_schedule(
                 parent=project.parent, schedule=wanted, **project.patience
@@ -95,8 +94,7 @@ def list_(place: VertexSpec) -> tuple[Schedule, ...]:
 
 def pause(place: VertexSpec, name: str) -> Schedule:
     with connected(place) as project:
-        found = _settled(project, name)
-        if found is None:
+        if (found := _settled(project, name)) is None:
             raise no_schedule(name, where(place))
         project.schedules.pause_schedule(name=found.name, **project.patience)
         return _shown(project.schedules.get_schedule(name=found.name, **project.patience))
