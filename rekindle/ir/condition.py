@@ -206,7 +206,7 @@ class _Parser:
 
     def take(self, *wanted: str) -> str:
         kind, value = self.peek()
-        if kind not in wanted and value not in wanted:
+        if (value if kind == "mark" else kind) not in wanted:
             self.refuse(value)
         self.at += 1
         return value

@@ -71,7 +71,9 @@ def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
     """The executor's container, or fields of an `Importer`; None, with a refusal, for others."""
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
-        executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")
+        executor.any(kind)  # also where it says nothing more
+        what = f"`{kind}` is not supported: {_OTHER_KINDS[kind]}"
+        executor.refusals.add(what, executor.at(kind))
     if other:
         return None
     if not executor.has("importer") and not executor.has("container"):

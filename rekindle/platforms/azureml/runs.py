@@ -176,9 +176,8 @@ def _why(record: Record) -> str:
 
 def _records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
     """A job and its steps in the run history, those that are there by now, as JSON."""
-    from azure.core.rest import HttpRequest
-
     with service.logged_in(place) as credential, service.sender(credential) as client:
+        from azure.core.rest import HttpRequest
 
         def get(url: str, **query: str) -> Record:
             request = HttpRequest("GET", url, params=query)

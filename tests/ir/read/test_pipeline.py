@@ -199,7 +199,7 @@ REFUSALS = {
     "components.comp-a.inputDefinitions.parameters.n.parameterType": "TASK_WISH",
     "components.comp-a.outputDefinitions.artifacts.x.isArtifactList": True,
     "deploymentSpec.executors.exec-a.customJob": {"customJob": {}},
-    "deploymentSpec.executors.exec-a.resolver": {"outputArtifactQueries": {}, "x": 1},
+    "deploymentSpec.executors.exec-a.resolver": {},
     "deploymentSpec.executors.exec-a.container.volumes": [{"name": "x"}],
     "deploymentSpec.executors.exec-a.container.args": ["{{$.inputs.parameters['other']}}"],
 }
