@@ -216,7 +216,5 @@ def _body(name: str, depth: int, classes: int) -> torch.nn.Module:
     network: nn.Module = ResNetForImageClassification(config)
     for path, module in list(network.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
-            parent, _, child = path.rpartition(".")
-            norm = nn.GroupNorm(_GROUPS, module.num_features)
-            setattr(network.get_submodule(parent), child, norm)
+            network.set_submodule(path, nn.GroupNorm(_GROUPS, module.num_features))
     return network
