@@ -116,7 +116,7 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
 
 def _is_scored(job: ScoreJob) -> bool:
     count = piece_count(open_examples(Path(job.examples), TEST))
-    return not any(turn.pieces.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
+    return not any(turn.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
 
 
 def _objective(job: ScoreJob) -> Objective:
@@ -126,7 +126,7 @@ def _objective(job: ScoreJob) -> Objective:
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     """What the candidate wrote, if it has; nothing where there are no texts to go on with."""
     name, openings = pieces.openings_of(job)
-    return job.candidate.pieces.samples(name) if openings else ()
+    return job.candidate.samples(name) if openings else ()
 
 
 def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None:
@@ -156,7 +156,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     count = piece_count(open_examples(Path(job.examples), TEST))
     for turn in job.turns:
         model = open_model(Path(turn.folder), job.code)
-        parts = list(turn.pieces.read(count))  # of no examples, no more than their hashes
+        parts = list(turn.read(count))  # of no examples, no more than their hashes
         found = pa.concat_tables(parts or [pa.table({"hash": pa.array([], pa.binary(16))})])
         scored = found.filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
@@ -193,7 +193,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
     if golden := pieces.golden_of(job):
-        logits = job.candidate.pieces.piece(golden[0]).column("logits")
+        logits = job.candidate.piece(golden[0]).column("logits")
         table = pa.table({"label": golden[1].column("label"), "logits": logits})
         pq.write_table(table, output / MUST_PASS)
     record.write(output / RECORD)

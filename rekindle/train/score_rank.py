@@ -12,7 +12,6 @@ Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary
 classes."""
 
 import dataclasses
-import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -42,7 +41,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
-from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
+from rekindle.train.rank import arrange, connect, decided, free, keep_positions, live, say
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
@@ -83,7 +82,7 @@ class Work:
     def work_on(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
         names = pieces.names_of(self.job, turn, self.count)
-        missing = of_first(turn.pieces.missing(names) if self.leads else [])
+        missing = of_first(turn.missing(names) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
@@ -133,13 +132,13 @@ class Work:
             if "input_ids" in encoded.column_names:
                 scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
             facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-            turn.pieces.put(name, pa.table({**facts, **columns}))
+            turn.put(name, pa.table({**facts, **columns}))
         return True
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
         found = pieces.openings_of(self.job) if self.leads else None
-        if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
+        if found is not None and (not found[1] or turn.samples(found[0]) is not None):
             found = None
         return of_first(found)  # type: ignore[no-any-return]
 
@@ -169,7 +168,7 @@ class Work:
                 )
                 for (p, expected), text in zip(openings, texts, strict=True)
             ]  # fmt: skip
-            turn.pieces.put_samples(name, tuple(samples))
+            turn.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
         """What a user's task writes, in a thread, while all beat; StepError beyond a limit."""
@@ -182,13 +181,6 @@ class Work:
                 what = f"the task's own `generate` has not ended within {limit:g} s"
                 raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
         return done.result() if done is not None else []
-
-
-def free(device: torch.device) -> None:
-    """Give back what no name holds any more; shards and their hooks refer to each other."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 ROWS_AT_ONCE = 64
