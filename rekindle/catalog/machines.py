@@ -40,9 +40,8 @@ class Machine:
 @functools.cache
 def machines() -> Mapping[str, Machine]:
     """All machines by name; `this-cpu` is the one that this runs on, without its GPUs."""
-    families = rows(Path(__file__).with_suffix(".yaml"))
     found = {}
-    for family in families:
+    for family in rows(Path(__file__).with_suffix(".yaml")):
         for name, (gpus, vcpus, gib, _, gbit, _) in family["sizes"].items():
             found[name] = Machine(
                 name, family["cloud"], family.get("gpu"), gpus, vcpus,

@@ -113,9 +113,6 @@ def judge(reports: Mapping[int, Report]) -> Report:
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)
     cause = heartbeats.first_cause(report.cause for report in reports.values() if report.cause)
-    if cause is None:
-        what = "the ranks ended without saying that they are done"
-        cause = Cause("followed", 0, time.time(), what, fix="see the step's log")
     return Report("lost", cause, expired, asked)
 
 

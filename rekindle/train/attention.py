@@ -331,10 +331,8 @@ def _written_out(
     weights_BHTS = weights.view(-1, heads, *weights.shape[1:])
     # the operator costs as much as drawing for a short text
     keep = _keep if torch.compiler.is_compiling() else _kept
-    peers = call.peers
-    kept_BHTS = weights_BHTS * keep(
-        weights_BHTS.detach(), call.dropout, peers.tp_rank, peers.tp_size
-    )
+    how = call.dropout, call.peers.tp_rank, call.peers.tp_size
+    kept_BHTS = weights_BHTS * keep(weights_BHTS.detach(), *how)
     return kept_BHTS.flatten(0, 1) @ value_NSD
 
 

@@ -327,7 +327,6 @@ class Stepped:
     """The face of `Optimizer` before a stepper."""
 
     scale = None
-    loss_scale = 1.0
     replicas: dist.ProcessGroup | None = None  # each rank holds something else
 
     def __init__(self, parts: Parts, stepper: Zero) -> None:
