@@ -99,7 +99,6 @@ class Line:
             raise NotAuthenticError("a frame that holds no message") from error
 
     def close(self) -> None:
-        """Hang up."""
         self.socket.close()
 
 
@@ -159,7 +158,6 @@ class Coordinator(threading.Thread):
         self.selector.close()
 
     def end(self) -> None:
-        """Stop listening."""
         self.ended = True
         self.join()
 
@@ -291,7 +289,6 @@ class Member:
         self.heard: list[Message] = []
 
     def close(self) -> None:
-        """Leave."""
         self._hang_up()
         if self.entrance is not None:
             self.entrance.close()

@@ -138,8 +138,7 @@ class Trainer:
                 by_length=order.by_length, pack_length=order.pack_length,
             )  # fmt: skip
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
-        exact = torch.float64 if spec.precision == "fp64" else torch.float32
-        self.feed = Feed(self.mesh.device, exact)
+        self.feed = Feed(self.mesh.device, spec.precision)
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before = 0, 0.0
         self.best, self.owed = Best(), False

@@ -72,10 +72,11 @@ class Chosen:
 
 
 class Feed:
-    """Copies micro-batches to `device`, with floating-point inputs as `exact`."""
+    """Copies micro-batches to `device`; floating-point inputs are fp32, or fp64 if `precision` is."""
 
-    def __init__(self, device: torch.device, exact: torch.dtype) -> None:
-        self.device, self.exact = device, exact
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.device = device
+        self.exact = torch.float64 if precision == "fp64" else torch.float32
         self.stream: Any = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

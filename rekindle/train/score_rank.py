@@ -202,8 +202,7 @@ class Loaded:
     def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
         self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
         self.objective = objective_of(opened.task)
-        exact = torch.float64 if train.precision == "fp64" else torch.float32
-        self.feed = Feed(self.mesh.device, exact)
+        self.feed = Feed(self.mesh.device, train.precision)
         self.pipeline = None
         if self.mesh.layout.pp > 1:
             from rekindle.train.pipeline import Pipeline
