@@ -206,8 +206,7 @@ class TextClassification(EncoderTask):
         import pyarrow as pa
 
         ids = _encoder(assets)(batch.column("text").to_pylist())
-        offsets = np.zeros(len(ids) + 1, np.int32)
-        np.cumsum([len(row) for row in ids], out=offsets[1:])
+        offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
 

@@ -72,7 +72,7 @@ class Chosen:
 
 
 class Feed:
-    """Copies micro-batches to `device`; floating-point inputs are fp32, or fp64 if `precision` is."""
+    """Copies micro-batches to `device`; floating-point inputs are fp64 or fp32, by `precision`."""
 
     def __init__(self, device: torch.device, precision: str) -> None:
         self.device = device
