@@ -67,8 +67,7 @@ def machine(name: str) -> Machine:
 @dataclasses.dataclass(frozen=True)
 class Gpu:
     """A GPU by our `name`. `tflops` are dense peaks by precision (fp32, tf32, bf16, fp16, fp8),
-    those that are known. `asked_as` is the name that people ask for it by: `H100-NVL` is an H100.
-    """
+    those that are known. `asked_as` is what people ask for it by: `H100-NVL` is an H100."""
 
     name: str
     memory_bytes: int

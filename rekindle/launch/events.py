@@ -1,5 +1,4 @@
-"""Events that a process inside a step reports to its watcher, each one line on stdout: `::rekindle
-{json}`.
+"""Events that a step's process reports to its watcher, each a line on stdout: `::rekindle {json}`.
 
 They are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
 with `at`, when it was, in seconds since 1970. Standard library only: the code that emits runs in

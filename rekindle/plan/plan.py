@@ -41,8 +41,7 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 class Plan:
     """The chosen layout and machines. `hours` of training: least, expected, most (nine of ten lie
     within); None where the number of steps is not known. `others` are the next best, `rejected` why
-    not the rest, `weighed` how many candidates there were. `notes` say what is assumed or not
-    known."""
+    not the rest, `weighed` how many candidates. `notes` say what is assumed or not known."""
 
     name: str
     asked: Asked

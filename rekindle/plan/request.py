@@ -45,8 +45,7 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """What the config asks of the planner; RequestError for networks of images, the user's own
-    networks and scripts, and models whose config is out of reach (the hub is asked last, if at
-    all)."""
+    networks and scripts, and models whose config is out of reach (the hub is asked last)."""
     if spec.pipeline is not None:
         what = "the planner does not know what a pipeline of your own computes"
         fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"

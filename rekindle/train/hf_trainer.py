@@ -1,5 +1,4 @@
-"""One rank of a training by the Trainer of transformers: `torchrun -m rekindle.train.hf_trainer
-JOB.json`.
+"""A rank of a training by transformers' Trainer: `torchrun -m rekindle.train.hf_trainer JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as

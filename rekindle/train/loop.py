@@ -1,12 +1,10 @@
-"""The training loop: the same batches, dropout and weights however often it is interrupted, in any
-layout.
+"""The training loop: the same batches, dropout and weights in any layout, interrupted or not.
 
 One optimizer step: this rank's micro-batches forward and backward (through the pipeline's schedule,
 if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a request to
 stop, whether a save is written), then the update, or none if the gradient is not finite.
 
-A GPU never waits for the host: what a step agreed on is read once, while the next one is
-computed."""
+A GPU never waits for the host: what a step agreed on is read while the next one is computed."""
 
 import dataclasses
 import functools

@@ -208,8 +208,7 @@ class Documents:
     (sequence, start, stop) of the whole keys [B, S] these are, empty where queries and keys are the
     same tokens. `starts` and `key_starts` are int32 [N + 1], the sums of the lengths, on the
     device; `ruler` and `key_ruler` are as long as the longest run and range and hold nothing: a
-    compiler sees a length that varies. `groups` are those of texts; `grouped`: whether there are
-    any."""
+    compiler sees a length that varies. `groups`: of texts; `grouped`: whether there are any."""
 
     def __init__(
         self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],

@@ -4,8 +4,7 @@ step, the global gradient norm, loss scaling.
 An update sees plain local tensors that share memory with the parameters: fused kernels work, meshes
 mix freely, and only the names and the checkpoint know of the whole. The norm counts every element
 once, however it is sharded or repeated, so that clipping, the check for numbers that are not
-finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read from
-it."""
+finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read."""
 
 import contextlib
 import dataclasses

@@ -2,9 +2,8 @@
 training, and hand over what they scored on the examples that decide.
 
 Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and texts
-that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): a
-scoring goes on where it was interrupted, and no champion is scored twice. Nothing here imports
-torch."""
+that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): an
+interrupted scoring goes on, and no champion is scored twice. Nothing here imports torch."""
 
 import contextlib
 import hashlib

@@ -8,8 +8,7 @@ that the layout cannot hold (a champion of another architecture) is sharded over
 text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
 right. Micro-batch i belongs to data rank i mod `layout.data`.
 
-Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
-classes."""
+Shapes: N examples, T tokens."""
 
 import dataclasses
 import time
