@@ -62,8 +62,7 @@ class Speeds:
                     profile, spread=spread_of("same_job"), basis=basis,
                     factor=job.measured / option.step.seconds, guessed=True,
                 )  # fmt: skip
-            terms = {name: known.factor * seconds for name, seconds in option.step.terms.items()}
-            step = StepTime(terms)
+            step = StepTime({name: known.factor * s for name, s in option.step.terms.items()})
             found.append(dataclasses.replace(option, step=step, profile=known, met=met))
         return found
 

@@ -302,8 +302,7 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
     if spec.lr_schedule == "constant":
         return peak
     if spec.lr_schedule == "wsd":
-        decay_steps = int(spec.decay * steps)
-        left = min(1.0, (steps - step) / max(1, decay_steps))
+        left = min(1.0, (steps - step) / max(1, int(spec.decay * steps)))
     else:
         share = (step - warmup_steps) / max(1, steps - warmup_steps)
         cosine = spec.lr_schedule == "cosine"

@@ -161,6 +161,10 @@ class ScoreJob(Stored):
     def candidate(self) -> Turn:
         return self.turns[-1]
 
+    def model(self) -> ModelFolder:
+        """The candidate's."""
+        return open_model(Path(self.candidate.folder), self.code)
+
 
 def judged_rows(job: ScoreJob) -> np.ndarray:
     """bool [rows of the test split]: which decide; all pieces must be there."""
@@ -177,11 +181,7 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
 
 def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     """bool [rows]: texts of which no language model sees more than the other."""
-    if (
-        not pieces
-        or len(job.turns) < 2
-        or open_model(Path(job.candidate.folder), job.code).task.objective != "tokens"
-    ):
+    if not pieces or len(job.turns) < 2 or job.model().task.objective != "tokens":
         return True
     tables = [pa.concat_tables(turn.read(pieces, "cut", "full")) for turn in job.turns]
     cuts = [table.column("cut").to_pylist() for table in tables]
@@ -198,7 +198,7 @@ def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
     from rekindle.data.golden import examples_of
     from rekindle.data.validate import Findings
 
-    model = open_model(Path(job.candidate.folder), job.code)
+    model = job.model()
     if model.task.objective == "tokens":
         what, fix = "a language model has no classes to predict", "remove it; see evaluate.floor"
         raise RequestError(what, where="evaluate.must_pass", fix=fix)
@@ -251,7 +251,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     """The rows of the first piece that are fit among those that `keep_N` says decide; None if there
     are none. Of a language model the beginnings that it went on with, see `openings_of`."""
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
-    model = open_model(Path(job.candidate.folder), job.code)
+    model = job.model()
     tokens = 0
     rows: Iterator[SmokeRow]
     if model.task.objective == "tokens":

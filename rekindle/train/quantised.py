@@ -146,8 +146,7 @@ def convert(network: nn.Module, device: torch.device) -> None:
     emulated = device.type != "cuda"
     config = torchao.Float8LinearConfig(emulate=emulated, pad_inner_dim=True)
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-    found = [name.removesuffix(".weight") for name in modules.matrices(network)]
-    for name in sorted(found):
+    for name in sorted(each.removesuffix(".weight") for each in modules.matrices(network)):
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         if layer.in_features % _MULTIPLE == 0 == layer.out_features % _MULTIPLE:

@@ -21,7 +21,7 @@ from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, ow
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
-from rekindle.records import Contender, Objective, Sample, Scores
+from rekindle.records import Contender, Sample, Scores
 from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
@@ -48,7 +48,7 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
         if (
             rendezvous.nodes > 1
             or not _is_scored(job)
-            or (_objective(job) == "tokens" and _samples(job) is None)
+            or (job.model().task.objective == "tokens" and _samples(job) is None)
         ):
             _run(job, rendezvous)
         else:
@@ -108,7 +108,7 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     except StepError as failure:
         if not _is_scored(job):
             raise
-        writes = _objective(job) == "tokens"
+        writes = job.model().task.objective == "tokens"
         event = "no samples were written" if writes else "a rank failed after all rows were scored"
         emit("notice", text=f"{event}: {failure.problems[0].what}")
 
@@ -116,10 +116,6 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
 def _is_scored(job: ScoreJob) -> bool:
     count = piece_count(open_examples(Path(job.examples), TEST))
     return not any(turn.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
-
-
-def _objective(job: ScoreJob) -> Objective:
-    return open_model(Path(job.candidate.folder), job.code).task.objective
 
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
@@ -176,7 +172,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
     samples = (_samples(job) or ()) if cuts else ()
-    ours = open_model(Path(job.candidate.folder), job.code)
+    ours = job.model()
     shape = ours.settings.get("image_shape")
     record = Scores(
         objective=ours.task.objective, candidate=contenders["candidate"],

@@ -149,16 +149,12 @@ class Work:
         opened, task = loaded.opened, loaded.opened.task
         assert isinstance(task, TokenTask)
         prompts = [turns for turns, _ in openings]
-
-        def write(network: Any) -> list[str]:
-            return task.generate(
-                network, prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
-            )
-
+        given = prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
         if opened.own_task:
-            texts = self._waited_for(lambda: write(opened.network()))
+            texts = self._waited_for(lambda: task.generate(opened.network(), *given))
         else:
-            texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
+            writer: Any = Writer(loaded, lambda: self.beat(self.count, "score"))
+            texts = task.generate(writer, *given)
         if self.leads:
             samples = [
                 Sample(  # a dialogue may begin with its answer
