@@ -2,8 +2,7 @@
 (`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
-learnt from the training split. Batches are padded to their longest text only. Shapes: B texts, T
-tokens, C tags.
+learnt from the training split. Batches are padded to their longest text. Shapes: B texts, T tokens.
 
 Words have one tag each (named entities, parts of speech), predicted at the word's first token. The
 tokenizer cuts each word of a list as it would within a text. A word behind `data.max_length` tokens

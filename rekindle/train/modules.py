@@ -1,5 +1,4 @@
-"""The modules of a network by what they are for: its body, its blocks, its tables, what a pipeline
-stage leaves out.
+"""The modules of a network by purpose: body, blocks, tables, what a pipeline stage leaves out.
 
 transformers' own forward runs in every layout: a stage is the whole network with the blocks of
 others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
