@@ -150,7 +150,8 @@ class Coordinator(threading.Thread):
             late = time.monotonic() - tunnel.PROOF_SECONDS
             for line in [line for line in self.unproven if line.since < late]:
                 self._gone(line)
-        for line in (*self.unproven, *self.strangers, *self.joined.values(), *self.at_work.values()):
+        others = (*self.strangers, *self.joined.values(), *self.at_work.values())
+        for line in (*self.unproven, *others):
             line.close()
         self._open(None)
         self.server.close()

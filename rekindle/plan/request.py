@@ -72,8 +72,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         taught = shape_of(config, classes)
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
-        taught,
-        Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
+        taught, Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
     )  # fmt: skip
 
 

@@ -119,8 +119,7 @@ class Task(abc.ABC):
             column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
         else:
             column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
-        batch = pa.record_batch({self.modality: column})
-        return pa.table(self.encode(batch, settings, assets))
+        return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
 
 
 class TokenTask(Task):

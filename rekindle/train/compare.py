@@ -215,8 +215,7 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     """Texts of random tokens; images are taken as they come, because a network knows their size."""
     manifest = shards.manifest
     if config is None:
-        picked = np.arange(count) % shards.rows(TRAIN)
-        table = shards.take(TRAIN, picked)
+        table = shards.take(TRAIN, np.arange(count) % shards.rows(TRAIN))
         return Shards.of_tables(shards.folder, manifest, {TRAIN: table})
     random = np.random.default_rng(0)
     unit = 2 * layout.tp * (2 * layout.cp if layout.cp > 1 else 1)

@@ -140,8 +140,7 @@ def _network(job: Job, task: Task, shards: Shards) -> torch.nn.Module:
     """With the weights that the training starts from."""
     manifest = shards.manifest
     if job.init:
-        model = modelfolder.check_start(Path(job.init), shards, code=job.code)
-        return model.network().train()
+        return modelfolder.check_start(Path(job.init), shards, code=job.code).network().train()
     built: Any = task.build(job.model, manifest.labels, manifest.settings, shards.assets)
     folder = task.weights(job.model)
     if folder is None:

@@ -102,8 +102,7 @@ class Feed:
 
     def _copied(self, micro: Micro) -> tuple[Micro, Any]:
         with torch.cuda.stream(self.stream):
-            moved = self._moved(micro)
-            return moved, self.stream.record_event()
+            return self._moved(micro), self.stream.record_event()
 
     def _moved(self, micro: Micro) -> Micro:
         def move(tensor: torch.Tensor) -> torch.Tensor:

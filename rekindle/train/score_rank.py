@@ -125,8 +125,7 @@ class Work:
         if sums is None:
             return False
         if self.leads:
-            settings = loaded.opened.settings
-            columns = loaded.objective.columns(encoded, sums.numpy(), settings)
+            columns = loaded.objective.columns(encoded, sums.numpy(), loaded.opened.settings)
             scored_N = np.ones(len(rows), bool)
             if "input_ids" in encoded.column_names:
                 scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
@@ -358,8 +357,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         source = Source(network, recorder, 0, folder)
     else:
         network = opened.network()
-    layout = resolve(train, dist.get_world_size(), modules.shape_of(network))
-    mesh = Mesh.of(layout, device)
+    mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)
     origins = modules.unfused(network)
     prepared(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, scores=True)

@@ -197,8 +197,7 @@ class Codes:
         blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         largest = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
         scales.copy_(largest.masked_fill(largest < self.TINY, 0.0))
-        divisors = scales.to(self.kind).masked_fill(scales == 0, math.inf)
-        blocks.div_(divisors.unsqueeze(-1))
+        blocks.div_(scales.to(self.kind).masked_fill(scales == 0, math.inf).unsqueeze(-1))
         codes.copy_(torch.bucketize(numbers, self.middles, out_int32=True))
 
 

@@ -261,5 +261,4 @@ def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints,
 
 
 def _lengths(table: pa.Table, column: str) -> Ints:
-    lengths = table.column(column).combine_chunks().value_lengths()
-    return np.asarray(lengths, np.int64)
+    return np.asarray(table.column(column).combine_chunks().value_lengths(), np.int64)
