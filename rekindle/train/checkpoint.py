@@ -52,7 +52,7 @@ def newest(
     root: str | Path, run_key: str, rank: int = 0, world: int = 1, step: int | None = None
 ) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
-    are reported. Raises CheckpointError for one of another run key or schema."""
+    are reported. Raises CheckpointError for one of another run key or schema. See also `agreed`."""
     storage = storage_of(root)
     found = manifest.offers(storage, run_key) if rank == 0 else iter(())
     if step is not None:

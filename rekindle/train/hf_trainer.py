@@ -179,7 +179,7 @@ def _collated(
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
+    """Heartbeats, the curve, saves, and the answer to a request to stop."""
 
     def __init__(
         self, job: Job, trainer: Any, saves: "Saves", history: History, stop: StopFlag,
