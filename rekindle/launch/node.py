@@ -1,7 +1,8 @@
 """What a node of a platform's job does around shim.py: packages before it, the task for it, the
 result after it.
 
-Standard library only: it runs in any image with Python, from what the platform's bundle brings."""
+Standard library only: it runs in any image that has Python, from what the platform's bundle brings.
+"""
 
 import json
 import subprocess
