@@ -40,9 +40,8 @@ class Machine:
 @functools.cache
 def machines() -> Mapping[str, Machine]:
     """All machines by name; `this-cpu` is the one that this runs on, without its GPUs."""
-    families = rows(Path(__file__).with_suffix(".yaml"))
     found = {}
-    for family in families:
+    for family in rows(Path(__file__).with_suffix(".yaml")):
         for name, (gpus, vcpus, gib, _, gbit, _) in family["sizes"].items():
             found[name] = Machine(
                 name, family["cloud"], family.get("gpu"), gpus, vcpus,
@@ -68,8 +67,7 @@ def machine(name: str) -> Machine:
 @dataclasses.dataclass(frozen=True)
 class Gpu:
     """A GPU by our `name`. `tflops` are dense peaks by precision (fp32, tf32, bf16, fp16, fp8),
-    those that are known. `asked_as` is the name that people ask for it by: `H100-NVL` is an H100.
-    """
+    those that are known. `asked_as` is what people ask for it by: `H100-NVL` is an H100."""
 
     name: str
     memory_bytes: int

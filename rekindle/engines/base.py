@@ -39,8 +39,7 @@ class Engine(Protocol):
     value the same training goes on."""
 
     program: str
-    """The module that torchrun starts on each rank, as `python -m MODULE JOB.json`; "" for a
-    stepper."""
+    """The module that torchrun starts on a rank: `python -m MODULE JOB.json`; "" for a stepper."""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
         """What the config asks for and the engine does not do, or says twice."""

@@ -351,9 +351,8 @@ class Zero:
         import deepspeed
         import torch.distributed as dist
 
-        places = [getattr(self.module, f"zero_offload_{part}")() for part in _MOVED]
-        pairs = zip(_MOVED, places, strict=True)
-        offload = [part for part, place in pairs if place and place.device == "cpu"]
+        places = {part: getattr(self.module, f"zero_offload_{part}")() for part in _MOVED}
+        offload = [part for part, place in places.items() if place and place.device == "cpu"]
         return {
             "deepspeed": deepspeed.__version__, "ZeRO stage": str(self.stage),
             "optimizer": type(self.inner).__name__, "backend": dist.get_backend(),

@@ -24,7 +24,6 @@ from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
 def main() -> None:
-    """Run torchrun in this process."""
     lifeline, report, module, *words = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
     ranks = _fork_server(module, int(lifeline)) if module and not has_gpu() else None
@@ -83,8 +82,7 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
         # torchrun handles them, so that a rank it executes does not ignore them, as we may (nohup)
         default = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(request["env"])
+    fork_server.set_environment(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]
     leave(fork_server.exit_status(sys.modules[module].main))
 

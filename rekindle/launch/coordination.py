@@ -99,7 +99,6 @@ class Line:
             raise NotAuthenticError("a frame that holds no message") from error
 
     def close(self) -> None:
-        """Hang up."""
         self.socket.close()
 
 
@@ -113,9 +112,6 @@ def judge(reports: Mapping[int, Report]) -> Report:
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)
     cause = heartbeats.first_cause(report.cause for report in reports.values() if report.cause)
-    if cause is None:
-        what = "the ranks ended without saying that they are done"
-        cause = Cause("followed", 0, time.time(), what, fix="see the step's log")
     return Report("lost", cause, expired, asked)
 
 
@@ -162,7 +158,6 @@ class Coordinator(threading.Thread):
         self.selector.close()
 
     def end(self) -> None:
-        """Stop listening."""
         self.ended = True
         self.join()
 
@@ -294,7 +289,6 @@ class Member:
         self.heard: list[Message] = []
 
     def close(self) -> None:
-        """Leave."""
         self._hang_up()
         if self.entrance is not None:
             self.entrance.close()

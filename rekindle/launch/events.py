@@ -1,9 +1,7 @@
-"""Events that a process inside a step reports to its watcher, each one line on stdout: `::rekindle
-{json}`.
+"""Events that a step's process reports to its watcher, each a line on stdout: `::rekindle {json}`.
 
 They are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
-with `at`, when it was, in seconds since 1970. Standard library only: the code that emits runs in
-any container.
+with `at`, when it was, in seconds since 1970. Standard library only: it runs in any container.
 
 And the reason of a failure, read back out of a log: the last exception's type and whole message,
 without its traceback, torchrun's prefixes (`[rank0]:`) and the error that it raises itself because

@@ -57,7 +57,6 @@ class Fault:
         return Path(self.folder) / "fault-happened"
 
     def happen(self) -> None:
-        """Do it, now."""
         self.mark.touch(exist_ok=False)
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -108,7 +108,6 @@ class Forked:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -256,7 +255,7 @@ def main() -> None:
     if can_fork():
         request = serve(socket.socket(fileno=int(link)))
         if request is not None:  # be the shim of a task
-            _environ(request["env"])
+            set_environment(request["env"])
             sys.exit(shim.main(["shim", request["task"]], _executor(env)))
 
 
@@ -277,7 +276,7 @@ def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
 
 def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
     """What `python -m kfp.dsl.executor_main` does, without its imports."""
-    _environ(env)
+    set_environment(env)
     os.chdir(cwd)
     module = sys.modules[EXECUTOR]
     sys.path.append(cwd)  # last, so that modules of the user's hide nothing
@@ -287,7 +286,7 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn
     leave(exit_status(module.executor_main))
 
 
-def _environ(env: Mapping[str, str]) -> None:
+def set_environment(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
 

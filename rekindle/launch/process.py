@@ -102,8 +102,7 @@ def can_bind(nodes: Path = Path("/sys/devices/system/node")) -> bool:
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:
     """Kill every process with `REKINDLE_GANG=mark` in its environment, whatever its parent, until
-    none is left (Linux only). One that the kernel cannot end, waiting for a device, is given up
-    after 5 s."""
+    none is left (Linux only). One that the kernel cannot end is given up after 5 s."""
     deadline, entry = time.monotonic() + _SWEEP_SECONDS, f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
         found = []

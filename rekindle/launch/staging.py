@@ -123,8 +123,7 @@ def remove(uri: str) -> None:
 def read_text(uri: str) -> str:
     """A small file; FileNotFoundError if there is none."""
     system, path = _opened(uri)
-    content: bytes = system.cat_file(path)
-    return content.decode()
+    return bytes(system.cat_file(path)).decode()
 
 
 def _opened(uri: str) -> tuple[Any, str]:

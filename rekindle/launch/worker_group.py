@@ -139,8 +139,7 @@ class _Attempt:
         self.hung: list[Cause] = []
         self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
-        bound = group.gpus and can_bind()
-        started = argv(group.script, group.place, start, bound)
+        started = argv(group.script, group.place, start, group.gpus and can_bind())
         words = [sys.executable, "-P", "-m"]
         if group.train.launcher == "mpirun":
             words += ["rekindle.launch.mpi", str(reading), str(self.exits)]

@@ -47,18 +47,14 @@ class Speeds:
         if not options or not self.measured:
             return list(options)
         took = {one.job: one for one in self.measured}
-        jobs = [took.get(job_of(option.work, option.cluster)) for option in options]
+        pairs = [(o, took.get(job_of(o.work, o.cluster))) for o in options]
         work = options[0].work
         profile = self.profile(options[0].cluster.gpu.name, work.compile, work.engine)
-        factors = [
-            job.measured / option.step.seconds
-            for job, option in zip(jobs, options, strict=True) if job
-        ]  # fmt: skip
-        if factors:
-            profile = dataclasses.replace(profile, factor=factors[0])
-        met = next((job.sequence for job in jobs if job), 0)
+        met_at = [(job.measured / o.step.seconds, job.sequence) for o, job in pairs if job]
+        factor, met = met_at[0] if met_at else (profile.factor, 0)
+        profile = dataclasses.replace(profile, factor=factor)
         found = []
-        for option, job in zip(options, jobs, strict=True):
+        for option, job in pairs:
             known = profile
             if job:
                 basis = f"measured in {job.run_id}, the same work on such machines"
@@ -66,8 +62,7 @@ class Speeds:
                     profile, spread=spread_of("same_job"), basis=basis,
                     factor=job.measured / option.step.seconds, guessed=True,
                 )  # fmt: skip
-            terms = {name: known.factor * seconds for name, seconds in option.step.terms.items()}
-            step = StepTime(terms)
+            step = StepTime({name: known.factor * s for name, s in option.step.terms.items()})
             found.append(dataclasses.replace(option, step=step, profile=known, met=met))
         return found
 

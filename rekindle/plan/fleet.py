@@ -138,8 +138,7 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     if resources.machine == AUTO:
         yield from known
         return
-    fewest = min((machine(name).gpus for name in known), default=0)
-    yield from [name for name in known if machine(name).gpus == fewest][:1]
+    yield from sorted(known, key=lambda name: machine(name).gpus)[:1]
 
 
 def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:

@@ -41,8 +41,7 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 class Plan:
     """The chosen layout and machines. `hours` of training: least, expected, most (nine of ten lie
     within); None where the number of steps is not known. `others` are the next best, `rejected` why
-    not the rest, `weighed` how many candidates there were. `notes` say what is assumed or not
-    known."""
+    not the rest, `weighed` how many candidates. `notes` say what is assumed or not known."""
 
     name: str
     asked: Asked
@@ -140,11 +139,9 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option
-    saved = option.work.weights_bytes * option.work.shape.parameters
-    saved += updates.moments_bytes(
-        option.work, option.work.shape.parameters, option.work.shape.layers,
-        option.work.weights_bytes,
-    )  # fmt: skip
+    work, shape = option.work, option.work.shape
+    saved = work.weights_bytes * shape.parameters
+    saved += updates.moments_bytes(work, shape.parameters, shape.layers, work.weights_bytes)
     ranks = option.cluster.gpus
     stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
     return risk.Work(

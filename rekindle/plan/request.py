@@ -45,8 +45,7 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """What the config asks of the planner; RequestError for networks of images, the user's own
-    networks and scripts, and models whose config is out of reach (the hub is asked last, if at
-    all)."""
+    networks and scripts, and models whose config is out of reach (the hub is asked last)."""
     if spec.pipeline is not None:
         what = "the planner does not know what a pipeline of your own computes"
         fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
@@ -73,8 +72,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         taught = shape_of(config, classes)
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
-        taught,
-        Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
+        taught, Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
     )  # fmt: skip
 
 

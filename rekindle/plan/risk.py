@@ -182,8 +182,7 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 def interval(work: Work, per_hour: float) -> int:
     """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly near it,
     whichever is expected to take less. Never shorter than a save takes to be committed, nor longer
-    than an hour, or the time in which saves take 1 %: other things than reclaims end a training,
-    too."""
+    than an hour, or the time in which saves take 1 %: other things than reclaims end a training."""
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))

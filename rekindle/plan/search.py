@@ -214,8 +214,7 @@ def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
     train, total = asked.train, asked.train.global_batch_size
     each = total // layout.data
-    most = min(each, LARGEST_MICRO_BATCH)
-    sizes = [n for n in range(1, most + 1) if each % n == 0]
+    sizes = [n for n in range(1, min(each, LARGEST_MICRO_BATCH) + 1) if each % n == 0]
     if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
         sizes = [train.micro_batch_size]
     for checkpointing, proven in _ways(asked, layout):

@@ -6,14 +6,15 @@ builds each architecture on the meta device. FLOPs, shares of tensor parallel ra
 derived from the same matrices."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rekindle.errors import RequestError, did_you_mean
-from rekindle.families import FAMILIES, Config, Family, config_of
+from rekindle.families import FAMILIES, Family, config_of
 from rekindle.families.family import Gelu, Norm
 
 Divided = Literal["column", "row", ""]
+Get = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,81 +92,75 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
     (of an encoder its body). Raises RequestError for an unknown one. `shape_of({"model_type":
     "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
-    if known.family is None:
+    family, get = known.family, known.get
+    if family is None:
         what = f"the planner does not know the architecture `{kind}`"
         fix = did_you_mean(kind, FAMILIES) or f"it knows {', '.join(FAMILIES)}"
         raise RequestError(what, where="model.source", fix=fix)
-    return _Reader(known.family, known).shape(kind, classes)
+    d_model, heads = int(get("hidden_size")), int(get("num_attention_heads"))
+    kv_heads = int(get("num_key_value_heads", heads))
+    head_dim = int(get("head_dim", d_model // heads))
+    ffn = int(get("intermediate_size") or 4 * d_model)
+    vocab = int(get("vocab_size"))
+    norm = d_model * (1 if family.norm == "rms" else 2)
+    table = vocab * d_model
+    if family.patches:
+        patch = int(get("patch_size"))
+        table = d_model * (int(get("num_channels")) * patch * patch + 1)
+    head, extra = _head(family, get, d_model, classes)
+    pooler = d_model * (d_model + 1) if family.pooler else 0
+    return ModelShape(
+        model_type=kind, layers=int(get("num_hidden_layers")), d_model=d_model,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, gated=family.gated,
+        vocab=vocab, causal=family.causal, norm=family.norm,
+        matrices=_matrices(family, get, d_model, heads * head_dim, kv_heads * head_dim, ffn),
+        block_norms=family.norms * norm + (2 * head_dim if family.head_norms else 0),
+        table=table, before=_before(family, get, d_model, norm),
+        after=(norm if family.last_norm else 0) + pooler + extra, head=head,
+        dropout=float(get("hidden_dropout_prob", 0.0)),
+        attention_dropout=float(
+            get("attention_probs_dropout_prob", 0.0) or get("attention_dropout", 0.0)
+        ),
+        head_norms=family.head_norms, dropouts=family.dropouts, gelu=family.gelu,
+    )  # fmt: skip
 
 
-class _Reader:
-    def __init__(self, family: Family, config: Config) -> None:
-        self.family, self.get = family, config.get
+def _matrices(
+    family: Family, get: Get, d_model: int, query: int, kv: int, ffn: int
+) -> tuple[Matrix, ...]:
+    qkv_bias, out_bias = family.qkv_bias, family.out_bias
+    if not family.biases_fixed:
+        qkv_bias = bool(get("attention_bias", get("qkv_bias", qkv_bias)))
+        out_bias = bool(get("attention_bias", out_bias))
+    ffn_bias = bool(get("mlp_bias", family.ffn_bias))
+    up = ("gate", "up") if family.gated else ("up",)
+    return (
+        Matrix("q", d_model, query, qkv_bias, "column"),
+        Matrix("k", d_model, kv, qkv_bias, "column"),
+        Matrix("v", d_model, kv, qkv_bias, "column"),
+        Matrix("o", query, d_model, out_bias, "row"),
+        *(Matrix(name, d_model, ffn, ffn_bias, "column") for name in up),
+        Matrix("down", ffn, d_model, ffn_bias, "row"),
+    )
 
-    def shape(self, kind: str, classes: int | None) -> ModelShape:
-        family, d_model = self.family, int(self.get("hidden_size"))
-        heads = int(self.get("num_attention_heads"))
-        kv_heads = int(self.get("num_key_value_heads", heads))
-        head_dim = int(self.get("head_dim", d_model // heads))
-        ffn = int(self.get("intermediate_size") or 4 * d_model)
-        vocab = int(self.get("vocab_size"))
-        matrices = self._matrices(d_model, heads * head_dim, kv_heads * head_dim, ffn)
-        norm = d_model * (1 if family.norm == "rms" else 2)
-        table = vocab * d_model
-        if family.patches:
-            patch = int(self.get("patch_size"))
-            table = d_model * (int(self.get("num_channels")) * patch * patch + 1)
-        head, extra = self._head(d_model, vocab, classes)
-        pooler = d_model * (d_model + 1) if family.pooler else 0
-        return ModelShape(
-            model_type=kind, layers=int(self.get("num_hidden_layers")), d_model=d_model,
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, gated=family.gated,
-            vocab=vocab, causal=family.causal, norm=family.norm, matrices=matrices,
-            block_norms=family.norms * norm + (2 * head_dim if family.head_norms else 0),
-            table=table, before=self._before(d_model, norm),
-            after=(norm if family.last_norm else 0) + pooler + extra, head=head,
-            dropout=float(self.get("hidden_dropout_prob", 0.0)),
-            attention_dropout=float(
-                self.get("attention_probs_dropout_prob", 0.0) or self.get("attention_dropout", 0.0)
-            ),
-            head_norms=family.head_norms, dropouts=family.dropouts, gelu=family.gelu,
-        )  # fmt: skip
 
-    def _matrices(self, d_model: int, query: int, kv: int, ffn: int) -> tuple[Matrix, ...]:
-        family = self.family
-        qkv_bias, out_bias = family.qkv_bias, family.out_bias
-        if not family.biases_fixed:
-            qkv_bias = bool(self.get("attention_bias", self.get("qkv_bias", qkv_bias)))
-            out_bias = bool(self.get("attention_bias", out_bias))
-        ffn_bias = bool(self.get("mlp_bias", family.ffn_bias))
-        up = ("gate", "up") if family.gated else ("up",)
-        return (
-            Matrix("q", d_model, query, qkv_bias, "column"),
-            Matrix("k", d_model, kv, qkv_bias, "column"),
-            Matrix("v", d_model, kv, qkv_bias, "column"),
-            Matrix("o", query, d_model, out_bias, "row"),
-            *(Matrix(name, d_model, ffn, ffn_bias, "column") for name in up),
-            Matrix("down", ffn, d_model, ffn_bias, "row"),
-        )
+def _before(family: Family, get: Get, d_model: int, norm: int) -> int:
+    if family.patches:  # the class token and a position each
+        side = int(get("image_size")) // int(get("patch_size"))
+        return d_model * (side * side + 2)
+    rows = 0
+    if family.spare_positions is not None:
+        rows += int(get("max_position_embeddings")) + family.spare_positions
+    if family.token_types:
+        rows += int(get("type_vocab_size"))
+    return rows * d_model + (norm if family.first_norm else 0)
 
-    def _before(self, d_model: int, norm: int) -> int:
-        family = self.family
-        if family.patches:  # the class token and a position each
-            side = int(self.get("image_size")) // int(self.get("patch_size"))
-            return d_model * (side * side + 2)
-        rows = 0
-        if family.spare_positions is not None:
-            rows += int(self.get("max_position_embeddings")) + family.spare_positions
-        if family.token_types:
-            rows += int(self.get("type_vocab_size"))
-        return rows * d_model + (norm if family.first_norm else 0)
 
-    def _head(self, d_model: int, vocab: int, classes: int | None) -> tuple[Matrix | None, int]:
-        """The last matrix, and the elements of what only a classifier has before it."""
-        family = self.family
-        if classes is not None:
-            between = d_model * (d_model + 1) if family.pre_classifier else 0
-            return Matrix("classifier", d_model, classes, family.score_bias), between
-        if not family.causal or bool(self.get("tie_word_embeddings", False)):
-            return None, 0
-        return Matrix("head", d_model, vocab), 0
+def _head(family: Family, get: Get, d_model: int, classes: int | None) -> tuple[Matrix | None, int]:
+    """The last matrix, and the elements of what only a classifier has before it."""
+    if classes is not None:
+        between = d_model * (d_model + 1) if family.pre_classifier else 0
+        return Matrix("classifier", d_model, classes, family.score_bias), between
+    if not family.causal or bool(get("tie_word_embeddings", False)):
+        return None, 0
+    return Matrix("head", d_model, int(get("vocab_size"))), 0

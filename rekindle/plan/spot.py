@@ -7,7 +7,7 @@ cluster while it waits for one machine, give that as part of `restart_seconds`."
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 from rekindle.formats import duration
 from rekindle.plan import risk
@@ -78,13 +78,12 @@ def weigh(
     work: Work, hazard: Hazard, nodes: int, offer: Offer, needs: Needs, every: int | None = None
 ) -> Spot:
     """Everything about spot machines for one training on `nodes` nodes, in tens of milliseconds."""
-    rates = {reclaims: hazard.per_hour(nodes, reclaims) for reclaims in get_args(Reclaims)}
-    chosen = every or best_interval(work, rates["independent"], offer, needs)
+    chosen = every or best_interval(work, hazard.per_hour(nodes, "independent"), offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
 
     def at(reclaims: Reclaims) -> Outlook:
-        found = outlook(work, chosen, rates[reclaims], offer, needs)
+        found = outlook(work, chosen, hazard.per_hour(nodes, reclaims), offer, needs)
         reasons = tuple(_reasons(found, work, on_demand_usd, needs))
         return dataclasses.replace(found, reasons=reasons)
 

@@ -39,8 +39,7 @@ def load_task(name: str) -> Task:
     if not (isinstance(task_class, type) and issubclass(task_class, Task)):
         what = f"`{attribute}` in {target or name} is not a task"
         raise RequestError(what, fix="name a subclass of rekindle.tasks.Task, as path.py:Class")
-    task: Task = task_class()
-    return task
+    return task_class()
 
 
 __all__ = ["TASKS", "Task", "TokenTask", "load_task"]

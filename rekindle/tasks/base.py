@@ -64,9 +64,8 @@ class Task(abc.ABC):
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         """What must be learned or fetched before encoding, such as a tokenizer, into the folder
         `assets`; `train()` starts a new pass over the training split, or evenly over at most a
-        million of its rows. Returns JSON settings that
-        `encode`, `build` and the manifest carry. They and the files must be the same for the same
-        input."""
+        million of its rows. Returns JSON settings that `encode`, `build` and the manifest carry.
+        They and the files must be the same for the same input."""
         return {}
 
     @abc.abstractmethod
@@ -120,8 +119,7 @@ class Task(abc.ABC):
             column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
         else:
             column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
-        batch = pa.record_batch({self.modality: column})
-        return pa.table(self.encode(batch, settings, assets))
+        return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
 
 
 class TokenTask(Task):
@@ -129,8 +127,7 @@ class TokenTask(Task):
     is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary, N examples.
 
     `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the token is to
-    be predicted; never the first) and `target_bytes` (int32: of the text that supervised tokens
-    cover)."""
+    be predicted; never the first) and `target_bytes` (int32: of the text that these cover)."""
 
     objective: ClassVar[Objective] = "tokens"
 

@@ -190,8 +190,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return ids[:-1] if ids[-1:] == [end] and not chat else ids
 
     def decoded(self, ids: list[int], assets: Path) -> str:
-        text: str = _tokenizer(assets).decode(ids)
-        return text
+        return str(_tokenizer(assets).decode(ids))
 
 
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
@@ -279,8 +278,7 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     tokenizer.chat_template = source
     pretrained.save_fetched(tokenizer, assets)
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
-    pad = tokenizer.pad_token_id
-    end = tokenizer.eos_token_id
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
         "vocab_size": len(tokenizer), "pad_token_id": end if pad is None else pad,
         "eos_token_id": end, "special_tokens": special,

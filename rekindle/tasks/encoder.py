@@ -2,8 +2,7 @@
 (`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
-learnt from the training split. Batches are padded to their longest text only. Shapes: B texts, T
-tokens, C tags.
+learnt from the training split. Batches are padded to their longest text. Shapes: B texts, T tokens.
 
 Words have one tag each (named entities, parts of speech), predicted at the word's first token. The
 tokenizer cuts each word of a list as it would within a text. A word behind `data.max_length` tokens
@@ -206,8 +205,7 @@ class TextClassification(EncoderTask):
         import pyarrow as pa
 
         ids = _encoder(assets)(batch.column("text").to_pylist())
-        offsets = np.zeros(len(ids) + 1, np.int32)
-        np.cumsum([len(row) for row in ids], out=offsets[1:])
+        offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
 

@@ -188,10 +188,17 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
     """The network for `architecture`, `shape` and `classes`: [B, D, H, W] to scores, [B, C]."""
     import torch
     from torch import nn
+    from transformers import ResNetConfig, ResNetForImageClassification
 
     height, width, depth = architecture["shape"]
     check_size(height, width)
-    body = _body(architecture["architecture"], depth, architecture["classes"])
+    shape, classes = _SHAPES[architecture["architecture"]], architecture["classes"]
+    hidden = _HIDDEN[shape["layer_type"]]
+    config = ResNetConfig(num_channels=depth, hidden_sizes=hidden, num_labels=classes, **shape)
+    body: nn.Module = ResNetForImageClassification(config)
+    for path, module in list(body.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            body.set_submodule(path, nn.GroupNorm(_GROUPS, module.num_features))
 
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -203,20 +210,3 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
             return out.logits  # type: ignore[no-any-return]
 
     return Residual()
-
-
-def _body(name: str, depth: int, classes: int) -> torch.nn.Module:
-    from torch import nn
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    hidden = _HIDDEN[_SHAPES[name]["layer_type"]]
-    config = ResNetConfig(
-        num_channels=depth, hidden_sizes=hidden, num_labels=classes, **_SHAPES[name]
-    )
-    network: nn.Module = ResNetForImageClassification(config)
-    for path, module in list(network.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            parent, _, child = path.rpartition(".")
-            norm = nn.GroupNorm(_GROUPS, module.num_features)
-            setattr(network.get_submodule(parent), child, norm)
-    return network

@@ -177,5 +177,4 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any)
 def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))
-    return found
+    return tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))

@@ -154,8 +154,7 @@ def _in_ranges(x_BGTD: Tensor, documents: Documents, peers: Peers) -> Tensor:
     # rank r holds chunks r and count - 1 - r
     places = [2 * c if c < peers.cp_size else 2 * (count - 1 - c) + 1 for c in range(count)]
     whole_BSGD = torch.cat([chunks[place] for place in places], 2).transpose(1, 2)
-    ranges = [whole_BSGD[row, start:stop] for row, start, stop in documents.ranges]
-    return torch.cat(ranges)
+    return torch.cat([whole_BSGD[row, start:stop] for row, start, stop in documents.ranges])
 
 
 # not compiled, because the number of documents differs from batch to batch
@@ -314,8 +313,7 @@ def _with_dropout(
         bias = bias.expand(rows, heads, length, -1).flatten(0, 1)
     # three dimensions, because with four each product would copy what it is given
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    out = _written_out(query, key, value, bias, heads, call)
-    return out.view(rows, heads, length, size)
+    return _written_out(query, key, value, bias, heads, call).view(rows, heads, length, size)
 
 
 def _written_out(
@@ -331,10 +329,8 @@ def _written_out(
     weights_BHTS = weights.view(-1, heads, *weights.shape[1:])
     # the operator costs as much as drawing for a short text
     keep = _keep if torch.compiler.is_compiling() else _kept
-    peers = call.peers
-    kept_BHTS = weights_BHTS * keep(
-        weights_BHTS.detach(), call.dropout, peers.tp_rank, peers.tp_size
-    )
+    how = call.dropout, call.peers.tp_rank, call.peers.tp_size
+    kept_BHTS = weights_BHTS * keep(weights_BHTS.detach(), *how)
     return kept_BHTS.flatten(0, 1) @ value_NSD
 
 

@@ -30,8 +30,7 @@ SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for
 @dataclasses.dataclass(frozen=True)
 class Work:
     """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them. Of
-    the whole batch: `examples`, `targets`, `tokens`, and `squares`, the sum of documents' squared
-    lengths."""
+    the batch: `examples`, `targets`, `tokens`; `squares`: the sum of documents' squared lengths."""
 
     micro: tuple[Micro, ...]
     rows: tuple[int, ...]

@@ -48,15 +48,43 @@ _PATIENCE = dt.timedelta(hours=12)
 _MARGIN = 1.5  # a save in the grace period may take so much longer than those before
 
 
-def newest(root: str | Path, run_key: str) -> Checkpoint | None:
+def newest(
+    root: str | Path, run_key: str, rank: int = 0, world: int = 1, step: int | None = None
+) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
-    are reported. Raises CheckpointError for one of another run key or schema."""
-    return _choose(root, run_key)
+    are reported. Raises CheckpointError for one of another run key or schema. See also `agreed`."""
+    storage = storage_of(root)
+    found = manifest.offers(storage, run_key) if rank == 0 else iter(())
+    if step is not None:
+        found = (offer for offer in found if offer[0].step == step)
+    skipped = 0
+    while True:
+        offer = _or_error(lambda: next(found, None))
+        offer = of_first(offer) if world > 1 else offer
+        if isinstance(offer, CheckpointError):
+            raise offer
+        if offer is None:
+            if skipped and rank == 0:
+                _say(f"no usable checkpoint is left in {root}; training starts over")
+            return None
+        checkpoint: Checkpoint = offer[0]
+        problem: str | CheckpointError = offer[1]
+        if not problem:
+            share = sorted(checkpoint.files, key=lambda f: f.bytes)[rank::world]
+            mine = _or_error(functools.partial(broken, checkpoint, share))
+            problem = next(filter(None, of_all(mine) if world > 1 else [mine]), "")
+        if isinstance(problem, CheckpointError):
+            raise problem
+        if not problem:
+            return checkpoint
+        skipped += 1
+        if rank == 0:
+            _say(f"checkpoint {checkpoint.name} is broken ({problem}); the one before is taken")
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
     """`newest` of all ranks, which share the reading and all call it; with `step`, of that step."""
-    return _choose(root, run_key, dist.get_rank(), dist.get_world_size(), step)
+    return newest(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
 def load(
@@ -237,38 +265,6 @@ class Checkpointer:
     def _drop(self, folder: str) -> None:
         self.known.pop(folder, None)
         self.storage.remove(folder, MANIFEST)
-
-
-def _choose(
-    root: str | Path, run_key: str, rank: int = 0, world: int = 1, step: int | None = None
-) -> Checkpoint | None:
-    storage = storage_of(root)
-    found = manifest.offers(storage, run_key) if rank == 0 else iter(())
-    if step is not None:
-        found = (offer for offer in found if offer[0].step == step)
-    skipped = 0
-    while True:
-        offer = _or_error(lambda: next(found, None))
-        offer = of_first(offer) if world > 1 else offer
-        if isinstance(offer, CheckpointError):
-            raise offer
-        if offer is None:
-            if skipped and rank == 0:
-                _say(f"no usable checkpoint is left in {root}; training starts over")
-            return None
-        checkpoint: Checkpoint = offer[0]
-        problem: str | CheckpointError = offer[1]
-        if not problem:
-            share = sorted(checkpoint.files, key=lambda f: f.bytes)[rank::world]
-            mine = _or_error(functools.partial(broken, checkpoint, share))
-            problem = next(filter(None, of_all(mine) if world > 1 else [mine]), "")
-        if isinstance(problem, CheckpointError):
-            raise problem
-        if not problem:
-            return checkpoint
-        skipped += 1
-        if rank == 0:
-            _say(f"checkpoint {checkpoint.name} is broken ({problem}); the one before is taken")
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,6 @@ in sequences of their own, on the very model, layout, device and precision: a wr
 import contextlib
 import copy
 import dataclasses
-import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +40,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import build, prepared, settle
 from rekindle.train.part import Goal
+from rekindle.train.rank import free
 
 STEPS = 2
 HEAD, VOCABULARY, MICRO = 16, 509, 2
@@ -83,9 +83,7 @@ def compared(
             gaps.append(_gap(small, exact, mesh, "fp32"))
     if job.train.compile:
         torch._dynamo.reset()  # what was compiled for the small network is of no more use
-    gc.collect()
-    if mesh.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free(mesh.device)
     for gap in (gap for gap in gaps if gap.largest > gap.allowed):
         shown = "; ".join(
             f"step {step + 1}: {mine:.6g} instead of {theirs:.6g}"
@@ -217,8 +215,7 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     """Texts of random tokens; images are taken as they come, because a network knows their size."""
     manifest = shards.manifest
     if config is None:
-        picked = np.arange(count) % shards.rows(TRAIN)
-        table = shards.take(TRAIN, picked)
+        table = shards.take(TRAIN, np.arange(count) % shards.rows(TRAIN))
         return Shards.of_tables(shards.folder, manifest, {TRAIN: table})
     random = np.random.default_rng(0)
     unit = 2 * layout.tp * (2 * layout.cp if layout.cp > 1 else 1)

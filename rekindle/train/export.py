@@ -171,7 +171,5 @@ class _Writer:
             path.rename(self.folder / name)
             index |= dict.fromkeys(names, name)
         if count > 1:
-            said: Mapping[str, object] = {
-                "metadata": {"total_size": self.total}, "weight_map": index,
-            }  # fmt: skip
+            said = {"metadata": {"total_size": self.total}, "weight_map": index}
             (self.folder / INDEX).write_text(json.dumps(said, indent=2) + "\n")

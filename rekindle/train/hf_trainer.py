@@ -1,5 +1,4 @@
-"""One rank of a training by the Trainer of transformers: `torchrun -m rekindle.train.hf_trainer
-JOB.json`.
+"""A rank of a training by transformers' Trainer: `torchrun -m rekindle.train.hf_trainer JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
 rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
@@ -141,8 +140,7 @@ def _network(job: Job, task: Task, shards: Shards) -> torch.nn.Module:
     """With the weights that the training starts from."""
     manifest = shards.manifest
     if job.init:
-        model = modelfolder.check_start(Path(job.init), shards, code=job.code)
-        return model.network().train()
+        return modelfolder.check_start(Path(job.init), shards, code=job.code).network().train()
     built: Any = task.build(job.model, manifest.labels, manifest.settings, shards.assets)
     folder = task.weights(job.model)
     if folder is None:
@@ -181,7 +179,7 @@ def _collated(
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
+    """Heartbeats, the curve, saves, and the answer to a request to stop."""
 
     def __init__(
         self, job: Job, trainer: Any, saves: "Saves", history: History, stop: StopFlag,

@@ -1,12 +1,10 @@
-"""The training loop: the same batches, dropout and weights however often it is interrupted, in any
-layout.
+"""The training loop: the same batches, dropout and weights in any layout, interrupted or not.
 
 One optimizer step: this rank's micro-batches forward and backward (through the pipeline's schedule,
 if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a request to
 stop, whether a save is written), then the update, or none if the gradient is not finite.
 
-A GPU never waits for the host: what a step agreed on is read once, while the next one is
-computed."""
+A GPU never waits for the host: what a step agreed on is read while the next one is computed."""
 
 import dataclasses
 import functools
@@ -140,8 +138,7 @@ class Trainer:
                 by_length=order.by_length, pack_length=order.pack_length,
             )  # fmt: skip
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
-        exact = torch.float64 if spec.precision == "fp64" else torch.float32
-        self.feed = Feed(self.mesh.device, exact)
+        self.feed = Feed(self.mesh.device, spec.precision)
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before, self.began = 0, 0.0, time.monotonic()
         self.best, self.owed, self.spent = Best(), False, False

@@ -72,10 +72,11 @@ class Chosen:
 
 
 class Feed:
-    """Copies micro-batches to `device`, with floating-point inputs as `exact`."""
+    """Copies micro-batches to `device`; floating-point inputs are fp64 or fp32, by `precision`."""
 
-    def __init__(self, device: torch.device, exact: torch.dtype) -> None:
-        self.device, self.exact = device, exact
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.device = device
+        self.exact = torch.float64 if precision == "fp64" else torch.float32
         self.stream: Any = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -101,8 +102,7 @@ class Feed:
 
     def _copied(self, micro: Micro) -> tuple[Micro, Any]:
         with torch.cuda.stream(self.stream):
-            moved = self._moved(micro)
-            return moved, self.stream.record_event()
+            return self._moved(micro), self.stream.record_event()
 
     def _moved(self, micro: Micro) -> Micro:
         def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,8 +207,7 @@ class Documents:
     (sequence, start, stop) of the whole keys [B, S] these are, empty where queries and keys are the
     same tokens. `starts` and `key_starts` are int32 [N + 1], the sums of the lengths, on the
     device; `ruler` and `key_ruler` are as long as the longest run and range and hold nothing: a
-    compiler sees a length that varies. `groups` are those of texts; `grouped`: whether there are
-    any."""
+    compiler sees a length that varies. `groups`: of texts; `grouped`: whether there are any."""
 
     def __init__(
         self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],

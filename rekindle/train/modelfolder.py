@@ -154,8 +154,7 @@ def write_prefixes(
 def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
     """uint64: the first 8 bytes of some hashes at a time, read where they lie."""
     for chunk in hashes.chunks:
-        width = chunk.type.byte_width
-        whole = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
+        whole = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, chunk.type.byte_width)
         rows = whole[chunk.offset : chunk.offset + len(chunk)]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             first = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE, :8])

@@ -1,5 +1,4 @@
-"""The modules of a network by what they are for: its body, its blocks, its tables, what a pipeline
-stage leaves out.
+"""The modules of a network by purpose: body, blocks, tables, what a pipeline stage leaves out.
 
 transformers' own forward runs in every layout: a stage is the whole network with the blocks of
 others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
@@ -110,11 +109,6 @@ def matrices(network: nn.Module) -> set[str]:
     }
 
 
-def replace(network: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(network.get_submodule(parent), child, module)
-
-
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """Where a parameter lies in a checkpoint: `[rows, columns]` of the parameter are
@@ -137,12 +131,12 @@ def unfused(network: nn.Module) -> dict[str, Origin]:
             continue
         inside, out = module.weight.shape
         if not name.endswith("attn.c_attn"):
-            replace(network, name, _linear(module, inside, out))
+            network.set_submodule(name, _linear(module, inside, out))
             origins[f"{name}.weight"] = Origin(f"{name}.weight", transposed=True)
             continue
         size = out // 3
         parts = {part: _linear(module, inside, size) for part in "qkv"}
-        replace(network, name, FusedColumns(parts))
+        network.set_submodule(name, FusedColumns(parts))
         for i, part in enumerate(parts):
             origins[f"{name}.{part}.weight"] = Origin(f"{name}.weight", True, i * size)
             origins[f"{name}.{part}.bias"] = Origin(f"{name}.bias", False, i * size)
@@ -190,7 +184,7 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
         for name, _ in list(made.named_children()):
             stage = starts.get(name, stage)  # layers without weights stay with the block before
             if stage != index:
-                replace(made, name, Skip())
+                made.set_submodule(name, Skip())
     else:
         _cut_transformer(made, set(names) - set(parts[index]), index, layout.stages)
     return made
@@ -199,7 +193,7 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
 def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
     names = required(network, "pipeline")
     for name in others:
-        replace(network, name, Skip())
+        network.set_submodule(name, Skip())
     body = backbone(network)
     last = index == count - 1
     stand_ins: list[tuple[str, nn.Module]] = []
@@ -210,12 +204,12 @@ def _cut_transformer(network: nn.Module, others: set[str], index: int, count: in
     for name, stand_in in stand_ins:
         found = getattr(body, name, None)
         if isinstance(found, nn.Module):
-            replace(body, name, stand_in)
+            body.set_submodule(name, stand_in)
         elif isinstance(found, float | int):
             setattr(body, name, 0.0)
     heads = [name for name, child in network.named_children() if child is not body]
     for name in [] if last else heads:
-        replace(network, name, Skip())
+        network.set_submodule(name, Skip())
 
 
 def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:

@@ -4,8 +4,7 @@ step, the global gradient norm, loss scaling.
 An update sees plain local tensors that share memory with the parameters: fused kernels work, meshes
 mix freely, and only the names and the checkpoint know of the whole. The norm counts every element
 once, however it is sharded or repeated, so that clipping, the check for numbers that are not
-finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read from
-it."""
+finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read."""
 
 import contextlib
 import dataclasses
@@ -303,8 +302,7 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
     if spec.lr_schedule == "constant":
         return peak
     if spec.lr_schedule == "wsd":
-        decay_steps = int(spec.decay * steps)
-        left = min(1.0, (steps - step) / max(1, decay_steps))
+        left = min(1.0, (steps - step) / max(1, int(spec.decay * steps)))
     else:
         share = (step - warmup_steps) / max(1, steps - warmup_steps)
         cosine = spec.lr_schedule == "cosine"
@@ -327,7 +325,6 @@ class Stepped:
     """The face of `Optimizer` before a stepper."""
 
     scale = None
-    loss_scale = 1.0
     replicas: dist.ProcessGroup | None = None  # each rank holds something else
 
     def __init__(self, parts: Parts, stepper: Zero) -> None:

@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 from rekindle.engines.deepspeed import Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
+from rekindle.spec.layout import Shape
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import attention, dropout, modules, quantised, tensor, weights
@@ -275,15 +276,12 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     heads in this type. Raises UnsupportedError where it disagrees with one call a document."""
     if device.type != "cuda" or dtype not in attention.HALVES:
         return "sdpa"
-    config = network.config.to_dict()  # type: ignore[union-attr, operator]
-    heads = next((int(config[n]) for n in ("num_attention_heads", "n_head", "n_heads")
-                  if config.get(n)), 1)  # fmt: skip
-    groups = int(config.get("num_key_value_heads") or heads)
-    width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
-    size = int(config.get("head_dim") or width // heads)
-    windows = (None, 8) if config.get("sliding_window") else (None,)
+    config: Any = network.config
+    shape = Shape.of(config.to_dict())
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // shape.heads)
+    windows = (None, 8) if getattr(config, "sliding_window", None) else (None,)
     try:
-        gap = kernel_difference(device, dtype, heads // groups * 2, 2, size, windows)
+        gap = kernel_difference(device, dtype, shape.heads // shape.kv_heads * 2, 2, size, windows)
     except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("attention: one call a document, because of the varlen kernel: %s", reason)

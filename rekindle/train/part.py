@@ -1,9 +1,8 @@
 """The loss as a module: the network, or one pipeline stage of it, and what is made of its output.
 
 `Part` is what gets wrapped by DDP or FSDP and cut by the pipeline: it takes one micro-batch and
-returns, on the last stage, float [1, 3]: the loss (divided by the targets of the whole global
-batch, so that ranks and micro-batches add up), right predictions, and targets; hidden states on
-others.
+returns, on the last stage, float [1, 3]: the loss (divided by the targets of the global batch, so
+that ranks and micro-batches add up), right predictions, and targets; hidden states on others.
 
 Every block draws its dropout from (seed, step, micro-batch, block), so no layout changes a mask.
 Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C classes."""

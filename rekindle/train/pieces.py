@@ -75,11 +75,16 @@ def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
-    root: str
+class Turn:
+    """One contender: its model's `folder`, the `digest` of that, where its scores are `kept`."""
+
+    who: Who
+    folder: str
+    digest: str
+    kept: str
 
     def missing(self, names: Iterable[Name]) -> list[Name]:
-        storage = storage_of(self.root)
+        storage = storage_of(self.kept)
         return [name for name in names if storage.size(_file(name)) is None]
 
     def put(self, name: Name, piece: pa.Table) -> None:
@@ -95,15 +100,15 @@ class Pieces:
     def piece(self, name: Name, *columns: str) -> pa.Table:
         """One of them; DataError where it cannot be read."""
         try:
-            with storage_of(self.root).reader(_file(name)) as file:
+            with storage_of(self.kept).reader(_file(name)) as file:
                 return pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             what = f"the scores in {_file(name)} cannot be read: {error}"
-            fix = f"delete {self.root} and run the step `score` again"
-            raise DataError(what, where=f"{self.root}/{_file(name)}", fix=fix) from None
+            fix = f"delete {self.kept} and run the step `score` again"
+            raise DataError(what, where=f"{self.kept}/{_file(name)}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
-        content = storage_of(self.root).read(f"samples-{name}.json")
+        content = storage_of(self.kept).read(f"samples-{name}.json")
         return None if content is None else _Samples.validate_json(content)
 
     def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
@@ -111,7 +116,7 @@ class Pieces:
         self._put(f"samples-{name}.json", canonical_json(rows).encode())
 
     def _put(self, path: str, content: bytes) -> None:
-        storage = storage_of(self.root)
+        storage = storage_of(self.kept)
         try:
             storage.put_new(path, content)
         except CheckpointError:
@@ -136,20 +141,6 @@ def _file(name: Name) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """One contender: its model's `folder`, the `digest` of that, where its scores are `kept`."""
-
-    who: Who
-    folder: str
-    digest: str
-    kept: str
-
-    @property
-    def pieces(self) -> Pieces:
-        return Pieces(self.kept)
-
-
-@dataclasses.dataclass(frozen=True)
 class ScoreJob(Stored):
     """`turns`, the candidate last; `judged`: the folders of all contenders, an `incomparable` one's
     too. `status` belongs to one attempt; `code` is as for modelfolder.open_model. The candidate
@@ -170,6 +161,10 @@ class ScoreJob(Stored):
     def candidate(self) -> Turn:
         return self.turns[-1]
 
+    def model(self) -> ModelFolder:
+        """The candidate's."""
+        return open_model(Path(self.candidate.folder), self.code)
+
 
 def judged_rows(job: ScoreJob) -> np.ndarray:
     """bool [rows of the test split]: which decide; all pieces must be there."""
@@ -179,20 +174,16 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
     for folder in job.judged:
         keep_N &= ~seen(open_model(Path(folder), job.code), hashes)
     for turn in job.turns:
-        parts = turn.pieces.read(piece_count(examples), "scored")
+        parts = turn.read(piece_count(examples), "scored")
         keep_N &= np.concatenate([np.zeros(0, bool), *(np.asarray(p.column(0)) for p in parts)])
     return keep_N & _seen_alike(job, piece_count(examples))
 
 
 def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     """bool [rows]: texts of which no language model sees more than the other."""
-    if (
-        not pieces
-        or len(job.turns) < 2
-        or open_model(Path(job.candidate.folder), job.code).task.objective != "tokens"
-    ):
+    if not pieces or len(job.turns) < 2 or job.model().task.objective != "tokens":
         return True
-    tables = [pa.concat_tables(turn.pieces.read(pieces, "cut", "full")) for turn in job.turns]
+    tables = [pa.concat_tables(turn.read(pieces, "cut", "full")) for turn in job.turns]
     cuts = [table.column("cut").to_pylist() for table in tables]
     same_N = np.array([a == b for a, b in zip(*cuts, strict=True)], bool)
     full_N = np.any([np.asarray(table.column("full")) for table in tables], axis=0)
@@ -207,7 +198,7 @@ def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
     from rekindle.data.golden import examples_of
     from rekindle.data.validate import Findings
 
-    model = open_model(Path(job.candidate.folder), job.code)
+    model = job.model()
     if model.task.objective == "tokens":
         what, fix = "a language model has no classes to predict", "remove it; see evaluate.floor"
         raise RequestError(what, where="evaluate.must_pass", fix=fix)
@@ -260,7 +251,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     """The rows of the first piece that are fit among those that `keep_N` says decide; None if there
     are none. Of a language model the beginnings that it went on with, see `openings_of`."""
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
-    model = open_model(Path(job.candidate.folder), job.code)
+    model = job.model()
     tokens = 0
     rows: Iterator[SmokeRow]
     if model.task.objective == "tokens":
@@ -291,7 +282,7 @@ def _classified(
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):
         return
-    rows, scored = read_piece(examples, 0), next(job.candidate.pieces.read(1, "logits"))
+    rows, scored = read_piece(examples, 0), next(job.candidate.read(1, "logits"))
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
         logits = np.asarray(scored.column(0)[row].values, np.float64)
         answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)

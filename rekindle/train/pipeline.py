@@ -2,8 +2,7 @@
 
 Decides which schedule a layout's name means (1F1B: Narayanan et al. 2021, arXiv 2104.04473; looped:
 the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362). A schedule knows the
-shapes it moves, so there is one for every length of micro-batch; these reach the stages as they
-are."""
+shapes it moves, so every length of micro-batch has its own; these reach the stages as they are."""
 
 import dataclasses
 import functools

@@ -92,7 +92,7 @@ def replace(network: nn.Module) -> None:
         if ".lora_" not in name:
             layer = network.get_submodule(name.removesuffix(".weight"))
             assert isinstance(layer, nn.Linear)
-            modules.replace(network, name.removesuffix(".weight"), FourBit(layer))
+            network.set_submodule(name.removesuffix(".weight"), FourBit(layer))
 
 
 def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
@@ -146,15 +146,14 @@ def convert(network: nn.Module, device: torch.device) -> None:
     emulated = device.type != "cuda"
     config = torchao.Float8LinearConfig(emulate=emulated, pad_inner_dim=True)
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-    found = [name.removesuffix(".weight") for name in modules.matrices(network)]
-    for name in sorted(found):
+    for name in sorted(each.removesuffix(".weight") for each in modules.matrices(network)):
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         if layer.in_features % _MULTIPLE == 0 == layer.out_features % _MULTIPLE:
             made = kind.from_float(layer, config)
             if emulated:  # torchao asks for CUDA's autocast alone
                 made.register_forward_pre_hook(_narrowed)
-            modules.replace(network, name, made)
+            network.set_submodule(name, made)
     if not count(network):
         raise UnsupportedError(
             "no matrix of a transformer's block has sides that 16 divides, and fp8 multiplies no "

@@ -8,6 +8,7 @@ And its arithmetic: precision, TF32, deterministic algorithms
 fp32 elsewhere; a training that resumes keeps the precision of its checkpoint. What CUDA and NCCL
 read when they start, the launcher puts into the environment (launch/torchrun.py)."""
 
+import gc
 import json
 import logging
 import os
@@ -120,6 +121,13 @@ def arrange(train: TrainSpec, device: torch.device) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if train.deterministic else "high")
         torch.backends.cudnn.allow_tf32 = not train.deterministic
+
+
+def free(device: torch.device) -> None:
+    """Give back what no name holds any more; shards and their hooks refer to each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def keep_positions(parts: Parts) -> None:

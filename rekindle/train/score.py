@@ -2,9 +2,8 @@
 training, and hand over what they scored on the examples that decide.
 
 Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and texts
-that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): a
-scoring goes on where it was interrupted, and no champion is scored twice. Nothing here imports
-torch."""
+that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): an
+interrupted scoring goes on, and no champion is scored twice. Nothing here imports torch."""
 
 import contextlib
 import hashlib
@@ -22,7 +21,7 @@ from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, ow
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
-from rekindle.records import Contender, Objective, Sample, Scores
+from rekindle.records import Contender, Sample, Scores
 from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
@@ -49,7 +48,7 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
         if (
             rendezvous.nodes > 1
             or not _is_scored(job)
-            or (_objective(job) == "tokens" and _samples(job) is None)
+            or (job.model().task.objective == "tokens" and _samples(job) is None)
         ):
             _run(job, rendezvous)
         else:
@@ -109,24 +108,20 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     except StepError as failure:
         if not _is_scored(job):
             raise
-        writes = _objective(job) == "tokens"
+        writes = job.model().task.objective == "tokens"
         event = "no samples were written" if writes else "a rank failed after all rows were scored"
         emit("notice", text=f"{event}: {failure.problems[0].what}")
 
 
 def _is_scored(job: ScoreJob) -> bool:
     count = piece_count(open_examples(Path(job.examples), TEST))
-    return not any(turn.pieces.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
-
-
-def _objective(job: ScoreJob) -> Objective:
-    return open_model(Path(job.candidate.folder), job.code).task.objective
+    return not any(turn.missing(pieces.names_of(job, turn, count)) for turn in job.turns)
 
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     """What the candidate wrote, if it has; nothing where there are no texts to go on with."""
     name, openings = pieces.openings_of(job)
-    return job.candidate.pieces.samples(name) if openings else ()
+    return job.candidate.samples(name) if openings else ()
 
 
 def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None:
@@ -156,7 +151,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     count = piece_count(open_examples(Path(job.examples), TEST))
     for turn in job.turns:
         model = open_model(Path(turn.folder), job.code)
-        parts = list(turn.pieces.read(count))  # of no examples, no more than their hashes
+        parts = list(turn.read(count))  # of no examples, no more than their hashes
         found = pa.concat_tables(parts or [pa.table({"hash": pa.array([], pa.binary(16))})])
         scored = found.filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
@@ -177,7 +172,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
     samples = (_samples(job) or ()) if cuts else ()
-    ours = open_model(Path(job.candidate.folder), job.code)
+    ours = job.model()
     shape = ours.settings.get("image_shape")
     record = Scores(
         objective=ours.task.objective, candidate=contenders["candidate"],
@@ -193,7 +188,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
     if golden := pieces.golden_of(job):
-        logits = job.candidate.pieces.piece(golden[0]).column("logits")
+        logits = job.candidate.piece(golden[0]).column("logits")
         table = pa.table({"label": golden[1].column("label"), "logits": logits})
         pq.write_table(table, output / MUST_PASS)
     record.write(output / RECORD)

@@ -8,11 +8,9 @@ that the layout cannot hold (a champion of another architecture) is sharded over
 text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
 right. Micro-batch i belongs to data rank i mod `layout.data`.
 
-Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
-classes."""
+Shapes: N examples, T tokens."""
 
 import dataclasses
-import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -42,7 +40,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
-from rekindle.train.rank import arrange, connect, decided, keep_positions, live, say
+from rekindle.train.rank import arrange, connect, decided, free, keep_positions, live, say
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
@@ -83,7 +81,7 @@ class Work:
     def work_on(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
         names = pieces.names_of(self.job, turn, self.count)
-        missing = of_first(turn.pieces.missing(names) if self.leads else [])
+        missing = of_first(turn.missing(names) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
@@ -127,19 +125,18 @@ class Work:
         if sums is None:
             return False
         if self.leads:
-            settings = loaded.opened.settings
-            columns = loaded.objective.columns(encoded, sums.numpy(), settings)
+            columns = loaded.objective.columns(encoded, sums.numpy(), loaded.opened.settings)
             scored_N = np.ones(len(rows), bool)
             if "input_ids" in encoded.column_names:
                 scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
             facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-            turn.pieces.put(name, pa.table({**facts, **columns}))
+            turn.put(name, pa.table({**facts, **columns}))
         return True
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
         found = pieces.openings_of(self.job) if self.leads else None
-        if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
+        if found is not None and (not found[1] or turn.samples(found[0]) is not None):
             found = None
         return of_first(found)  # type: ignore[no-any-return]
 
@@ -151,16 +148,12 @@ class Work:
         opened, task = loaded.opened, loaded.opened.task
         assert isinstance(task, TokenTask)
         prompts = [turns for turns, _ in openings]
-
-        def write(network: Any) -> list[str]:
-            return task.generate(
-                network, prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
-            )
-
+        given = prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
         if opened.own_task:
-            texts = self._waited_for(lambda: write(opened.network()))
+            texts = self._waited_for(lambda: task.generate(opened.network(), *given))
         else:
-            texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
+            writer: Any = Writer(loaded, lambda: self.beat(self.count, "score"))
+            texts = task.generate(writer, *given)
         if self.leads:
             samples = [
                 Sample(  # a dialogue may begin with its answer
@@ -169,7 +162,7 @@ class Work:
                 )
                 for (p, expected), text in zip(openings, texts, strict=True)
             ]  # fmt: skip
-            turn.pieces.put_samples(name, tuple(samples))
+            turn.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
         """What a user's task writes, in a thread, while all beat; StepError beyond a limit."""
@@ -182,13 +175,6 @@ class Work:
                 what = f"the task's own `generate` has not ended within {limit:g} s"
                 raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
         return done.result() if done is not None else []
-
-
-def free(device: torch.device) -> None:
-    """Give back what no name holds any more; shards and their hooks refer to each other."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 ROWS_AT_ONCE = 64
@@ -210,8 +196,7 @@ class Loaded:
     def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
         self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
         self.objective = objective_of(opened.task)
-        exact = torch.float64 if train.precision == "fp64" else torch.float32
-        self.feed = Feed(self.mesh.device, exact)
+        self.feed = Feed(self.mesh.device, train.precision)
         self.pipeline = None
         if self.mesh.layout.pp > 1:
             from rekindle.train.pipeline import Pipeline
@@ -372,8 +357,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         source = Source(network, recorder, 0, folder)
     else:
         network = opened.network()
-    layout = resolve(train, dist.get_world_size(), modules.shape_of(network))
-    mesh = Mesh.of(layout, device)
+    mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)
     origins = modules.unfused(network)
     prepared(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, scores=True)

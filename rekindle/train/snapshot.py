@@ -3,6 +3,7 @@ its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
 import concurrent.futures
 import dataclasses
+import itertools
 import logging
 import mmap
 from collections.abc import Mapping
@@ -100,10 +101,8 @@ def _aligned(size: int) -> int:
 
 def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Pinned | None]:
     """An uninitialised host tensor for each, each with a storage of its own size."""
-    starts, total = {}, 0
-    for name, tensor in tensors.items():
-        starts[name] = total
-        total += _aligned(tensor.nbytes)
+    sizes = (_aligned(tensor.nbytes) for tensor in tensors.values())
+    *starts, total = itertools.accumulate(sizes, initial=0)
     arena = mmap.mmap(-1, max(total, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         arena.madvise(mmap.MADV_HUGEPAGE)
@@ -112,10 +111,10 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
         start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
         pinned = Pinned(start, total, torch.cuda.cudart())  # type: ignore[no-untyped-call]
     places = {
-        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=starts[name])
+        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=start)
         .view(tensor.dtype)
         .view(tensor.size())
-        for name, tensor in tensors.items()
+        for (name, tensor), start in zip(tensors.items(), starts, strict=True)
     }
     return places, pinned
 

@@ -79,10 +79,8 @@ class Folder:
             return (self.path / path).stat().st_size
         return None
 
-    @contextlib.contextmanager
-    def reader(self, path: str) -> Iterator[BinaryIO]:
-        with (self.path / path).open("rb") as file:
-            yield file
+    def reader(self, path: str) -> BinaryIO:
+        return (self.path / path).open("rb")
 
     def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
         """Make a durable file of what `produce` writes; a failed write may be repeated."""

@@ -47,9 +47,8 @@ class Cost:
 
     @classmethod
     def of(cls, network: nn.Module, frozen: bool) -> Self | None:
-        """Of a whole network without values; None for one without tokens. A Llama of 4 layers, 64
-        wide, 0.25 M weights in products: 1.5 MFLOP a token plus 1,536 for a document's length
-        squared."""
+        """Of a network without values; None without tokens. A Llama of 4 layers, 64 wide, 0.25 M
+        weights in products: 1.5 MFLOP a token plus 1,536 for a document's length squared."""
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None

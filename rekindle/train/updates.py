@@ -1,5 +1,4 @@
-"""What an update makes of gradients, by `train.optimizer`: AdamW, Muon, or AdamW whose moments have
-8 bits.
+"""What an update makes of gradients, by `train.optimizer`: AdamW, Muon, or AdamW in 8 bits.
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon is the reference of
 the tests) and 8 bits (Dettmers et al. 2022, arXiv 2110.02861) are for the weights of linear layers
@@ -94,8 +93,7 @@ class Muon:
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
-    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the side with fewer
-    rows."""
+    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the shorter side."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     tall = work.shape[0] > work.shape[1]
     work = work.T if tall else work
@@ -109,8 +107,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 class AdamW8bit:
     """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row: no
-    layout that divides rows changes them. They are in full precision for a piece of a matrix at a
-    time."""
+    layout that divides rows changes them. They are in full precision for one piece at a time."""
 
     def __init__(
         self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
@@ -200,8 +197,7 @@ class Codes:
         blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         largest = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
         scales.copy_(largest.masked_fill(largest < self.TINY, 0.0))
-        divisors = scales.to(self.kind).masked_fill(scales == 0, math.inf)
-        blocks.div_(divisors.unsqueeze(-1))
+        blocks.div_(scales.to(self.kind).masked_fill(scales == 0, math.inf).unsqueeze(-1))
         codes.copy_(torch.bucketize(numbers, self.middles, out_int32=True))
 
 

@@ -66,7 +66,6 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
     chain of causes. `held` are bytes that this rank is known to hold, by the plan's terms."""
     if isinstance(error, RekindleError):
         return error.problems[0]
-    kind = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -87,7 +86,7 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
             what = f"out of memory{asked} ({type(cause).__name__}): {cause}"
             return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
         cause = cause.__cause__ or cause.__context__
-    return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
+    return Problem(f"{type(error).__name__}: {error}", fix="see the step's log for the traceback")
 
 
 def is_peer_lost(error: BaseException) -> bool:

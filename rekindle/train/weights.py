@@ -1,9 +1,8 @@
 """Where weights come from and how they leave, one tensor at a time: no rank ever holds the model.
 
 A network is built on the meta device while `Recorder` notes what its initialisation does. Every
-rank then fills just its own shards: from slices of a safetensors checkpoint, or by replaying the
-notes for one whole parameter, seeded by (seed, name): fresh weights are the same in every
-layout."""
+rank fills its own shards: from slices of a safetensors checkpoint, or by replaying the notes for
+one whole parameter, seeded by (seed, name): fresh weights are the same in every layout."""
 
 import contextlib
 import dataclasses
@@ -211,9 +210,8 @@ class Checkpoint:
 
 
 def intervals(tensor: torch.Tensor) -> list[Interval]:
-    """Which part of the whole tensor this rank holds, one [start, end) a dimension. Tensor
-    parallelism (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks are 2, 2, 2,
-    1."""
+    """Which part of a tensor this rank holds, one [start, end) a dimension. Tensor parallelism
+    (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks are 2, 2, 2, 1."""
     found = [(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return found

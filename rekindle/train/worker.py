@@ -268,9 +268,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     } if final else {}  # fmt: skip
     job.summarise(
         engine=job.train.engine, steps=last, world_size=trainer.world,
-        in_effect={
-            **trainer.optimizer.facts(), **quantised.facts(trainer.parts),
-        },
+        in_effect=trainer.optimizer.facts() | quantised.facts(trainer.parts),
         epochs=trainer.plan.epoch(last), precision=job.train.precision,
         deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,
         parameters=modelfolder.count_parameters(Path(job.output)),

@@ -77,7 +77,7 @@ class Lesson:
             "train", global_batch_size=8, seed=0, by_length=True, pack_length=pack_length
         )
         batches = Batches(self.task, self.shards, "train", order, self.mesh, 0)
-        (batch,) = Feed(CPU, torch.float32)([batches.arranged(np.array(rows), np.array(slots))])
+        (batch,) = Feed(CPU, "fp32")([batches.arranged(np.array(rows), np.array(slots))])
         return batch
 
     def blended(self, ours, theirs, labels):

@@ -49,7 +49,7 @@ def batches(layout=Layout(), joined=True):  # noqa: B008 - frozen
 
 
 def on_cpu(micro):
-    (moved,) = Feed(CPU, torch.float32)([micro])
+    (moved,) = Feed(CPU, "fp32")([micro])
     return moved
 
 

@@ -16,6 +16,3 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 
 def objective_of(task: Task) -> Objective:
     return OBJECTIVES[task.objective]
-
-
-__all__ = ["OBJECTIVES", "Objective", "objective_of"]

@@ -238,8 +238,7 @@ class Tags(Objective):
     def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
         inputs = model.task.collate(table, model.settings)
         starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
-        words_N, targets_N = _targets(table, starts_B)
-        targets, words = torch.from_numpy(targets_N), torch.from_numpy(words_N)
+        words, targets = map(torch.from_numpy, _targets(table, starts_B))
         return Micro(inputs, labels=words, count=torch.ones(1), key=0, targets=targets), words
 
     def places(self, encoded: pa.Table) -> Ints:
@@ -262,5 +261,4 @@ def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints,
 
 
 def _lengths(table: pa.Table, column: str) -> Ints:
-    lengths = table.column(column).combine_chunks().value_lengths()
-    return np.asarray(lengths, np.int64)
+    return np.asarray(table.column(column).combine_chunks().value_lengths(), np.int64)

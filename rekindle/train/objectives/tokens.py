@@ -334,11 +334,10 @@ def judge_targets(
     single = torch.promote_types(hidden_FH.dtype, torch.float32)
     columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
     rows = rows_at_once(columns, hidden_FH.device.type)
+    pieces = zip(torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True)
     found = [
         judged(_product(h, head_WH.T, single)[:, :columns], targets, start, divided)
-        for h, targets in zip(
-            torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True
-        )
+        for h, targets in pieces
     ]
     return torch.cat(found)
 
