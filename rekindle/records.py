@@ -530,9 +530,9 @@ class Reference(Record):
 
 class Contender(Record):
     """How a model was scored. `run_key` identifies its training, `digest` hashes the files of its
-    folder; `scores` is the key of its scores (files, examples, settings, code); `labels` as in
-    `ShardManifest`. `unigram_nats`, of a language model, is the entropy of the targets in the rows
-    that both contenders are judged on."""
+    folder, which take so many `bytes`; `scores` is the key of its scores (files, examples,
+    settings, code); `labels` as in `ShardManifest`. `unigram_nats`, of a language model, is the
+    entropy of the targets in the rows that both contenders are judged on."""
 
     run_key: str
     digest: str
@@ -540,6 +540,7 @@ class Contender(Record):
     precision: str
     labels: tuple[str, ...] = ()
     unigram_nats: float | None = None
+    bytes: int | None = None
 
 
 class Scores(VersionedRecord):

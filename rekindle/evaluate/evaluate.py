@@ -53,6 +53,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     slices = _slices(spec.gate, slice_metric, rows, slice_columns, ours, theirs)
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
+    further += _size_check(spec.max_megabytes, record.candidate.bytes)
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
@@ -212,6 +213,18 @@ def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -
     detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
     value = {"value": churn.share, "threshold": spec.max_churn}
     return [Check(name="churn", passed=passed, detail=detail, **value)]
+
+
+def _size_check(most: float | None, size: int | None) -> list[Check]:
+    if most is None:
+        return []
+    if size is None:
+        detail = "the size of the model was not recorded; run the step `score` again"
+        return [Check(name="size", passed=False, detail=detail)]
+    taken, passed = size / 1e6, size <= most * 1e6
+    detail = f"the model takes {taken:.4g} MB, {'within' if passed else 'more than'} the {most:g}"
+    known = {"value": taken, "threshold": most}
+    return [Check(name="size", passed=passed, detail=f"{detail} allowed", **known)]
 
 
 def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list[Check]:

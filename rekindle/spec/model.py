@@ -554,6 +554,8 @@ class EvaluateSpec(Section):
     """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
     which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for
     language models."""
+    max_megabytes: float | None = Field(None, gt=0)
+    """Most that the files of a promoted model may take, in 10^6 bytes."""
     gate: GateSpec = GateSpec()
     """When a candidate replaces the champion."""
 

@@ -170,6 +170,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         contenders[turn.who] = Contender(
             run_key=model.run_key, digest=turn.digest, scores=turn.kept.rpartition("/")[2],
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
+            bytes=sum(one.stat().st_size for one in model.path.rglob("*") if one.is_file()),
         )  # fmt: skip
     samples = (_samples(job) or ()) if cuts else ()
     ours = job.model()

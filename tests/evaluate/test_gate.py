@@ -288,6 +288,23 @@ def test_answers_that_change_are_counted_and_too_many_refuse(tmp_path, most, pas
         assert found.reason == said
 
 
+@pytest.mark.parametrize(
+    ("size", "passed"), [(2_000_000, True), (2_000_001, False), (None, False)]
+)
+def test_a_model_that_is_too_large_is_refused(tmp_path, size, passed):
+    folder = written(tmp_path, RIGHT, None)
+    record = Scores.read(folder / gate.RECORD)
+    candidate = record.candidate.model_copy(update={"bytes": size})
+    record.model_copy(update={"candidate": candidate}).write(folder / gate.RECORD)
+    found = gate.evaluate(spec(max_megabytes=2), (), folder)
+    assert found.promote is passed
+    if size is None:
+        assert "was not recorded; run the step `score` again" in found.reason
+    elif not passed:
+        assert found.reason == "the model takes 2 MB, more than the 2 allowed"
+    assert gate.evaluate(spec(), (), folder).promote
+
+
 def test_a_first_model_changes_no_answers(tmp_path):
     found = gate.evaluate(spec(gate={"max_churn": 0.0}), (), written(tmp_path, RIGHT, None))
     assert found.promote, found.reason
