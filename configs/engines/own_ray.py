@@ -114,7 +114,14 @@ if __name__ == "__main__":
     stop, said = (Path(job["checkpoints"]) / name for name in ("ray-stop", "ray-said.jsonl"))
     stop.unlink(missing_ok=True)
     said.write_text("")
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         os.environ.pop(name, None)  # torchrun's, for the process that drives, not for Ray's workers
     if os.environ.get("RAY_ADDRESS"):
         ray.init()

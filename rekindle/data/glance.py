@@ -64,7 +64,9 @@ def first_rows(data: DataSpec, modality: str, *, far: bool = False) -> list[Prob
     findings, kept = Findings(), 0
     normaliser, column = Normaliser(data, modality, findings), time_column(data)
     try:
-        for raw in _batches(_source(data, modality, far=far), wanted_columns(data, modality), findings):
+        for raw in _batches(
+            _source(data, modality, far=far), wanted_columns(data, modality), findings
+        ):
             if modality == "image":
                 raw = raw.filter(np.arange(len(raw)) < _MOST_IMAGES)
             if column is not None:

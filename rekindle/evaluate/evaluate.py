@@ -10,7 +10,8 @@ the champion by `min_delta`, or not worse by `margin`, with the lower bound of a
 (Efron & Tibshirani 1993, percentile interval; both models scored on the same resampled rows) above
 it. And it must not lose more than `max_slice_drop` on any slice of at least `min_slice_size` rows,
 unless chance explains the loss: p-values are of a normal law with the bootstrap's deviation, and
-Holm's steps (1979) bound the chance that any slice refuses a model that is as good."""
+Holm's steps (1979) bound the chance that any slice refuses a model that is as good. Rows that are
+no draws of their own, those of a patient or a day, are resampled together: G clusters."""
 
 import dataclasses
 import itertools
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 from rekindle import records
 from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.evaluate.scores.base import Floats
+from rekindle.evaluate.scores.base import Floats, Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.records import LOWER_IS_BETTER, Check, Churn, ClassResult, Comparison, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec, GateSpec
@@ -35,6 +36,7 @@ from rekindle.spec.model import EvaluateSpec, GateSpec
 CHUNK_ELEMENTS = 4_000_000
 
 _POWER = 0.8
+_FEWEST = 10  # clusters that a bootstrap can say anything of
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
@@ -50,7 +52,9 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
-    slices = _slices(spec.gate, slice_metric, rows, slice_columns, ours, theirs)
+    columns = [name for name in slice_columns if name != spec.gate.cluster]
+    clusters_N = _clusters(rows, spec.gate.cluster)
+    slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
     further += _size_check(spec.max_megabytes, record.candidate.bytes)
@@ -60,7 +64,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     elif record.incomparable:
         verdict = refused(*record.incomparable)
     else:
-        verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further)
+        verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further, clusters_N)
     reference = record.reference
     if reference is not None and ours.finite and (sure := ours.confidence()) is not None:
         every_N = np.linspace(0, len(sure) - 1, min(MOST_ROWS, len(sure))).astype(int)
@@ -96,7 +100,7 @@ def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
 
 def _slices(
     spec: GateSpec, metric: str, rows: pa.Table, columns: Sequence[str], ours: Scores,
-    theirs: Scores | None,
+    theirs: Scores | None, clusters_N: Ints | None,
 ) -> list[Slice]:  # fmt: skip
     """Metrics for each value of each slice column, in order of column and value."""
     result = []
@@ -106,7 +110,11 @@ def _slices(
         for value in sorted(set(values_N)):
             pick = values_N == value
             mine = ours.picked(pick)
-            told = {} if theirs is None else _against(spec, metric, mine, theirs.picked(pick))
+            told, some = dict[str, Any](), clusters_N
+            if some is not None:
+                some = np.unique(some[pick], return_inverse=True)[1]
+            if theirs is not None:
+                told = _against(spec, metric, mine, theirs.picked(pick), some)
             result.append(
                 Slice(
                     column=column, value=value, rows=int(pick.sum()), candidate=mine.metrics, **told
@@ -115,12 +123,17 @@ def _slices(
     return result
 
 
-def _against(spec: GateSpec, metric: str, ours: Scores, theirs: Scores) -> dict[str, Any]:
+def _against(
+    spec: GateSpec, metric: str, ours: Scores, theirs: Scores, clusters_N: Ints | None
+) -> dict[str, Any]:
     """What a slice tells of the champion, and how often a model as good would seem so much
     worse."""
     known: dict[str, Any] = {"champion": theirs.metrics}
+    if _too_few(clusters_N):
+        return known | {"p_value": 1.0}
     if ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
-        gain, deviation = _gain(metric, ours, theirs), differences(spec, metric, ours, theirs).std()
+        gain = _gain(metric, ours, theirs)
+        deviation = differences(spec, metric, ours, theirs, clusters_N).std()
         chance = NormalDist().cdf(gain / deviation) if deviation else float(gain >= 0)
         known |= {"p_value": chance, "detectable": _detectable(spec, float(deviation), sides=1)}
     return known
@@ -151,12 +164,16 @@ class Verdict:
 def judge(
     spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
     slices: Sequence[Slice], slice_metric: str, further: Sequence[Check] = (),
+    clusters_N: Ints | None = None,
 ) -> Verdict:  # fmt: skip
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
         return refused("metric", f"{metric} is measured of at most {MOST_CURVES} classes")
+    if champion is not None and _too_few(clusters_N):
+        what = f"the test examples have fewer than {_FEWEST} values of {spec.gate.cluster}"
+        return refused("clusters", f"{what}: they cannot tell models apart")
     checks = [_finite(candidate, "candidate"), candidate.trivial()]
     for name, floor in spec.floor.items():
         value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
@@ -168,7 +185,7 @@ def judge(
     if champion is not None:
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
-            comparison = compare(spec.gate, metric, candidate, champion)
+            comparison = compare(spec.gate, metric, candidate, champion, clusters_N)
             worse = spec.gate.mode == "noninferiority"
             least = -spec.gate.margin if worse else spec.gate.min_delta
             lower, upper = comparison.lower, comparison.upper
@@ -259,7 +276,39 @@ def refused(name: str, detail: str) -> Verdict:
     return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
-def differences(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Floats:
+def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
+    """[N]: which rows are drawn together, those without a value alone; None: each is."""
+    if column is None:
+        return None
+    values: list[Any] = rows.column("slices").combine_chunks().field(column).to_pylist()
+    known = dict[Any, int]()
+    keys = (i if value is None else value for i, value in enumerate(values))
+    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+
+
+def _too_few(clusters_N: Ints | None) -> bool:
+    return clusters_N is not None and len(np.unique(clusters_N)) < _FEWEST
+
+
+def _picks(generator: np.random.Generator, resamples: int, clusters_N: Ints) -> Ints:
+    """[R, N]: the rows of clusters drawn with replacement, as many as fill N; the last is cut."""
+    order_N, sizes_G = np.argsort(clusters_N, kind="stable"), np.bincount(clusters_N)
+    rows, starts_G = len(clusters_N), np.cumsum(sizes_G) - sizes_G
+    picks_RN = np.empty((resamples, rows), np.int64)
+    for picks_N in picks_RN:
+        drawn = generator.integers(0, len(sizes_G), len(sizes_G))
+        while sizes_G[drawn].sum() < rows:
+            drawn = np.append(drawn, generator.integers(0, len(sizes_G), len(sizes_G)))
+        sizes = sizes_G[drawn]
+        shifts = starts_G[drawn] - (np.cumsum(sizes) - sizes)
+        picks_N[:] = order_N[(np.arange(sizes.sum()) + np.repeat(shifts, sizes))[:rows]]
+    return picks_RN
+
+
+def differences(
+    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
+    clusters_N: Ints | None = None,
+) -> Floats:  # fmt: skip
     """[resamples]: candidate minus champion in `metric`, more is better, on resampled rows."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     generator = np.random.default_rng(spec.seed)
@@ -267,15 +316,22 @@ def differences(spec: GateSpec, metric: str, candidate: Scores, champion: Scores
     rows = len(candidate)
     chunk = max(1, CHUNK_ELEMENTS // rows)
     for start in range(0, spec.resamples, chunk):
-        picks_RN = generator.integers(0, rows, (min(chunk, spec.resamples - start), rows))
+        some = min(chunk, spec.resamples - start)
+        if clusters_N is None:
+            picks_RN = generator.integers(0, rows, (some, rows))
+        else:
+            picks_RN = _picks(generator, some, clusters_N)
         ours, theirs = (each.resampled(metric, picks_RN) for each in (candidate, champion))
         found.append(sign * (ours - theirs))
     return np.concatenate(found)
 
 
-def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
+def compare(
+    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
+    clusters_N: Ints | None = None,
+) -> Comparison:  # fmt: skip
     """Candidate minus champion in `metric`, more is better, with its bootstrap interval."""
-    found = differences(spec, metric, candidate, champion)
+    found = differences(spec, metric, candidate, champion, clusters_N)
     tail = (1 - spec.confidence) / 2
     lower, upper = np.quantile(found, [tail, 1 - tail])
     # + 0.0: none of them is a negative zero

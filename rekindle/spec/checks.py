@@ -309,6 +309,10 @@ def _rate(train: TrainSpec) -> Iterator[Finding]:
 def _gate(spec: Spec) -> Iterator[Finding]:
     other = {"causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS}
     known = other.get(spec.task, METRICS)
+    cluster = spec.evaluate.gate.cluster
+    if cluster is not None and spec.data is not None and cluster not in spec.data.slices:
+        what = f"`{cluster}` is not among data.slices, which are kept with the scores"
+        yield ("evaluate", "gate", "cluster"), what, "add it there"
     if spec.task in BUILTIN_TASKS:
         fix = f"use one of {', '.join(known)}"
         if (metric := spec.evaluate.gate.metric) is not None and metric not in known:

@@ -513,6 +513,9 @@ class GateSpec(Section):
     minus it."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Confidence of the two-sided bootstrap interval."""
+    cluster: ColumnName | None = None
+    """One of `data.slices` whose rows belong together, such as those of a patient: the bootstrap
+    draws its values, at least ten, not rows. It is no slice then."""
     resamples: int = Field(2_000, ge=100, le=1_000_000)
     """Bootstrap resamples."""
     seed: int = Field(0, ge=0, lt=2**31)

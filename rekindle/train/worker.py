@@ -87,9 +87,6 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         if rank == 0:
             say(Path(job.status), {"status": "preempted", "step": last})
     else:
-        if trainer.spent and rank == 0:
-            spent = f"train.budget_hours are spent: it ends at step {last} of {plan.steps}"
-            emit("notice", text=spent)
         best = _return_to_best(job, trainer, last) if job.train.exports_best else None
         start.save(parts, Path(job.output))
         if rank == 0:
@@ -261,6 +258,9 @@ class Start:
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
     """Rank 0 writes the summary, then the word that says so; `best`: the exported step, if any."""
+    if trainer.spent:
+        spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
+        emit("notice", text=spent)
     rows = list(read_history(history.path))
     final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {

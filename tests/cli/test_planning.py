@@ -95,7 +95,9 @@ def test_a_budget_becomes_the_hours_that_it_pays_for(tmp_path):
     region = "platforms.sagemaker.region=us-east-1"
     price = shipped().find("ml.p4de.24xlarge", "us-east-1")
     for spot, usd in ((False, price.on_demand_usd_per_hour), (True, price.spot_usd_per_hour)):
-        asked = spec(region, "resources.budget_usd=5000", f"resources.spot={spot}", "resources.nodes=1")
+        asked = spec(
+            region, "resources.budget_usd=5000", f"resources.spot={spot}", "resources.nodes=1"
+        )
         found = on_machines(asked, "sagemaker", tmp_path).train.budget_hours
         assert found == pytest.approx(5000 / usd, abs=1e-4)
     shorter = spec(region, "resources.budget_usd=5000", "train.budget_hours=2")
@@ -104,7 +106,9 @@ def test_a_budget_becomes_the_hours_that_it_pays_for(tmp_path):
         ("train.entrypoint=train.py", "sagemaker"), ("train.seed=1", "kubeflow"), ("resources.machine=p9", "sagemaker"),
     ):  # fmt: skip
         asked = spec(region, "resources.budget_usd=5000", override)
-        assert on_machines(asked, platform, tmp_path) == asked, "no price, or no end that could be a step's"
+        assert on_machines(asked, platform, tmp_path) == asked, (
+            "no price, or no end that could be a step's"
+        )
 
 
 @pytest.mark.slow

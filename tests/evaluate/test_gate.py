@@ -288,9 +288,59 @@ def test_answers_that_change_are_counted_and_too_many_refuse(tmp_path, most, pas
         assert found.reason == said
 
 
-@pytest.mark.parametrize(
-    ("size", "passed"), [(2_000_000, True), (2_000_001, False), (None, False)]
-)
+def test_rows_that_belong_together_are_drawn_together():
+    """Forty patients of ten rows each, of whom all or none are better: the deviation of the difference is that of forty draws."""
+    made = np.random.default_rng(0)
+    cluster = made.permutation(np.repeat(np.arange(40), 10))
+    better = np.isin(cluster, np.arange(12))
+    champion = contender(0.5)
+    candidate = ClassScores(
+        np.where(better[:, None], np.eye(CLASSES)[LABELS], champion.probabilities_NC), LABELS, NAMES
+    )
+    gate_ = spec(gate={"cluster": "patient"}).gate
+    rows, groups = (
+        gate.differences(gate_, "accuracy", candidate, champion, one).std()
+        for one in (None, cluster)
+    )
+    gain = (candidate.probabilities_NC.argmax(1) == LABELS).astype(float) - (
+        champion.probabilities_NC.argmax(1) == LABELS
+    )
+    means = np.array([gain[cluster == c].mean() for c in range(40)])
+    assert groups == pytest.approx(means.std() / np.sqrt(40), rel=0.1)
+    assert groups > 1.5 * rows
+    alone = gate.differences(gate_, "accuracy", candidate, champion, np.arange(ROWS)).std()
+    assert alone == pytest.approx(rows, rel=0.1)
+
+
+def test_clusters_of_any_size_fill_the_rows():
+    sizes = [1, 2, 97, 5, 3, 1, 1, 1, 8, 40]
+    cluster = np.repeat(np.arange(10), sizes)
+    picks = gate._picks(np.random.default_rng(0), 500, cluster)
+    assert picks.shape == (500, len(cluster))
+    first = cluster[picks[:, 0]]
+    assert np.abs(np.bincount(first, minlength=10) / 500 - 0.1).max() < 0.05, "each as often"
+    whole = [row for row in picks if np.isin(np.flatnonzero(cluster == 8), row).any()]
+    assert whole
+
+
+def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path):
+    theirs = [*RIGHT]
+    theirs[:20] = ["c", "a", "b"] * 6 + ["c", "a"]
+    folder = written(tmp_path, RIGHT, theirs)
+    rows = pq.read_table(folder / gate.TABLE)
+    columns = ("patient", "ward")
+    for patients, promoted in ((30, True), (8, False)):
+        slices = pa.array([
+            {"patient": None if i == 0 else f"p{i % patients}", "ward": "ab"[i % 2]} for i in range(60)
+        ])  # fmt: skip
+        pq.write_table(rows.append_column("slices", slices), folder / gate.TABLE)
+        found = gate.evaluate(spec(gate={"cluster": "patient"}), columns, folder)
+        assert {one.column for one in found.slices} == {"ward"}
+        assert found.promote is promoted, found.reason
+    assert found.reason == "the test examples have fewer than 10 values of patient: they cannot tell models apart"  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "passed"), [(2_000_000, True), (2_000_001, False), (None, False)])
 def test_a_model_that_is_too_large_is_refused(tmp_path, size, passed):
     folder = written(tmp_path, RIGHT, None)
     record = Scores.read(folder / gate.RECORD)

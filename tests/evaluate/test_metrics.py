@@ -62,7 +62,9 @@ def test_many_classes_have_no_areas_and_a_gate_that_asks_for_one_says_so():
     found = scores(probabilities, labels)
     assert "roc_auc" not in found.metrics
     assert scores(probabilities[:, :20], labels % 20).metrics["roc_auc"] > 0
-    verdict = judge(EvaluateSpec(gate={"metric": "roc_auc"}), "roc_auc", found, None, [], "accuracy")
+    verdict = judge(
+        EvaluateSpec(gate={"metric": "roc_auc"}), "roc_auc", found, None, [], "accuracy"
+    )
     assert not verdict.promote
     assert verdict.reason == "roc_auc is measured of at most 20 classes"
 
