@@ -1,9 +1,10 @@
-"""A loop of Ray Train, as its documentation shows it, on rekindle's shards: two epochs of a text classifier by two workers,
-saved every 20 steps and on SIGTERM, resumed where it was.
+"""A loop of Ray Train, as its documentation shows it, on rekindle's shards: two epochs of a text
+classifier by two workers, saved every 20 steps and on SIGTERM, resumed where it was.
 
-The one process that rekindle starts (`platforms.local.ranks: 1`) drives Ray: a cluster that RAY_ADDRESS names, whose machines
-see the same folders, or one that it starts here."""
+The one process that rekindle starts (`platforms.local.ranks: 1`) drives Ray: a cluster that
+RAY_ADDRESS names, whose machines see the same folders, or one that it starts here."""
 
+import itertools
 import json
 import os
 import signal
@@ -20,79 +21,80 @@ from torch.utils.data import DataLoader
 EPOCHS, BATCH, EVERY, WORKERS = 2, 16, 20, 2
 
 
-def train(job):
-    """What each worker does; only the first one writes."""
+def prepared(job):
+    """The network, and batches of this worker's share of the rows."""
     from rekindle.data.manifest import open_shards
     from rekindle.spec.model import ModelSpec
     from rekindle.tasks import load_task
 
-    rank, seed = get_context().get_world_rank(), job["train"]["seed"]
     shards, task = open_shards(job["shards"]), load_task(job["task"])
-    manifest, table = shards.manifest, shards.table("train")
-    torch.manual_seed(seed)
-    network = task.build(
-        ModelSpec(**job["model"]), manifest.labels, manifest.settings, shards.assets
-    )
-    saved, done, state = Path(job["checkpoints"]) / "ray", 0, None
-    if (saved / "step.json").exists():
-        done = json.loads((saved / "step.json").read_text())
-        state = torch.load(saved / f"step-{done}.pt", weights_only=True)
-        network.load_state_dict(state["network"])
-    module = prepare_model(network)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=job["train"]["lr"])
-    if state is not None:
-        optimizer.load_state_dict(state["optimizer"])
+    settings, table = shards.manifest.settings, shards.table("train")
+    torch.manual_seed(job["train"]["seed"])
+    network = task.build(ModelSpec(**job["model"]), shards.manifest.labels, settings, shards.assets)
 
     def collated(rows):
         part = table.take(rows)
         labels = torch.tensor(part.column("label").to_pylist())
-        return {**task.collate(part, manifest.settings), "labels": labels}
+        return {**task.collate(part, settings), "labels": labels}
 
-    loader = DataLoader(
-        range(table.num_rows), batch_size=BATCH // WORKERS, shuffle=True, collate_fn=collated
-    )
-    loader = prepare_data_loader(loader)  # divides the rows among workers
+    rows, size = range(table.num_rows), BATCH // WORKERS
+    loader = DataLoader(rows, batch_size=size, shuffle=True, collate_fn=collated)
+    return network, prepare_data_loader(loader)
 
-    def save(step):
-        """A file a step; `step.json` names the newest one that is complete."""
-        saved.mkdir(parents=True, exist_ok=True)
-        found = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(found, saved / f"step-{step}.pt")
-        draft = saved / "step.json.draft"
+
+class Saved:
+    """A file a step; `step.json` names the newest one that is complete."""
+
+    def __init__(self, job):
+        self.folder, self.done, self.state = Path(job["checkpoints"]) / "ray", 0, None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "step.json").exists():
+            self.done = json.loads((self.folder / "step.json").read_text())
+            self.state = torch.load(self.folder / f"step-{self.done}.pt", weights_only=True)
+
+    def save(self, step, network, optimizer):
+        state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, self.folder / f"step-{step}.pt")
+        draft = self.folder / "step.json.draft"
         draft.write_text(json.dumps(step))
-        draft.replace(saved / "step.json")
+        draft.replace(self.folder / "step.json")
 
+
+def train(job):
+    """What each worker does; only the first one writes."""
+    rank, seed = get_context().get_world_rank(), job["train"]["seed"]
+    (network, loader), saved = prepared(job), Saved(job)
+    if saved.state is not None:
+        network.load_state_dict(saved.state["network"])
+    module = prepare_model(network)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=job["train"]["lr"])
+    if saved.state is not None:
+        optimizer.load_state_dict(saved.state["optimizer"])
     module.train()
-    for epoch in range(done // len(loader), EPOCHS):
-        loader.sampler.set_epoch(epoch)
-        begun = done - epoch * len(loader)
-        for number, batch in enumerate(loader):
-            if number < begun:
-                continue
-            # dropout follows from the seed and the step, so that a resumed training ends the same
-            torch.manual_seed(seed + done * WORKERS + rank)
-            loss = module(**batch).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            done += 1
-            asked = rank == 0 and Path(job["stop"]).exists()
-            told = torch.tensor([float(loss) / WORKERS, float(asked)], device=get_device())
-            torch.distributed.all_reduce(told)
-            shown, stopping = told.tolist()
-            if rank == 0:
-                event = {
-                    "event": "progress",
-                    "step": done,
-                    "steps": EPOCHS * len(loader),
-                    "loss": shown,
-                }
-                with Path(job["said"]).open("a") as file:
-                    file.write(json.dumps(event) + "\n")
-                if stopping or done % EVERY == 0:
-                    save(done)
-            if stopping:
-                return
+    steps = EPOCHS * len(loader)
+    for step in range(saved.done, steps):
+        epoch, number = divmod(step, len(loader))
+        if step == saved.done or number == 0:
+            loader.sampler.set_epoch(epoch)
+            batches = itertools.islice(loader, number, None)
+        # dropout follows from the seed and the step, so that a resumed training ends the same
+        torch.manual_seed(seed + step * WORKERS + rank)
+        loss = module(**next(batches)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        asked = rank == 0 and Path(job["stop"]).exists()
+        told = torch.tensor([loss.item() / WORKERS, float(asked)], device=get_device())
+        torch.distributed.all_reduce(told)
+        shown, stopping = told.tolist()
+        if rank == 0:
+            event = {"event": "progress", "step": step + 1, "steps": steps, "loss": shown}
+            with Path(job["said"]).open("a") as file:
+                file.write(json.dumps(event) + "\n")
+            if stopping or (step + 1) % EVERY == 0:
+                saved.save(step + 1, network, optimizer)
+        if stopping:
+            return
     if rank == 0:
         network.save_pretrained(job["output"])
 

@@ -220,10 +220,10 @@ def _classes(spec: Spec) -> Iterator[Problem]:
     data, weights = spec.data, spec.train.class_weights
     if data is None or data.labels or not isinstance(weights, dict) or spec.pipeline is not None:
         return
-    if spec.task in BUILTIN_TASKS:
-        if labels := classes(data, load_task(spec.task).modality):
-            for path, what, fix in unknown_classes(spec.train, labels):
-                yield Problem(what, ".".join(map(str, path)), fix)
+    known = spec.task in BUILTIN_TASKS
+    if known and (labels := classes(data, load_task(spec.task).modality)):
+        for path, what, fix in unknown_classes(spec.train, labels):
+            yield Problem(what, ".".join(map(str, path)), fix)
 
 
 def _architecture(spec: Spec) -> Iterator[Problem]:

@@ -122,10 +122,9 @@ def _acted(path: Path, spec: Spec, begun: Turn, last: Turn | None, act: Act) -> 
     except errors.RekindleError as error:
         outcome = f"{FAILED}: {errors.first_line(error)}"
         goes_on = isinstance(error, errors.PlatformError)  # the next turn, with this one
-        if last is None or (last.turn != begun.turn if goes_on else last.outcome != outcome):
-            if not isinstance(error, errors.RolledBackError):  # `deploy` has told
-                why = f"It ran because {begun.because}"
-                tell(spec.notify, "failure", f"{spec.name}: {outcome}. {why}")
+        is_new = last is None or (last.turn != begun.turn if goes_on else last.outcome != outcome)
+        if is_new and not isinstance(error, errors.RolledBackError):  # which `deploy` has told
+            tell(spec.notify, "failure", f"{spec.name}: {outcome}. It ran because {begun.because}")
         if not goes_on:
             _noted(path, begun, outcome=outcome)
         raise

@@ -37,8 +37,8 @@ _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "budget_hours", "checkpoint", "compile", "entrypoint",
-    "grace_seconds", "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
-    "untested",
+    "grace_seconds", "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile",
+    "start_seconds", "untested",
 }  # fmt: skip
 
 

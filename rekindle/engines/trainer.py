@@ -22,8 +22,8 @@ LARGEST_MICRO_BATCH = 32
 _DEFAULTS = {
     "layout": AUTO, "optimizer": "adamw", "weights": "fp32", "compile": False, "ledger": False,
     "profile": 0, "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
-    "budget_hours": None, "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False, "max_bad_steps": 3,
-    "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None,
+    "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False, "max_bad_steps": 3,
+    "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None, "budget_hours": None,
 }  # fmt: skip
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 # what it hands on; other arguments are rekindle's, or no test has trained with them
