@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.data.encodings import encodable
 from rekindle.data.roles import Columns, Kind
 from rekindle.data.validate import Findings
 
@@ -171,15 +172,6 @@ def _texts_of_objects(
         noted[row] = text is None and not missing
         found.append(text)
     return Texts(pa.array(found, pa.string()), noted)
-
-
-def encodable(text: str) -> bool:
-    """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _decoded(raw: RawBatch, values: pa.Array, column: str, findings: Findings) -> Texts:

@@ -279,14 +279,11 @@ class _Cluster:
             what = f"{self.name} cannot run rekindle: {_cause(error)}"
             fix = "check data.executor_address, and that its workers have rekindle's image"
             raise RequestError(what, where="data.executor", fix=fix) from error
-        for what, ours, theirs in zip(
-            ("Python", "rekindle's code"), facts({}, 0), there, strict=True
-        ):
+        names = ("Python", "rekindle's code")
+        for name, ours, theirs in zip(names, facts({}, 0), there, strict=True):
             if ours != theirs:
-                raise RequestError(
-                    f"{what} is {theirs} on {self.name} and {ours} here",
-                    where="data.executor", fix="run both from the same image",
-                )  # fmt: skip
+                what = f"{name} is {theirs} on {self.name} and {ours} here"
+                raise RequestError(what, where="data.executor", fix="run both from the same image")
 
 
 def _cause(error: Exception) -> str:
@@ -323,9 +320,8 @@ class Spark(_Cluster):
 
         if not address or address.startswith("local"):  # its workers would run PATH's python3
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.appName("rekindle").config(
-            "spark.ui.showConsoleProgress", False
-        )
+        builder = SparkSession.builder.appName("rekindle")
+        builder = builder.config("spark.ui.showConsoleProgress", False)
         self._context = (builder.master(address) if address else builder).getOrCreate().sparkContext
         self.checked()
 
@@ -363,10 +359,8 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
         try:
             return _CLUSTERS[data.executor](address)
         except ImportError as error:
-            fix = f"pip install 'rekindle[{data.executor}]'"
-            raise RequestError(
-                f"{error.name} is not installed", where="data.executor", fix=fix
-            ) from None
+            what, fix = f"{error.name} is not installed", f"pip install 'rekindle[{data.executor}]'"
+            raise RequestError(what, where="data.executor", fix=fix) from None
         except RekindleError:
             raise
         except Exception as error:  # what drivers raise has no common base

@@ -28,7 +28,7 @@ from rekindle.data.examples import (
     ExamplesWriter,
 )
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
-from rekindle.data.fingerprint import combined
+from rekindle.data.files import combined
 from rekindle.data.hub import HubSource
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
@@ -253,6 +253,7 @@ class _Ingestion:
         rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
+        left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
                 what = f"the window {self.window} selects none of {self.span.rows:,} records"
@@ -261,22 +262,20 @@ class _Ingestion:
             elif not findings:
                 what = "the source holds no records"
                 findings.note(what, where=data.named, fix="check data.source")
-        else:
+        elif not findings:  # rows that were refused are missing from every split
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
-            if not findings:  # rows that were refused are missing from every split
-                # a source's own splits may lack validation
-                lacks = data.split.by == "source" or data.split.validation == 0
-                required = ("train", "test") if lacks else SPLITS
-                aside = {kind: count for kind, count in self.left_out.items() if count}
-                check_splits(rows, class_rows, labels, required, complete, findings, aside)
+            # a source's own splits may lack validation
+            lacks = data.split.by == "source" or data.split.validation == 0
+            required = ("train", "test") if lacks else SPLITS
+            check_splits(rows, class_rows, labels, required, complete, findings, left_out)
         findings.raise_if_any()
         counted = SPLITS if labelled else ()
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
             image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows, pieces=self.pieces,
-            left_out={kind: count for kind, count in self.left_out.items() if count},
+            left_out=left_out,
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pydantic
 
 from rekindle.data.order import Indices, SampleOrder, best_fit
+from rekindle.data.split import stored_hashes
 from rekindle.errors import DataError
 from rekindle.records import SCHEMA_VERSION, ShardFile, ShardManifest
 from rekindle.spec.identity import digest, file_sha256
@@ -140,9 +141,8 @@ class Shards:
     def longest(self, split: str) -> int:
         """Tokens of the longest row."""
         files = enumerate(self._files[split])
-        return max(
-            (f.longest or int(self._opened(split, i).lengths.max()) for i, f in files), default=1
-        )
+        each = (f.longest or int(self._opened(split, i).lengths.max()) for i, f in files)
+        return max(each, default=1)
 
     def order(
         self, split: str, *, global_batch_size: int, seed: int, by_length: bool = False,
@@ -309,9 +309,7 @@ def folder_fingerprint(folder: Path) -> str:
 def fingerprint_of_hashes(column: pa.ChunkedArray) -> str:
     running = hashlib.sha256()
     for chunk in column.chunks:
-        start, width = chunk.offset, chunk.type.byte_width
-        view = memoryview(chunk.buffers()[1])
-        running.update(view[start * width : (start + len(chunk)) * width])
+        running.update(stored_hashes(chunk))
     return running.hexdigest()[:32]
 
 

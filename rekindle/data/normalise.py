@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import columns
-from rekindle.data.columns import Mask, RawBatch, as_python, encodable, texts, with_mask
+from rekindle.data.columns import Mask, RawBatch, as_python, texts, with_mask
+from rekindle.data.encodings import encodable
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes, stored_hashes
