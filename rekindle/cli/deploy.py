@@ -88,9 +88,8 @@ def start(
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    options = deploy.Options(
-        platform, host, port, wait, may, say, watching(spec.deploy.min_requests)
-    )
+    seen = watching(spec.deploy.min_requests)
+    options = deploy.Options(platform, host, port, wait, may, say, seen)
     if done := deploy.deploy(spec, home, options):
         tell(done, "\n".join(_lines(done)), as_json)
 
