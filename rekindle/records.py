@@ -33,17 +33,9 @@ TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
 LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
 RolloutState = Literal[
-    "shadow",
-    "create",
-    "smoke",
-    "canary",
-    "live",
-    "settled",
-    "roll_back",
-    "rolled_back",
-    "delete",
+    "shadow", "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete",
     "deleted",
-]
+]  # fmt: skip
 ChangeKind = Literal["gate", "reason", "rollback"]
 
 

@@ -104,12 +104,10 @@ def _slices(
         for value in sorted(set(values_N)):
             pick = values_N == value
             mine = ours.picked(pick)
-            told = {} if theirs is None else _against(spec, metric, mine, theirs.picked(pick))
-            result.append(
-                Slice(
-                    column=column, value=value, rows=int(pick.sum()), candidate=mine.metrics, **told
-                )
-            )  # fmt: skip
+            known: dict[str, Any] = {"rows": int(pick.sum()), "candidate": mine.metrics}
+            if theirs is not None:
+                known |= _against(spec, metric, mine, theirs.picked(pick))
+            result.append(Slice(column=column, value=value, **known))
     return result
 
 
@@ -274,8 +272,7 @@ def _finite(scores: Scores, who: str) -> Check:
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
     bad += [] if scores.finite else ["predictions"]
     detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
-    detail = f"the {who}'s {detail}"
-    return Check(name=f"{who}_finite", passed=not bad, detail=detail)
+    return Check(name=f"{who}_finite", passed=not bad, detail=f"the {who}'s {detail}")
 
 
 def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:

@@ -54,14 +54,11 @@ def configuration(run: RunRecord) -> str:
 
 def _mixed(manifest: ShardManifest) -> Facts:
     """What was drawn from each source of a mixture."""
-    return [
-        (
-            f"Source {one.source}",
-            f"{formats.count(one.rows)} examples, {formats.share(one.share)} of what is drawn, "
-            f"{one.epochs:.3g} times an epoch",
-        )
-        for one in manifest.sources
-    ]
+    facts: Facts = []
+    for one in manifest.sources:
+        drawn = f"{formats.share(one.share)} of what is drawn, {one.epochs:.3g} times an epoch"
+        facts.append((f"Source {one.source}", f"{formats.count(one.rows)} examples, {drawn}"))
+    return facts
 
 
 def data_facts(
