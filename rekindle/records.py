@@ -108,8 +108,7 @@ def moved(value: Any, before: str, now: str) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN. What hashes and keys are made
-    from."""
+    """One text for one value, for hashes and keys: sorted keys, no spaces, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

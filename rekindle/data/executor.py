@@ -375,7 +375,7 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     return Nodes(local, store, place) if place.nodes > 1 else local
 
 
-def _main() -> int:
+def _main() -> None:
     """Answer items, a line of JSON each, until there are no more; prints go to stderr."""
     pipe = os.dup(1)
     os.dup2(2, 1)
@@ -384,8 +384,7 @@ def _main() -> int:
         for line in sys.stdin:
             answers.write(json.dumps(call(function, order, json.loads(line))) + "\n")
             answers.flush()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

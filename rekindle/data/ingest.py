@@ -161,8 +161,7 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, divided and compared; the rows that are left out are listed in
-        `out`."""
+        """Have all pieces read, divided and compared; `out` gets a list of the rows left out."""
         order: dict[str, Any] = {}
         for part in self.parts:
             order = {
@@ -243,8 +242,7 @@ class _Ingestion:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def validated(self, out: Path) -> ExamplesSummary:
-        """The summary of what was read, whose files are then in `out`; raises DataError if any of
-        it is unfit."""
+        """The summary of what was read, its files being in `out`; DataError if any is unfit."""
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check(self.seen)

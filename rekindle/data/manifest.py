@@ -134,8 +134,7 @@ class Shards:
         return self._looked_up(split, indices, "lengths")
 
     def targets(self, split: str, indices: npt.ArrayLike | None = None) -> Indices:
-        """Predictions that these rows, or all, ask for: supervised tokens but a first one, placed
-        words, or one."""
+        """Predictions that these rows, or all, ask for; see `row_targets`."""
         return self._looked_up(split, indices, "targets")
 
     def longest(self, split: str) -> int:

@@ -230,8 +230,7 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
 def _parts(
     file: SourceFile, source: FileSource, blocks: Sequence[Block], content: str
 ) -> Iterator[tuple[SourceFile, str]]:
-    """Parts of a file of several blocks, and what the rows of each depend on; none where it is not
-    cut."""
+    """Parts of a file of several blocks, and what the rows of each depend on; none if not cut."""
     kind, size = _lines_of(file, source), files.PIECE_BYTES
     if source.files.format == "parquet" and len(blocks) > 1 and not file.compressed:
         yield from _row_groups(file, content)

@@ -112,8 +112,7 @@ def _slices(
 
 
 def _against(spec: GateSpec, metric: str, ours: Scores, theirs: Scores) -> dict[str, Any]:
-    """What a slice tells of the champion, and how often a model as good would seem so much
-    worse."""
+    """What a slice tells of the champion, and how often a model as good would seem so bad."""
     known: dict[str, Any] = {"champion": theirs.metrics}
     if ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
         gain, deviation = _gain(metric, ours, theirs), differences(spec, metric, ours, theirs).std()

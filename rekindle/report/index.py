@@ -1,5 +1,4 @@
-"""The page over all runs under a home: what each came to, and how the metric moved from run to run
-of the same job."""
+"""The page over all runs under a home: what each came to, and how the metric of each job moved."""
 
 import contextlib
 import math

@@ -1,5 +1,4 @@
-"""Where a model comes from: the data it saw, the keys and hashes that identify the work, and how to
-do it again."""
+"""Where a model comes from: its data, keys and hashes that identify the work, how to repeat it."""
 
 import contextlib
 import hashlib

@@ -232,8 +232,7 @@ class Router:
             self.accepted -= 1
 
     async def _answered(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """The answer of a version; of another one where that failed; 503 where none is ready in
-        time."""
+        """The answer of a version, of another if that failed; 503 where none is ready in time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
         while time.monotonic() < give_up and (not asked or asked in self.backends):
