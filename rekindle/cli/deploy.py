@@ -55,11 +55,8 @@ def command() -> None:
 @config
 @overrides
 @_platform
-@click.option(
-    "--host",
-    help="On this machine: address to listen at; at any other than the "
-    "default, 127.0.0.1, all who reach it may ask.",
-)
+@click.option("--host", help="On this machine: address to listen at; at any other than the "
+              "default, 127.0.0.1, all who reach it may ask.")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65_535),
               help="On this machine. Default: 8080, or that of the deployment.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what it would run on and cost.")

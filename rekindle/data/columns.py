@@ -65,11 +65,9 @@ class Source(Protocol):
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, in an order that depends on the content alone."""
-        ...
 
     def fingerprint(self) -> str:
         """Hash of what the source holds now."""
-        ...
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes; zeros where these are not known."""

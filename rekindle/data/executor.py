@@ -58,7 +58,6 @@ class Executor(Protocol):
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
         """The result of `function` for each item; `work` names the whole for all nodes. Raises
         DataError or StepError with the problems of the items that failed."""
-        ...
 
 
 def call(function: str, order: Order, item: Any) -> Answer:

@@ -88,20 +88,16 @@ def ingest(
     return summary
 
 
-@dataclasses.dataclass
 class _Part:
     """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
 
-    data: DataSpec
-    modality: str
-    window: Window | None
-    items: list[dict[str, Any]]
-    executor: Executor = dataclasses.field(default_factory=lambda: Local(1))
-    entries: list[Entry] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.opened = open_source(self.data, self.modality, self.window)
-        self.by_column = _by_column(self.data, self.window)
+    def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
+        self.data, self.modality, self.window = data, modality, window
+        self.items: list[dict[str, Any]] = [{"key": f"whole-{number}"}]
+        self.executor: Executor = Local(1)
+        self.entries: list[Entry] = []
+        self.opened = open_source(data, modality, window)
+        self.by_column = _by_column(data, window)
         self.in_pieces = isinstance(self.opened, FileSource | HubSource)
         self.contents: dict[str, str] = {}
 
@@ -147,7 +143,7 @@ class _Ingestion:
         self.data, self.modality, self.window = data, modality, parse_window(window)
         self.source, self.store = source, Store(scratch)
         self.parts = [
-            _Part(part, modality, self.window if part.window else None, [{"key": f"whole-{n}"}])
+            _Part(part, modality, self.window if part.window else None, n)
             for n, part in enumerate(data.parts)
         ]
         self.in_pieces = all(part.in_pieces for part in self.parts)
@@ -324,14 +320,12 @@ def _by_column(data: DataSpec, window: Window | None) -> bool:
     return window is not None and "{window" not in data.source
 
 
-@dataclasses.dataclass
 class _Splits:
     """Writes tables into a file a split, and counts."""
 
-    writer: ExamplesWriter
-    class_rows: dict[str, collections.Counter[str]] = dataclasses.field(
-        default_factory=lambda: {split: collections.Counter() for split in SPLITS}
-    )
+    def __init__(self, writer: ExamplesWriter) -> None:
+        self.writer = writer
+        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def add(self, table: pa.Table, indices: Any) -> None:
         names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))

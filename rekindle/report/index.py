@@ -42,9 +42,9 @@ def render_index(home: Path) -> Path:
         mark = _mark(shown)
         if mark not in _head(target):
             links = {"older": names[number - 1] if number else "", "newest": names[-1]}
-            nothing = {"jobs": {}, "watched": {}, "notes": ()}
-            values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links, **nothing}
-            write_atomically(target, page.render("index.html.j2", **values))
+            values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
+            text = page.render("index.html.j2", jobs={}, watched={}, notes=(), **values)
+            write_atomically(target, text)
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
     values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}

@@ -39,9 +39,8 @@ def facts(
     if summary is None:
         return []
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
-    early = ""
-    if summary.planned_steps is not None:
-        early = f", stopped early: {formats.count(summary.planned_steps)} were planned"
+    planned = summary.planned_steps
+    early = "" if planned is None else f", stopped early: {formats.count(planned)} were planned"
     epochs = f"{round(summary.epochs, 2):g} epoch{'' if summary.epochs == 1 else 's'}"
     facts = [
         ("Task", summary.task.replace("_", " ")),
