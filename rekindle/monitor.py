@@ -190,9 +190,8 @@ def _joined(table_2C: np.ndarray) -> np.ndarray:
 def _accuracy(
     evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], least: int, level: float
 ) -> Iterator[Signal]:
-    right_N = np.array(
-        [row["label"] == labels[row["id"]] for row in _labelled(rows, labels)], np.float64
-    )
+    right = [row["label"] == labels[row["id"]] for row in _labelled(rows, labels)]
+    right_N = np.array(right, np.float64)
     before, count = evidence.metrics.get("accuracy"), evidence.rows
     if before is None or min(len(right_N), count) < least:
         return

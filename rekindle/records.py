@@ -34,17 +34,9 @@ TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
 LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
 RolloutState = Literal[
-    "shadow",
-    "create",
-    "smoke",
-    "canary",
-    "live",
-    "settled",
-    "roll_back",
-    "rolled_back",
-    "delete",
+    "shadow", "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete",
     "deleted",
-]
+]  # fmt: skip
 ChangeKind = Literal["gate", "reason", "rollback"]
 
 
@@ -117,8 +109,7 @@ def moved(value: Any, before: str, now: str) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN. What hashes and keys are made
-    from."""
+    """One text for one value, for hashes and keys: sorted keys, no spaces, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

@@ -8,11 +8,14 @@ import html
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle import formats
+from rekindle.app.forecast import Forecast
 from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run
 from rekindle.errors import RequestError
+from rekindle.outputs import Compared
+from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
 from rekindle.report.comparison import compared, lines
@@ -20,10 +23,6 @@ from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
-
-if TYPE_CHECKING:
-    from rekindle.app.forecast import Forecast
-    from rekindle.outputs import Compared
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -194,21 +193,18 @@ def planned(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
     region: str = "", examples: int | None = None,
     prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
-) -> "Forecast":  # fmt: skip
+) -> Forecast:  # fmt: skip
     """What training the spec needs, how long it takes and what it costs, by the options of
     `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
     Raises RekindleError where it cannot be planned, or nothing fits."""
-    from rekindle.app.forecast import Forecast
     from rekindle.app.plan import figures
-    from rekindle.platforms.platform import PLATFORMS
 
     known = ("local", *PLATFORMS)
     if platform and platform not in known:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     own = [Path(file) for file in prices]
-    found = figures(resolved, platform, region, examples, Path(home), own)
-    return Forecast(found)
+    return Forecast(figures(resolved, platform, region, examples, Path(home), own))
 
 
 def submit(
@@ -236,7 +232,7 @@ class Comparison:
     """Runs side by side; the others are compared with the first."""
 
     runs: tuple[Run, ...]
-    found: "Compared"
+    found: Compared
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""

@@ -45,8 +45,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
 
 
 def publish(spec: Spec, home: Path) -> None:
-    """Put the champion into the model registries of `register.publish`, and its names there into
-    ours."""
+    """Put the champion into the registries of `register.publish`, and its names there into ours."""
     where = registry_of(spec, home)
     if not spec.registration.publish:
         return

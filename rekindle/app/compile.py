@@ -73,8 +73,7 @@ def _say_what_is_here(platform: str, spec: Spec) -> None:
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:
-    """The steps that train and score, and those that read data, on the machines that the config
-    asks for."""
+    """The steps that train, score or read data, on the machines that the config asks for."""
     asked = spec.resources
     if spec.pipeline is None and spec.data and spec.data.nodes > 1:
         for step in ON_PIECES:

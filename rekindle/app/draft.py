@@ -218,11 +218,10 @@ def _is_label(values: Column) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_time(value: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rekindle.app.pipeline import ON_PIECES, TRAINING
 from rekindle.app.runs import newest_first
 from rekindle.catalog.prices import PriceBook
+from rekindle.errors import first_line
 from rekindle.outputs import Calibration, PlannedRest
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.plan import Plan
@@ -62,8 +63,7 @@ def _measured(home: Path) -> list[Calibration]:
         try:
             found.append(Calibration.read(path))
         except ValueError as error:
-            why = str(error).splitlines()[0]
-            log.warning("%s cannot be read and is left out: %s", path, why)
+            log.warning("%s cannot be read and is left out: %s", path, first_line(error))
     return found
 
 

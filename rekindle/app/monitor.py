@@ -82,7 +82,6 @@ def sentence(one: Signal) -> str:
     """What a signal says, in words."""
     shown = "{:.1%}".format if one.name in _SHARES else formats.metric
     before, now = map(shown, (one.before, one.now))
-    what = {"unknown": "unknown words", "prediction": "the most frequent class"}.get(
-        one.name, one.name
-    )
+    words = {"unknown": "unknown words", "prediction": "the most frequent class"}
+    what = words.get(one.name, one.name)
     return f"{what} went from {before} to {now} ({one.rows:,} rows, p = {one.p_value:.2g})"

@@ -8,6 +8,7 @@ from typing import Any
 
 import rekindle
 from rekindle.errors import Problem, RequestError
+from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph, Parameter
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.submission import digest_of
@@ -47,8 +48,6 @@ def pipeline_of(spec: Spec, here: bool = False) -> str:
 
 def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
     """The IR of the spec's pipeline, and the Graph read from it; `here` as in `pipeline_of`."""
-    from rekindle.ir.compile import compile_pipeline
-
     target = pipeline_of(spec, here)
     known = "" if spec.pipeline else precompiled(Path(target.rpartition(":")[0]))
     text = known or compile_pipeline(target)  # which starts a process, and imports kfp

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import rekindle
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, first_line
 from rekindle.outputs import Planned
 from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
@@ -39,7 +39,7 @@ def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[Run
             try:
                 yield read_run(home, entry.run_id)
             except (OSError, ValueError) as error:  # since a moment ago
-                log.warning("%s cannot be read: %s", entry.run_id, str(error).splitlines()[0])
+                log.warning("%s cannot be read: %s", entry.run_id, first_line(error))
 
 
 def numbered(record: RunRecord, home: Path) -> RunRecord:

@@ -55,11 +55,8 @@ def command() -> None:
 @config
 @overrides
 @_platform
-@click.option(
-    "--host",
-    help="On this machine: address to listen at; at any other than the "
-    "default, 127.0.0.1, all who reach it may ask.",
-)
+@click.option("--host", help="On this machine: address to listen at; at any other than the "
+              "default, 127.0.0.1, all who reach it may ask.")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65_535),
               help="On this machine. Default: 8080, or that of the deployment.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what it would run on and cost.")
@@ -88,9 +85,8 @@ def start(
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    options = deploy.Options(
-        platform, host, port, wait, may, say, watching(spec.deploy.min_requests)
-    )
+    seen = watching(spec.deploy.min_requests)
+    options = deploy.Options(platform, host, port, wait, may, say, seen)
     if done := deploy.deploy(spec, home, options):
         tell(done, "\n".join(_lines(done)), as_json)
 

@@ -76,10 +76,9 @@ def command(
         require(*SERVING)
     if fault is not None:
         return rehearsed(windows(spec)[-1], fault, home, as_json)
-    results = [carry_out(one, options, as_json) for one in windows(spec)]
-    last = results[-1]
+    *before, last = [carry_out(one, options, as_json) for one in windows(spec)]
     if as_json:
-        earlier = tuple(result.run_id for result in results[:-1])
+        earlier = tuple(result.run_id for result in before)
         answer(last.model_copy(update={"earlier": earlier}))
     return _exit_code(last, require_promotion)
 

@@ -53,9 +53,9 @@ def serve(
         changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
         spec = spec.model_copy(update=changed)
     job = ServeJob(
-        model=served(spec, home, version), host=host, port=port,
-        health_route=os.environ.get("AIP_HEALTH_ROUTE", "/health/ready"),
-        predict_route=os.environ.get("AIP_PREDICT_ROUTE", "/predict"), smoke=not no_smoke,
+        model=served(spec, home, version), host=host, port=port, smoke=not no_smoke,
+        health_route=os.environ.get("AIP_HEALTH_ROUTE", ServeJob.health_route),
+        predict_route=os.environ.get("AIP_PREDICT_ROUTE", ServeJob.predict_route),
     )  # fmt: skip
     words = [sys.executable, "-P", "-m", "rekindle.serve"]
     words.append(TypeAdapter(ServeJob).dump_json(job).decode())
@@ -117,9 +117,8 @@ def monitor(
 
 def _monitored(found: Monitored) -> Iterator[str]:
     left = ", ".join(f"{number:,} {why}" for why, number in found.left_out.items())
-    yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: " + (
-        f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
-    )
+    rows = f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
+    yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: {rows}"
     if found.signals:
         yield f"{'signal':<12}{'judged':>10}{'now':>10}{'apart':>8}{'p':>10}{'found from':>12}"
     for one in found.signals:

@@ -2,6 +2,7 @@
 once, and says where to look."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import click
@@ -37,15 +38,17 @@ def command(
 ) -> int:  # fmt: skip
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
-
-    def consent(outline: SubmissionPreview, plan: Planned | None) -> None:
-        show(outline, outline.id)
-        for line in outlook(plan):
-            click.echo(line, err=True)
-        agree(yes, "Submit it?")
-
+    consent = functools.partial(agreed, yes)
     record, placed, outline = submitted(spec, platform, home, token, consent)
     return told(record, placed, home, wait, as_json, outline)
+
+
+def agreed(yes: bool, outline: SubmissionPreview, plan: Planned | None) -> None:
+    """Show what will be made and what it costs; RequestError unless the user agrees."""
+    show(outline, outline.id)
+    for line in outlook(plan):
+        click.echo(line, err=True)
+    agree(yes, "Submit it?")
 
 
 def told(

@@ -1,23 +1,21 @@
 """`rekindle watch CONFIG`: retrains when the data say so, and says why or why not."""
 
+import functools
 import logging
 import time
 from pathlib import Path
 
 import click
 
-from rekindle.app.forecast import outlook
 from rekindle.app.run import Options, windows
 from rekindle.app.submit import submitted
 from rekindle.app.watch import Act, turn
-from rekindle.cli.options import Overrides, agree, config, moment, overrides, shared, tell, yes
+from rekindle.cli.options import Overrides, config, moment, overrides, shared, tell, yes
 from rekindle.cli.run import WORDS, carry_out
-from rekindle.cli.submit import show
+from rekindle.cli.submit import agreed
 from rekindle.data.window import parse_duration
 from rekindle.errors import InterruptedRunError, PreemptedError, RekindleError, RequestError
-from rekindle.outputs import Planned
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.platforms.submission import SubmissionPreview
 from rekindle.records import Turn
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Outcome, Spec
@@ -55,9 +53,8 @@ def command(
     while True:
         try:
             spec = windows(load_target(config, overrides))[-1]
-            done = turn(
-                spec, home, _act(spec, platform, home, yes, as_json), at, platform or "local"
-            )
+            act = _act(spec, platform, home, yes, as_json)
+            done = turn(spec, home, act, at, platform or "local")
         except (RekindleError, OSError) as error:
             ends = isinstance(error, PreemptedError | InterruptedRunError)
             if once or first or ends:
@@ -82,13 +79,7 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
 
     def there(begun: Turn) -> tuple[str, str, Outcome | None]:
         assert platform is not None
-
-        def consent(outline: SubmissionPreview, plan: Planned | None) -> None:
-            show(outline, outline.id)
-            for line in outlook(plan):
-                click.echo(line, err=True)
-            agree(yes, "Submit it?")
-
+        consent = functools.partial(agreed, yes)
         record, _, _ = submitted(spec, platform, home, begun.turn, consent, begun.because)
         return record.run_id, f"submitted to {platform}", None  # follow.py tells how it ends
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.data.encodings import encodable
 from rekindle.data.roles import Columns, Kind
 from rekindle.data.validate import Findings
 
@@ -64,11 +65,9 @@ class Source(Protocol):
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, in an order that depends on the content alone."""
-        ...
 
     def fingerprint(self) -> str:
         """Hash of what the source holds now."""
-        ...
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes; zeros where these are not known."""
@@ -171,15 +170,6 @@ def _texts_of_objects(
         noted[row] = text is None and not missing
         found.append(text)
     return Texts(pa.array(found, pa.string()), noted)
-
-
-def encodable(text: str) -> bool:
-    """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _decoded(raw: RawBatch, values: pa.Array, column: str, findings: Findings) -> Texts:

@@ -67,8 +67,7 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
 def drop_copies(
     store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[ExamplesPart], dict[str, Counter[str]]]:
-    """The files without later copies, new ones where they had some, and by split the labels of what
-    was left out."""
+    """The files without later copies, new where they had some; by split labels of the copies."""
     groups, _ = _compared(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
     items = [
@@ -238,8 +237,7 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
 
 
 def thin(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with a file of examples without its copies, and the labels of those; no file where
-    it has none."""
+    """The entry with a file of examples without its copies, if it has any, and their labels."""
     store = Store(order["store"])
     if found := store.find(item["key"]):
         return found

@@ -5,7 +5,6 @@ A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted 
 the bytes of a file depend on the examples alone. A batch is what a worker encodes at once and what
 is in memory at once. Files are lz4-compressed."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -103,18 +102,12 @@ class ExamplesWriter:
             file.close(complete=kind is None)
 
 
-@dataclasses.dataclass
 class _BatchFile:
-    path: Path
-    schema: pa.Schema
-    _pending: list[pa.Table] = dataclasses.field(default_factory=list)
-    _rows: int = 0
-    _bytes: int = 0
-    batches: list[int] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.schema, self.batches = schema, list[int]()
+        self._pending, self._rows, self._bytes = list[pa.Table](), 0, 0
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._writer = pa.ipc.new_file(str(self.path), self.schema, options=options)
+        self._writer = pa.ipc.new_file(str(path), schema, options=options)
 
     def append(self, table: pa.Table) -> None:
         part = table.select(self.schema.names).cast(self.schema)

@@ -58,7 +58,6 @@ class Executor(Protocol):
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
         """The result of `function` for each item; `work` names the whole for all nodes. Raises
         DataError or StepError with the problems of the items that failed."""
-        ...
 
 
 def call(function: str, order: Order, item: Any) -> Answer:
@@ -279,14 +278,11 @@ class _Cluster:
             what = f"{self.name} cannot run rekindle: {_cause(error)}"
             fix = "check data.executor_address, and that its workers have rekindle's image"
             raise RequestError(what, where="data.executor", fix=fix) from error
-        for what, ours, theirs in zip(
-            ("Python", "rekindle's code"), facts({}, 0), there, strict=True
-        ):
+        names = ("Python", "rekindle's code")
+        for name, ours, theirs in zip(names, facts({}, 0), there, strict=True):
             if ours != theirs:
-                raise RequestError(
-                    f"{what} is {theirs} on {self.name} and {ours} here",
-                    where="data.executor", fix="run both from the same image",
-                )  # fmt: skip
+                what = f"{name} is {theirs} on {self.name} and {ours} here"
+                raise RequestError(what, where="data.executor", fix="run both from the same image")
 
 
 def _cause(error: Exception) -> str:
@@ -323,9 +319,8 @@ class Spark(_Cluster):
 
         if not address or address.startswith("local"):  # its workers would run PATH's python3
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.appName("rekindle").config(
-            "spark.ui.showConsoleProgress", False
-        )
+        builder = SparkSession.builder.appName("rekindle")
+        builder = builder.config("spark.ui.showConsoleProgress", False)
         self._context = (builder.master(address) if address else builder).getOrCreate().sparkContext
         self.checked()
 
@@ -363,10 +358,8 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
         try:
             return _CLUSTERS[data.executor](address)
         except ImportError as error:
-            fix = f"pip install 'rekindle[{data.executor}]'"
-            raise RequestError(
-                f"{error.name} is not installed", where="data.executor", fix=fix
-            ) from None
+            what, fix = f"{error.name} is not installed", f"pip install 'rekindle[{data.executor}]'"
+            raise RequestError(what, where="data.executor", fix=fix) from None
         except RekindleError:
             raise
         except Exception as error:  # what drivers raise has no common base
@@ -381,7 +374,7 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     return Nodes(local, store, place) if place.nodes > 1 else local
 
 
-def _main() -> int:
+def _main() -> None:
     """Answer items, a line of JSON each, until there are no more; prints go to stderr."""
     pipe = os.dup(1)
     os.dup2(2, 1)
@@ -390,8 +383,7 @@ def _main() -> int:
         for line in sys.stdin:
             answers.write(json.dumps(call(function, order, json.loads(line))) + "\n")
             answers.flush()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

@@ -22,7 +22,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
-from rekindle.data.encodings import as_utf8
+from rekindle.data.encodings import as_utf8, encodable
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
@@ -69,12 +69,12 @@ class ContentHash:
         self._size += len(data)
 
     def hexdigest(self) -> str:
-        return self.of_blocks([*self._blocks, self._block.hexdigest()])
+        return combined([*self._blocks, self._block.hexdigest()])
 
-    @staticmethod
-    def of_blocks(hashes: Sequence[str]) -> str:
-        """The hash of a file whose blocks have these."""
-        return hashes[0] if len(hashes) == 1 else digest(list(hashes))
+
+def combined(hashes: Sequence[str]) -> str:
+    """The hash of blocks of a file, or of sources, that are read together."""
+    return hashes[0] if len(hashes) == 1 else digest(list(hashes))
 
 
 def _version(info: Mapping[str, Any]) -> str:
@@ -287,7 +287,7 @@ def locate(data: DataSpec) -> Files:
             log.warning("%d files beside the images are ignored, such as %s", len(odd), odd[0])
         files = [file for file in files if _suffix_format(file.name) == kind]
     names = (file.name for file in files)
-    if bad := next((name for name in names if name.encode(errors="ignore").decode() != name), ""):
+    if bad := next((name for name in names if not encodable(name)), ""):
         what, fix = "the name of a file is not UTF-8", "rename it, such as with convmv"
         raise DataError(what, where=ascii(bad).strip("'"), fix=fix)
     return Files(tuple(files), kind, partitions.unit if partitions else "")

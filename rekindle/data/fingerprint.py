@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rekindle.data.columns import Source
 from rekindle.data.executor import WORTH_BYTES, Order, executor_of
-from rekindle.data.files import content_hash
+from rekindle.data.files import combined, content_hash
 from rekindle.data.pieces import cut, source_of
 from rekindle.data.records import RecordsHash, Span, inside, read_times, to_datetime
 from rekindle.data.roles import wanted_columns
@@ -155,9 +155,7 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
             assert data.window is not None
             newest = max(filter(None, (files.newest for files in dated)), default=None)
             window = resolve(data.window, newest, dated[0].unit)
-        found = [
-            open_source(part, modality, window if part.window else None) for part in data.parts
-        ]
+        found = [open_source(part, modality, window) for part in data.parts]
         files, sizes = zip(*(source.extent() for source in found), strict=True)
         hashes = [_content(*one, modality) for one in zip(found, data.parts, strict=True)]
         return window, combined(hashes), (sum(files), sum(sizes))
@@ -232,11 +230,6 @@ def hash_window(order: Order, item: Mapping[str, Any]) -> str:
 def hash_named(order: Order, item: Mapping[str, Any]) -> str:
     """The hash of the files that rows of a piece name."""
     return str(_opened(order, item)[1].hash_named())
-
-
-def combined(hashes: Sequence[str]) -> str:
-    """The fingerprint of sources that are read together."""
-    return hashes[0] if len(hashes) == 1 else digest(list(hashes))
 
 
 def content_behind(name: str) -> str:

@@ -39,11 +39,8 @@ class ImageColumn:
                 height, width = self._size
                 picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
                 image = _array(picture.resize((width, height), Image.Resampling.BILINEAR))
-        except PixelError as error:
-            findings.add("pixel", place, str(error))
-            return None
         except _UNREADABLE as error:
-            findings.add("image", place, str(error))
+            findings.add("pixel" if isinstance(error, PixelError) else "image", place, str(error))
             return None
         if self.shape is None:
             self.shape = (image.shape[0], image.shape[1], image.shape[2])

@@ -28,7 +28,7 @@ from rekindle.data.examples import (
     ExamplesWriter,
 )
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
-from rekindle.data.fingerprint import combined
+from rekindle.data.files import combined
 from rekindle.data.hub import HubSource
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
@@ -88,20 +88,16 @@ def ingest(
     return summary
 
 
-@dataclasses.dataclass
 class _Part:
     """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
 
-    data: DataSpec
-    modality: str
-    window: Window | None
-    items: list[dict[str, Any]]
-    executor: Executor = dataclasses.field(default_factory=lambda: Local(1))
-    entries: list[Entry] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.opened = open_source(self.data, self.modality, self.window)
-        self.by_column = _by_column(self.data, self.window)
+    def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
+        self.data, self.modality, self.window = data, modality, window
+        self.items: list[dict[str, Any]] = [{"key": f"whole-{number}"}]
+        self.executor: Executor = Local(1)
+        self.entries: list[Entry] = []
+        self.opened = open_source(data, modality, window)
+        self.by_column = _by_column(data, window)
         self.in_pieces = isinstance(self.opened, FileSource | HubSource)
         self.contents: dict[str, str] = {}
 
@@ -147,7 +143,7 @@ class _Ingestion:
         self.data, self.modality, self.window = data, modality, parse_window(window)
         self.source, self.store = source, Store(scratch)
         self.parts = [
-            _Part(part, modality, self.window if part.window else None, [{"key": f"whole-{n}"}])
+            _Part(part, modality, self.window if part.window else None, n)
             for n, part in enumerate(data.parts)
         ]
         self.in_pieces = all(part.in_pieces for part in self.parts)
@@ -161,8 +157,7 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, divided and compared; the rows that are left out are listed in
-        `out`."""
+        """Have all pieces read, divided and compared; `out` gets a list of the rows left out."""
         order: dict[str, Any] = {}
         for part in self.parts:
             order = {
@@ -243,8 +238,7 @@ class _Ingestion:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def validated(self, out: Path) -> ExamplesSummary:
-        """The summary of what was read, whose files are then in `out`; raises DataError if any of
-        it is unfit."""
+        """The summary of what was read, its files being in `out`; DataError if any is unfit."""
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check(self.seen)
@@ -253,6 +247,7 @@ class _Ingestion:
         rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
+        left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
                 what = f"the window {self.window} selects none of {self.span.rows:,} records"
@@ -261,22 +256,20 @@ class _Ingestion:
             elif not findings:
                 what = "the source holds no records"
                 findings.note(what, where=data.named, fix="check data.source")
-        else:
+        elif not findings:  # rows that were refused are missing from every split
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS
-            if not findings:  # rows that were refused are missing from every split
-                # a source's own splits may lack validation
-                lacks = data.split.by == "source" or data.split.validation == 0
-                required = ("train", "test") if lacks else SPLITS
-                aside = {kind: count for kind, count in self.left_out.items() if count}
-                check_splits(rows, class_rows, labels, required, complete, findings, aside)
+            # a source's own splits may lack validation
+            lacks = data.split.by == "source" or data.split.validation == 0
+            required = ("train", "test") if lacks else SPLITS
+            check_splits(rows, class_rows, labels, required, complete, findings, left_out)
         findings.raise_if_any()
         counted = SPLITS if labelled else ()
         return ExamplesSummary(
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
             image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows, pieces=self.pieces,
-            left_out={kind: count for kind, count in self.left_out.items() if count},
+            left_out=left_out,
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 
@@ -327,14 +320,12 @@ def _by_column(data: DataSpec, window: Window | None) -> bool:
     return window is not None and "{window" not in data.source
 
 
-@dataclasses.dataclass
 class _Splits:
     """Writes tables into a file a split, and counts."""
 
-    writer: ExamplesWriter
-    class_rows: dict[str, collections.Counter[str]] = dataclasses.field(
-        default_factory=lambda: {split: collections.Counter() for split in SPLITS}
-    )
+    def __init__(self, writer: ExamplesWriter) -> None:
+        self.writer = writer
+        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def add(self, table: pa.Table, indices: Any) -> None:
         names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))

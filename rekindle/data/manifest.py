@@ -19,6 +19,7 @@ import pyarrow as pa
 import pydantic
 
 from rekindle.data.order import Indices, SampleOrder, best_fit
+from rekindle.data.split import stored_hashes
 from rekindle.errors import DataError
 from rekindle.records import SCHEMA_VERSION, ShardFile, ShardManifest
 from rekindle.spec.identity import digest, file_sha256
@@ -133,16 +134,14 @@ class Shards:
         return self._looked_up(split, indices, "lengths")
 
     def targets(self, split: str, indices: npt.ArrayLike | None = None) -> Indices:
-        """Predictions that these rows, or all, ask for: supervised tokens but a first one, placed
-        words, or one."""
+        """Predictions that these rows, or all, ask for; see `row_targets`."""
         return self._looked_up(split, indices, "targets")
 
     def longest(self, split: str) -> int:
         """Tokens of the longest row."""
         files = enumerate(self._files[split])
-        return max(
-            (f.longest or int(self._opened(split, i).lengths.max()) for i, f in files), default=1
-        )
+        each = (f.longest or int(self._opened(split, i).lengths.max()) for i, f in files)
+        return max(each, default=1)
 
     def order(
         self, split: str, *, global_batch_size: int, seed: int, by_length: bool = False,
@@ -309,9 +308,7 @@ def folder_fingerprint(folder: Path) -> str:
 def fingerprint_of_hashes(column: pa.ChunkedArray) -> str:
     running = hashlib.sha256()
     for chunk in column.chunks:
-        start, width = chunk.offset, chunk.type.byte_width
-        view = memoryview(chunk.buffers()[1])
-        running.update(view[start * width : (start + len(chunk)) * width])
+        running.update(stored_hashes(chunk))
     return running.hexdigest()[:32]
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import columns
-from rekindle.data.columns import Mask, RawBatch, as_python, encodable, texts, with_mask
+from rekindle.data.columns import Mask, RawBatch, as_python, texts, with_mask
+from rekindle.data.encodings import encodable
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes, stored_hashes
@@ -158,8 +159,7 @@ def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa
 def prompts(
     raw: RawBatch, given: pa.Array, column: str | None, findings: Findings
 ) -> tuple[list[str | None], Mask]:
-    """Prompts with the text of the column `column` below, where there is some; and which of these
-    texts were refused."""
+    """Prompts with the text of `column` below, if any; and which of these texts were refused."""
     if column is None:
         return given.to_pylist(), np.zeros(len(given), bool)
     below = texts(raw, column, "text", findings)

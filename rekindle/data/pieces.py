@@ -21,7 +21,7 @@ import pyarrow.parquet
 from rekindle.data import files
 from rekindle.data.columns import Source
 from rekindle.data.executor import Executor, Order
-from rekindle.data.files import ContentHash, Files, Named, SourceFile
+from rekindle.data.files import ContentHash, Files, Named, SourceFile, combined
 from rekindle.data.hub import HubSource
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.window import parse_window
@@ -207,7 +207,7 @@ class _Quotes:
 
 def contents(blocks: Mapping[str, Sequence[Block]]) -> dict[str, str]:
     """The hash of each file, by path."""
-    return {path: ContentHash.of_blocks([b.sha256 for b in of]) for path, of in blocks.items()}
+    return {path: combined([b.sha256 for b in of]) for path, of in blocks.items()}
 
 
 def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Piece]:
@@ -230,8 +230,7 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
 def _parts(
     file: SourceFile, source: FileSource, blocks: Sequence[Block], content: str
 ) -> Iterator[tuple[SourceFile, str]]:
-    """Parts of a file of several blocks, and what the rows of each depend on; none where it is not
-    cut."""
+    """Parts of a file of several blocks, and what the rows of each depend on; none if not cut."""
     kind, size = _lines_of(file, source), files.PIECE_BYTES
     if source.files.format == "parquet" and len(blocks) > 1 and not file.compressed:
         yield from _row_groups(file, content)
@@ -241,14 +240,11 @@ def _parts(
             start, end = number * size, min((number + 1) * size, file.size)
             # the last line may end in the next block; a CSV file's first has the names of columns
             read = [b.sha256 for b in (*blocks[number : number + 2], blocks[0])]
-            begin = line + (number > 0 and not _ends_line(file, start))
+            begin = line
+            if start and file.filesystem.cat_file(file.path, start=start - 1, end=start) != b"\n":
+                begin += 1  # the block begins within a line, which is the one before's
             yield dataclasses.replace(file, start=start, end=end, line=begin), digest(read)
             line += block.newlines
-
-
-def _ends_line(file: SourceFile, start: int) -> bool:
-    """Whether a line begins at byte `start`."""
-    return bool(file.filesystem.cat_file(file.path, start=start - 1, end=start) == b"\n")
 
 
 def _one_line_a_row(blocks: Sequence[Block]) -> bool:

@@ -25,8 +25,9 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
         return {}
     bad, limit = findings.rows, data.max_bad_rows
     read = bad + kept
+    rows = f"{bad:,} of {read:,} rows"
     if not kept or (bad > limit if limit >= 1 else bad / read > limit):
-        what = f"{bad:,} of {read:,} rows have faults, more than data.max_bad_rows ({limit:,})"
+        what = f"{rows} have faults, more than data.max_bad_rows ({limit:,})"
         fix = "correct the rows below, or raise data.max_bad_rows"
         findings.note(what, where=data.named, fix=fix)
         return {}
@@ -34,12 +35,9 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
     with (folder / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for kind, fault in faults.items():
             for row in fault.first:
-                line = {"kind": kind, "place": row.place, "value": row.value, "rows": row.rows}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps({"kind": kind, **vars(row)}, ensure_ascii=False) + "\n")
     counts = {kind: fault.count for kind, fault in faults.items()}
     listed = f", the first {MOST:,} of a kind" if max(counts.values()) > MOST else ""
     shown = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
-    log.warning(
-        "left out %s (%s): see %s%s", f"{bad:,} of {read:,} rows", shown, QUARANTINE, listed
-    )
+    log.warning("left out %s (%s): see %s%s", rows, shown, QUARANTINE, listed)
     return counts

@@ -224,13 +224,10 @@ def _parquet_batches(
         if values > _MOST_VALUES:
             raise _TooLargeError(f"{values:,} values in one row group", None)
         at_once = min(at_once, max(1, _VALUES_AT_ONCE * max(group.num_rows, 1) // max(values, 1)))
-    nested = [
-        leaf.path for _, leaf in leaves if "." in leaf.path and leaf.physical_type == "BYTE_ARRAY"
-    ]
-    if nested:
-        parquet = pa.parquet.ParquetFile(
-            pa.PythonFile(stream, mode="r"), pre_buffer=False, read_dictionary=nested
-        )
+    strings = (leaf.path for _, leaf in leaves if leaf.physical_type == "BYTE_ARRAY")
+    if nested := [path for path in strings if "." in path]:
+        file = pa.PythonFile(stream, mode="r")
+        parquet = pa.parquet.ParquetFile(file, pre_buffer=False, read_dictionary=nested)
     held: list[pa.RecordBatch] = []
     rows = size = begun = 0
     batches = (

@@ -40,10 +40,9 @@ class Span:
 
     def join(self, other: Self) -> None:
         """Include what another one spans."""
-        for time in (other.oldest, other.newest):
-            if time is not None:
-                self.include(np.array([time]))
-        self.rows += other.rows - (other.oldest is not None) - (other.newest is not None)
+        ends = [time for time in (other.oldest, other.newest) if time is not None]
+        self.include(np.array(ends, np.int64))
+        self.rows += other.rows - len(ends)
 
     def __str__(self) -> str:
         if self.oldest is None or self.newest is None:

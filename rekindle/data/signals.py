@@ -40,8 +40,7 @@ LOGGED = pa.schema(
 
 def signals(content: Any, words: Collection[int]) -> dict[str, float]:
     """Those of a text, a list of words, the turns of a document, or pixels [height, width,
-    channels]. `words` are hashes of the known ones; without any, nothing is said of unknown
-    ones."""
+    channels]. `words` are hashes of the known ones; without any, there is no `unknown`."""
     if isinstance(content, np.ndarray):
         found = content.mean() / _BRIGHTEST, content.std() / _BRIGHTEST
         return dict(zip(("brightness", "contrast"), map(float, found), strict=True))

@@ -24,16 +24,8 @@ _DIGIT_BITS = 16
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
     """SHA-256, cut to 16 bytes, of `prefix` and each value of a string or binary array, joined."""
-    start = hashlib.sha256(prefix)
-    if prefix:
-        hashes = []
-        for value in content_views(values):
-            one = start.copy()
-            one.update(value)
-            hashes.append(one.digest()[:HASH_BYTES])
-        return b"".join(hashes)
-    sha256 = hashlib.sha256
-    return b"".join([sha256(value).digest()[:HASH_BYTES] for value in content_views(values)])
+    sha256, views = hashlib.sha256, content_views(values)
+    return b"".join([sha256(prefix + value).digest()[:HASH_BYTES] for value in views])
 
 
 def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:

@@ -99,8 +99,7 @@ class Findings:
     after a fault was not read."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.cut = False
+        self.rows, self.cut = 0, False
         self._faults: dict[str, Fault] = {}
         self._notes: dict[tuple[str, str], Fault] = {}
 

@@ -110,24 +110,20 @@ def _slices(
         for value in sorted(set(values_N)):
             pick = values_N == value
             mine = ours.picked(pick)
-            told, some = dict[str, Any](), clusters_N
+            known: dict[str, Any] = {"rows": int(pick.sum()), "candidate": mine.metrics}
+            some = clusters_N
             if some is not None:
                 some = np.unique(some[pick], return_inverse=True)[1]
             if theirs is not None:
-                told = _against(spec, metric, mine, theirs.picked(pick), some)
-            result.append(
-                Slice(
-                    column=column, value=value, rows=int(pick.sum()), candidate=mine.metrics, **told
-                )
-            )  # fmt: skip
+                known |= _against(spec, metric, mine, theirs.picked(pick), some)
+            result.append(Slice(column=column, value=value, **known))
     return result
 
 
 def _against(
     spec: GateSpec, metric: str, ours: Scores, theirs: Scores, clusters_N: Ints | None
 ) -> dict[str, Any]:
-    """What a slice tells of the champion, and how often a model as good would seem so much
-    worse."""
+    """What a slice tells of the champion, and how often a model as good would seem so bad."""
     known: dict[str, Any] = {"champion": theirs.metrics}
     if _too_few(clusters_N):
         return known | {"p_value": 1.0}
@@ -346,8 +342,7 @@ def _finite(scores: Scores, who: str) -> Check:
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
     bad += [] if scores.finite else ["predictions"]
     detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
-    detail = f"the {who}'s {detail}"
-    return Check(name=f"{who}_finite", passed=not bad, detail=detail)
+    return Check(name=f"{who}_finite", passed=not bad, detail=f"the {who}'s {detail}")
 
 
 def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:

@@ -189,9 +189,7 @@ class Tracker:
     ) -> None:  # fmt: skip
         self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
         self.name, self.run_key, self.parameters = name, run_key, parameters
-        self.run_id = ""
-        self.logged = 0
-        self.silent = False
+        self.run_id, self.logged, self.silent = "", 0, False
 
     def log(self, rows: Sequence[HistoryRow]) -> None:
         """Log the steps in `rows` that are not logged yet."""

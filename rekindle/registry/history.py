@@ -46,9 +46,7 @@ def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
         pass
     beaten = tags_of(client.get_model_version(where.name, now)).get("beaten", "")
     for version in dict.fromkeys([*past[::-1], *filter(None, [beaten])]):
-        if version == now:
-            continue
-        if existing(client, where, version).get("decision") != "rolled_back":
+        if version != now and existing(client, where, version).get("decision") != "rolled_back":
             return version
     what = f"version {now} of {where.name} is the first champion, or all before were rolled back"
     fix = "name a version that passed its gate: --to N"

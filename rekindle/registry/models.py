@@ -20,7 +20,7 @@ from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
 from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of, tracking_run
-from rekindle.registry.signature import EVIDENCE
+from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
@@ -214,8 +214,6 @@ def _new_version(
     tags: Mapping[str, str],
 ) -> ModelVersion:  # fmt: skip
     import mlflow
-
-    from rekindle.registry.signature import log_model
 
     run_key, uri = tags[f"{PREFIX}run_key"], where.spec.tracking_uri
     run = tracking_run(client, uri, where.artifact_root, where.name, run_key)

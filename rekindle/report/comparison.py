@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
+from rekindle.errors import first_line
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
 from rekindle.records import Churn, Comparison, RunRecord, write_atomically
 from rekindle.report import page, plots
@@ -150,8 +151,7 @@ def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | No
     except KeyError:
         notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
     except (OSError, ValueError, ImportError) as error:
-        why = str(error).splitlines()[0]
-        notes.append(f"the scores of {record.run_id} cannot be read: {why}")
+        notes.append(f"the scores of {record.run_id} cannot be read: {first_line(error)}")
     return None
 
 

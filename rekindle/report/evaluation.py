@@ -33,9 +33,8 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     policy = (run.spec.get("evaluate") or {}).get("gate") or {}
     if policy.get("mode") == "noninferiority":
         needed = -float(policy["margin"])
-    gain, lower, upper = map(
-        formats.signed, (comparison.estimate, comparison.lower, comparison.upper)
-    )
+    ends = comparison.estimate, comparison.lower, comparison.upper
+    gain, lower, upper = map(formats.signed, ends)
     text = (
         f"The gain in {texts.metric_name(comparison.metric)} is {gain}, with"
         f" {100 * comparison.confidence:g}% confidence between {lower} and {upper}"

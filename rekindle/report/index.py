@@ -1,18 +1,17 @@
-"""The page over all runs under a home: what each came to, and how the metric moved from run to run
-of the same job."""
+"""The page over all runs under a home: what each came to, and how the metric of each job moved."""
 
 import contextlib
 import math
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import Turn, write_atomically
+from rekindle.records import write_atomically
 from rekindle.report import page, plots, texts
 from rekindle.report.ledger import Entry, ledger, turns
 
@@ -44,27 +43,21 @@ def render_index(home: Path) -> Path:
         if mark not in _head(target):
             links = {"older": names[number - 1] if number else "", "newest": names[-1]}
             values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
-            write_atomically(
-                target, page.render("index.html.j2", jobs={}, watched={}, notes=(), **values)
-            )
+            text = page.render("index.html.j2", jobs={}, watched={}, notes=(), **values)
+            write_atomically(target, text)
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
     values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}
     jobs: dict[str, list[Entry]] = {}
     for run, _ in rows:
         jobs.setdefault(run.name, []).append(run)
-    courses = {name: _course(runs) for name, runs in jobs.items()}
+    watched = (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
     values |= {"older": names[-2] if older else "", "jobs": jobs, "notes": notes}
-    values["courses"] = courses
-    values["watched"] = {one[-1].name: one[:-_TURNS:-1] for one in _turns(home) if one}
+    values["courses"] = {name: _course(runs) for name, runs in jobs.items()}
+    values["watched"] = {one[-1].name: one[:-_TURNS:-1] for one in watched if one}
     target = home / names[-1]
     write_atomically(target, page.render("index.html.j2", **values))
     return target
-
-
-def _turns(home: Path) -> Iterator[list[Turn]]:
-    """The turns of each name that is watched."""
-    return (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
 
 
 def _mark(rows: Sequence[Row]) -> str:

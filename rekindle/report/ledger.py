@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import rekindle
 from rekindle import formats
+from rekindle.errors import first_line
 from rekindle.records import RunRecord, Turn, write_atomically
 from rekindle.report import verdicts
 from rekindle.report.collect import collect, summarised
@@ -94,8 +95,8 @@ def ledger(home: Path) -> Ledger:
             try:
                 entry = Entry.of(record_in(folder, run_id))
             except (OSError, ValueError) as error:
-                path, why = folder / run_id / "run.json", str(error).splitlines()[0]
-                log.warning("%s cannot be read and is left out: %s", path, why)
+                path = folder / run_id / "run.json"
+                log.warning("%s cannot be read and is left out: %s", path, first_line(error))
                 unreadable.append(run_id)
                 continue
             # a checksum, then as JSON the stamp and what all lists need, then the rest

@@ -1,5 +1,4 @@
-"""Where a model comes from: the data it saw, the keys and hashes that identify the work, and how to
-do it again."""
+"""Where a model comes from: its data, keys and hashes that identify the work, how to repeat it."""
 
 import contextlib
 import hashlib
@@ -54,14 +53,11 @@ def configuration(run: RunRecord) -> str:
 
 def _mixed(manifest: ShardManifest) -> Facts:
     """What was drawn from each source of a mixture."""
-    return [
-        (
-            f"Source {one.source}",
-            f"{formats.count(one.rows)} examples, {formats.share(one.share)} of what is drawn, "
-            f"{one.epochs:.3g} times an epoch",
-        )
-        for one in manifest.sources
-    ]
+    facts: Facts = []
+    for one in manifest.sources:
+        drawn = f"{formats.share(one.share)} of what is drawn, {one.epochs:.3g} times an epoch"
+        facts.append((f"Source {one.source}", f"{formats.count(one.rows)} examples, {drawn}"))
+    return facts
 
 
 def data_facts(

@@ -40,9 +40,8 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
     for name in ("metric", "signed", "count", "percent", "duration", "date"):
         environment.filters[name] = getattr(formats, name)
-    environment.filters.update(
-        metric_name=texts.metric_name, shorten=texts.shorten, plain=texts.plain
-    )
+    for name in ("metric_name", "shorten", "plain"):
+        environment.filters[name] = getattr(texts, name)
     environment.globals.update(bar=plots.bar, improvement=verdicts.improvement)
     return environment
 

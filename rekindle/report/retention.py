@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rekindle import formats
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, first_line
 from rekindle.outputs import HomeItem
 from rekindle.platforms.local.removal import NAME, Needs, survey
 from rekindle.platforms.local.store import is_alive
@@ -91,7 +91,7 @@ class Retention:
             try:
                 self.aliases[where] = self.ask(record)
             except (RekindleError, ValueError) as error:
-                self.aliases[where] = f"its registry gives no answer: {str(error).splitlines()[0]}"
+                self.aliases[where] = f"its registry gives no answer: {first_line(error)}"
         if isinstance(aliases := self.aliases[where], str):
             return aliases
         held = [alias for alias, version in aliases.items() if version == model.version]

@@ -49,8 +49,8 @@ def job() -> ServeJob:
     model, asked = staged_in(model_folder()), os.environ.get
     return ServeJob(
         model=model, host="0.0.0.0", port=int(asked("AIP_HTTP_PORT", "8080")),  # noqa: S104 - the container's own network
-        health_route=asked("AIP_HEALTH_ROUTE", "/health/ready"),
-        predict_route=asked("AIP_PREDICT_ROUTE", "/predict"), smoke=bool(model.evidence),
+        smoke=bool(model.evidence), health_route=asked("AIP_HEALTH_ROUTE", ServeJob.health_route),
+        predict_route=asked("AIP_PREDICT_ROUTE", ServeJob.predict_route),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.data.columns import encodable
+from rekindle.data.encodings import encodable
 from rekindle.data.images import ImageColumn
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError

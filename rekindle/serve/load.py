@@ -32,8 +32,7 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
 
 
 def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
-    """What answers, in the precision. Raises UnsupportedError for a language model of a user's own
-    task."""
+    """What answers in the precision; UnsupportedError for a language model of a user's own task."""
     transformers.utils.logging.disable_progress_bar()
     _quantizers_without_torchao()
     if opened.task.objective != "tokens":

@@ -63,9 +63,9 @@ class ServeJob:
     model: ServedModel
     host: str
     port: int
-    health_route: str
-    predict_route: str
     smoke: bool
+    health_route: str = "/health/ready"
+    predict_route: str = "/predict"
 
 
 WANTED = "wanted.json"

@@ -53,10 +53,9 @@ def lowered(
     check = Evidence.read(file).checks[-1]
     log.info("%s", check.detail)
     if not (check.value is not None and check.value <= most_loss):
+        what = f"{check.detail}; {most_loss:.2%} may be lost"
         fix = "leave deploy.precision out, or raise deploy.max_precision_loss"
-        raise RequestError(
-            f"{check.detail}; {most_loss:.2%} may be lost", where="deploy.precision", fix=fix
-        )
+        raise RequestError(what, where="deploy.precision", fix=fix)
     return dataclasses.replace(model, precision=precision, evidence=str(file))
 
 

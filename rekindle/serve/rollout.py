@@ -41,8 +41,7 @@ class Endpoint(Protocol):
         known, 0 where it costs nothing."""
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """State (as in `VersionStatus`) and share of each version that runs; asks, changes
-        nothing."""
+        """State (as in `VersionStatus`) and share of each version that runs; changes nothing."""
 
     def create(self, model: ServedModel, number: int) -> None:
         """Have the version run beside the others, without a share of requests, and wait until it is

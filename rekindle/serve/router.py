@@ -77,10 +77,7 @@ class Backend:
         """Start the process on a free port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        job = ServeJob(
-            model=self.model, host="127.0.0.1", port=port, health_route="/health/ready",
-            predict_route="/predict", smoke=bool(self.model.evidence),
-        )  # fmt: skip
+        job = ServeJob(self.model, "127.0.0.1", port, smoke=bool(self.model.evidence))
         words = [sys.executable, "-P", "-m", "rekindle.serve"]
         words.append(TypeAdapter(ServeJob).dump_json(job).decode())
         with self.log.open("ab") as log:
@@ -235,8 +232,7 @@ class Router:
             self.accepted -= 1
 
     async def _answered(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """The answer of a version; of another one where that failed; 503 where none is ready in
-        time."""
+        """The answer of a version, of another if that failed; 503 where none is ready in time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
         while time.monotonic() < give_up and (not asked or asked in self.backends):

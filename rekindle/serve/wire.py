@@ -116,10 +116,9 @@ def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -
     """One input, called as the column, BYTES [N]: lists and chats as JSON, images in base64. The
     outputs are the fields of predictions, lists as JSON. With the extension for binary data, as
     NVIDIA's client asks by default: values behind the JSON, in the order of the tensors."""
-    cut = headers.get(_JSON_LENGTH, "")
-    head, raw = (
-        (body[: int(cut)], body[int(cut) :]) if cut.isdecimal() and len(cut) < 9 else (body, b"")
-    )
+    length = headers.get(_JSON_LENGTH, "")
+    cut = int(length) if length.isdecimal() and len(length) < 9 else len(body)
+    head, raw = body[:cut], body[cut:]
     asked = read(Infer, head)
     tensor, given, answer_headers = asked.inputs[0], asked.parameters, dict[str, str]()
     if tensor.name != inputs.column:

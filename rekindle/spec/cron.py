@@ -56,12 +56,11 @@ def five_fields(text: str) -> str:
 
 def values(cron: str) -> Fields:
     """The numbers that each of the five fields names, in order; None for `*`."""
-    return tuple(
-        None
-        if field == "*"
-        else tuple(sorted({n for item in field.split(",") for n in _span(item, low, high, names)}))
-        for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True)
-    )
+    found = list[tuple[int, ...] | None]()
+    for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True):
+        numbers = {n for item in field.split(",") for n in _span(item, low, high, names)}
+        found.append(None if field == "*" else tuple(sorted(numbers)))
+    return tuple(found)
 
 
 def listed(numbers: tuple[int, ...] | None) -> str:

@@ -55,9 +55,8 @@ class DeploySpec(Section):
     @model_validator(mode="after")
     def _shares(self) -> Self:
         if list(self.canary) != sorted({*self.canary}) or not all(0 < s < 100 for s in self.canary):
-            raise ValueError(
-                "canary: percentages from 1 to 99 are needed, each above the one before"
-            )
+            what = "percentages from 1 to 99 are needed, each above the one before"
+            raise ValueError(f"canary: {what}")
         return self
 
 

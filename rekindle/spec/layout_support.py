@@ -63,7 +63,7 @@ class Group:
     lora: tuple[bool, ...] = (False,)
 
     def cells(self) -> Iterator[Cell]:
-        """Those of the product that mean something."""
+        """Those of the product that mean something; some come twice."""
         product = itertools.product(
             self.kinds, self.axes, self.schedules, self.checkpointing, self.compile,
             self.precision, self.lora,
@@ -71,8 +71,6 @@ class Group:
         for values in product:
             cell = Cell(*values)
             if "pp" not in cell.axes:
-                if cell.schedule != self.schedules[0]:
-                    continue
                 cell = dataclasses.replace(cell, schedule="")
             if not impossible(cell):
                 yield cell

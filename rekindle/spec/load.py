@@ -191,11 +191,10 @@ def _anchored(field: str, value: str, folder: Path) -> str:
 
 def _is_hub_name(value: str, folder: Path) -> bool:
     """`bert-base-uncased` and `org/name` are hub names unless such a file or folder lies here."""
-    looks_local = (
-        value.startswith((".", "~", "/")) or "*" in value or "{" in value or value.count("/") > 1
-    )
+    is_path = value.startswith((".", "~", "/")) or value.count("/") > 1
+    is_pattern = "*" in value or "{" in value
     has_suffix = Path(value).suffix in {".csv", ".jsonl", ".json", ".parquet", ".gz", ".tsv"}
-    return not (looks_local or has_suffix or (folder / value).exists())
+    return not (is_path or is_pattern or has_suffix or (folder / value).exists())
 
 
 def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override: str) -> None:

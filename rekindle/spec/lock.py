@@ -78,5 +78,4 @@ def pinned(spec: Spec, folder: Path) -> Spec:
 
 def code_in(image: str, folder: Path) -> str | None:
     """Hash of the user's own code in an image named by digest; None if no lock file has it."""
-    known = {by_digest(name, pin): pin.code for name, pin in read(folder).items()}
-    return known.get(image)
+    return {by_digest(name, pin): pin.code for name, pin in read(folder).items()}.get(image)

@@ -107,11 +107,8 @@ def parse_value(text: str) -> Any:
 
 
 def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
-    loader = None
     try:
-        loader = _Loader(text)
-        node: yaml.Node | None = loader.get_single_node()
-        return node
+        return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
@@ -122,9 +119,6 @@ def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     except (yaml.YAMLError, RecursionError) as error:
         what = f"not valid YAML: {str(error) or 'nested too deeply'}"
         raise SpecError(what, where=origin) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 class _Reader:
