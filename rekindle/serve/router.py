@@ -101,12 +101,13 @@ class Backend:
                 except OSError as error:  # the other versions go on
                     self.state, self.reason = "failed", f"it cannot be started: {error}"
         elif self.process.poll() is not None:
-            await self._close()
+            # all before the first await: until then requests are given to what is ready
             self.process, was_ready = None, self.state == "ready" or self.restarts
             self.reason = self._tail()
             self.state = "starting" if was_ready and self.state != "stopping" else "failed"
             self.start_at = time.monotonic() + min(2.0**self.restarts - 1, MOST_RESTART_SECONDS)
             self.restarts, self.ends = self.restarts + 1, self.ends + 1
+            await self._close()
         elif self.state == "starting" and self.client is not None:
             with contextlib.suppress(aiohttp.ClientError):
                 async with self.client.get("/health/ready") as response:
@@ -126,9 +127,9 @@ class Backend:
         await self._close()
 
     async def _close(self) -> None:
-        if self.client is not None:
-            await self.client.close()
-            self.client = None
+        client, self.client = self.client, None
+        if client is not None:
+            await client.close()
 
     def _tail(self) -> str:
         """The end of its log."""
