@@ -27,6 +27,9 @@ _MOST_FAR = 4  # files or images that do not lie here
 class _Beginning(SourceFile):
     """The first whole lines of a file; nothing is hashed."""
 
+    def head(self, size: int) -> bytes:
+        return super().head(min(size, _HEAD_BYTES + 1))
+
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
         head = self.head(_HEAD_BYTES)

@@ -116,7 +116,8 @@ def _hours(run: RunRecord) -> float | None:
 
 def _remarks(plan: Planned, run: RunRecord, found: Findings, otherwise: str) -> Iterator[str]:
     trained, chosen = found.training, plan.chosen
-    yield f"Planned for {chosen.nodes} x {chosen.machine} with the layout {chosen.layout}."
+    many = f"{chosen.nodes} x " if chosen.nodes > 1 else ""
+    yield f"Planned for {many}{chosen.machine} with the layout {chosen.layout}."
     if otherwise:
         yield f"The figures are of different trainings: {otherwise}."
     if trained and _peak(found) is None:

@@ -48,7 +48,7 @@ def test_a_training_that_went_as_planned(tmp_path):
             ("Dollars, estimated", "$1,200", "$889 to $1,619", "$1,158", "inside"),
         ),
         remarks=(
-            "Planned for 1 x p4de.24xlarge with the layout shard 8.",
+            "Planned for p4de.24xlarge with the layout shard 8.",
             "Dollars are hours at the price that the plan had: estimated, not billed.",
         ),
         command="",
