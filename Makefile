@@ -82,8 +82,8 @@ test-oldest: .venv-oldest/installed  ## imports, two ranks, layouts and a trace 
 	$(BIN)/python tests/data/make_clusters.py .venv-clusters .venv
 	@touch $@
 
-test-clusters: .venv-clusters/installed  ## ingest and shard by Ray and by Spark: the bytes of one process; a loop of Ray Train
-	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py tests/engines/test_ray.py
+test-clusters: .venv-clusters/installed  ## ingest and shard by Ray and by Spark: the bytes of one process
+	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
 
 trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
 	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py

@@ -296,9 +296,8 @@ def test_importers_are_nodes_of_their_own() -> None:
     assert isinstance(node, Importer)
     assert node.uri.parts == (Reference(("inputs", "parameters", "n")),)
     assert node.metadata["from"].parts == node.uri.parts
-    assert (node.metadata["kind"], node.again, node.artifact.schema_title) == (
-        "x", True, "system.Dataset",
-    )  # fmt: skip
+    (made,) = node.outputs.artifacts.values()
+    assert (node.metadata["kind"], node.again, made.schema_title) == ("x", True, "system.Dataset")
 
 
 def test_all_refusals_come_at_once_and_each_once() -> None:
