@@ -130,7 +130,7 @@ def test_no_request_of_10_000_is_lost_in_roll_out_roll_back_and_the_death_of_a_s
         deployed.rollout().back("by hand")
         load.until(lambda seen: seen[200, "1"] > 300)
         load.join()
-    assert statuses(load) == {200}
+    assert statuses(load) == {200}, load.seen
     assert sum(load.seen.values()) == 10_000
     assert deployed.endpoint.status().answered == 10_000
 
@@ -150,7 +150,7 @@ def test_a_poisoned_version_goes_back_by_itself_and_clients_see_none_of_it(deplo
         before = load.seen[200, "1"]
         load.until(lambda seen: seen[200, "1"] > before + 100)
     assert load.seen[200, "2"] > 0
-    assert statuses(load) == {200}
+    assert statuses(load) == {200}, load.seen
     assert set(deployed.endpoint.status().versions) == {"1"}
 
 
@@ -167,7 +167,7 @@ def test_a_version_in_the_shadow_is_compared_and_not_seen(deployed):
             made.to(model)
             if model is bad:
                 assert {version for _, version in load.seen} == {"1", "03"}
-    assert statuses(load) == {200}
+    assert statuses(load) == {200}, load.seen
     reasons = {event.state: event.reason for event in deployed.events if event.version == "3"}
     assert "in the shadow it answered" in reasons["rolled_back"]
     (told,) = (e.reason for e in deployed.events if (e.state, e.version) == ("create", "2"))
