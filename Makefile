@@ -53,8 +53,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15
 
-test-all: install .venv/models  ## all tests, the slow ones too
+test-all: install .venv/models .venv-clusters/installed  ## all tests, the slow ones too, and by Ray and Spark
 	$(PYTEST) --durations=25
+	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
 
 # how long `make torture` goes on
 MINUTES ?= 8
