@@ -7,7 +7,6 @@ in it."""
 import contextlib
 import datetime
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rekindle.plan.plan import Plan, make, refusals, told
 from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES
-from rekindle.spec.model import AUTO, LayoutSpec, Spec
+from rekindle.spec.model import AUTO, MOST_HOURS, LayoutSpec, Spec
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +56,14 @@ def _paid(spec: Spec, platform: str, home: Path) -> Spec:
     """With the hours that the budget pays for, where its end can be a step's and prices are
     known."""
     budget, train = spec.resources.budget_usd, spec.train
-    if budget is None or platform not in CLOUDS or train.entrypoint or train.engine == "trainer":
+    trains = spec.pipeline is None or "train" in spec.model_fields_set
+    ends = trains and not train.entrypoint and train.engine != "trainer"
+    if budget is None or platform not in CLOUDS or not ends:
         return spec
     with contextlib.suppress(RequestError):
         fleet = fleets(spec.resources, platform, _region(spec, platform), book(home))[0]
         if usd := fleet.usd_per_hour(spec.resources.spot):
-            hours = min(round(budget / usd, 4), train.budget_hours or math.inf)
+            hours = min(max(round(budget / usd, 4), 1e-4), train.budget_hours or MOST_HOURS)
             update = {"train": train.model_copy(update={"budget_hours": hours})}
             return spec.model_copy(update=update)
     return spec

@@ -19,6 +19,7 @@ BUILTIN_TASKS = (
     "causal_lm", "image_classification", "text_classification", "token_classification",
 )  # fmt: skip
 
+MOST_HOURS = 10_000
 ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
 
 Metric = Literal[
@@ -430,7 +431,7 @@ class TrainSpec(Section):
     minutes. A start that makes progress may take any time."""
     max_hours: float | None = Field(None, gt=0, le=10_000)
     """Wall-clock limit over all restarts of one attempt, which fails then; null: none."""
-    budget_hours: float | None = Field(None, gt=0, le=10_000)
+    budget_hours: float | None = Field(None, gt=0, le=MOST_HOURS)
     """After so many hours of steps, over all attempts, training ends with the weights that it has,
     or with the best, and these are judged; with more of them it goes on from there. Null: never, or
     what `resources.budget_usd` pays for."""

@@ -102,6 +102,17 @@ def test_a_budget_becomes_the_hours_that_it_pays_for(tmp_path):
         assert found == pytest.approx(5000 / usd, abs=1e-4)
     shorter = spec(region, "resources.budget_usd=5000", "train.budget_hours=2")
     assert on_machines(shorter, "sagemaker", tmp_path).train.budget_hours == 2
+    for usd, hours in (
+        (1e-6, 1e-4),
+        (1e9, 10_000),
+    ):  # of no step, and of more than a training may have
+        asked = spec(region, f"resources.budget_usd={usd}")
+        assert on_machines(asked, "sagemaker", tmp_path).train.budget_hours == hours
+    own = asked.model_copy(update={"pipeline": "p.py:own"})
+    own.model_fields_set.discard("train")
+    assert on_machines(own, "sagemaker", tmp_path) == own, (
+        "a pipeline that is given nothing to train with"
+    )
     for override, platform in (
         ("train.entrypoint=train.py", "sagemaker"), ("train.seed=1", "kubeflow"), ("resources.machine=p9", "sagemaker"),
     ):  # fmt: skip

@@ -146,7 +146,7 @@ def test_best_weights_that_are_lost_are_not_replaced_by_others(tmp_path, whole, 
 
 @pytest.mark.slow
 def test_a_budget_ends_it_with_a_model_and_more_of_it_goes_on_from_there(tmp_path, texts):
-    """Of the hours of all attempts: a stop halfway does not begin them anew."""
+    """Of the hours of all attempts: a stop halfway does not set them to zero."""
     steps = 600
     plain = TRAIN.model_copy(
         update={"early_stopping_patience": None, "validate_every": None, "steps": steps}
