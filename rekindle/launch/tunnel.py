@@ -104,6 +104,7 @@ class Tunnel:
     ) -> None:
         self.port: int = server.getsockname()[1]
         self.unproven: dict[asyncio.StreamWriter, None] = {}
+        self._tasks: set[asyncio.Task[None] | None] = set()
         self._serve, self._started = serve, threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._main(server)), name="tunnel", daemon=True
@@ -125,11 +126,14 @@ class Tunnel:
         listening.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._tasks.add(task)  # nothing else holds one that waits while its end's buffer is full
         try:
             await self._serve(self, (reader, writer))
         except (*_BROKEN, asyncio.CancelledError):  # asyncio would print the latter
             pass
         finally:
+            self._tasks.discard(task)
             self.unproven.pop(writer, None)
             writer.close()
 

@@ -1,6 +1,8 @@
 """Strangers on the ports of a job of several nodes: no message of theirs is believed, and no node is lost by them (H4)."""
 
 import dataclasses
+import gc
+import select
 import socket
 import threading
 import time
@@ -300,6 +302,23 @@ def test_bytes_reach_the_store_and_come_back_whole(way):
             assert piece, f"hung up after {len(back)} bytes"
             back += piece
     assert back == content
+
+
+def test_bytes_that_wait_for_the_far_end_outlive_the_garbage_collector():
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        inner = tunnel.entrance(SECRET, "store 0", far.getsockname())
+        with socket.create_connection(("127.0.0.1", inner.port), timeout=20) as rank:
+            rank.setblocking(False)
+            peer, _ = far.accept()
+            with peer:
+                assert len(peer.recv(tunnel.NONCE_BYTES)) == tunnel.NONCE_BYTES
+                while select.select([], [rank], [], 0.2)[1]:
+                    rank.send(bytes(1 << 16))
+                gc.collect()
+                with pytest.raises(BlockingIOError):
+                    rank.recv(1)
+                assert select.select([peer, rank], [], [], 0.2)[0] == []
+        inner.close()
 
 
 @pytest.mark.parametrize("what", first(4, NOISE))
