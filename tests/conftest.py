@@ -53,6 +53,29 @@ def _turn(nodeid):
     return next((i for i, folder in enumerate(FIRST) if nodeid.startswith(folder)), len(FIRST))
 
 
+# whatever trains here is forked from one process, in which these were imported; environments may differ in what none of them reads
+PRELOADED = (
+    "torch.distributed.run",
+    "rekindle.train.worker",
+    "rekindle.train.score_rank",
+    "transformers.modeling_layers",
+    "transformers.activations",
+    "pandas",
+)
+READ_BY_IMPORTS = r"PYTHON|LD_|OMP_|GOMP_|MKL_|OPENBLAS_|TORCH_(?!ELASTIC)|PYTORCH|HF_|TRANSFORMERS|CUDA|HOME$|XDG_|JE_|MALLOC"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _preloaded():
+    from rekindle.launch.preloaded import Preloaded
+
+    server = Preloaded(PRELOADED, rf"(?!{READ_BY_IMPORTS})\w+")
+    os.environ |= server.environment
+    server.start(os.environ)
+    yield
+    server.close()
+
+
 @pytest.fixture(autouse=True)
 def _no_store_of_another_test():
     """s3fs keeps its clients by their arguments, and each test's server has an address of its own."""

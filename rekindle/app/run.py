@@ -15,6 +15,7 @@ from rekindle.app.plan import planned_here
 from rekindle.app.preflight import preflight
 from rekindle.app.runs import find_run, new_record, numbered, read_run, write_card
 from rekindle.errors import RequestError
+from rekindle.launch.preloaded import Preloaded
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.containers import prepare
@@ -24,6 +25,7 @@ from rekindle.records import Ignored, RunRecord
 from rekindle.spec.identity import source_hash
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.model import Spec
+from rekindle.tasks import TASKS, load_task
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +66,24 @@ def execute(
     record = numbered(new_record(spec, ignored, plan=plan), home)
     update = {"settings": options.settings, "because": options.because}
     record = record.model_copy(update=update)
+    preloaded = Preloaded(_preloads(spec))
+    env = {**preloaded.environment, **env}
+
+    def changed(record: RunRecord) -> None:
+        working = {step.component for step in record.steps if step.status == "running"}
+        if working & _BEFORE_RANKS:
+            preloaded.start({**local.PRINTING, **env})
+        on_change(record)
+
     try:
         return local.execute(
             graph, arguments, home=home, record=record, env=env, containers=containers,
             source_hash=source_hash(), own_code=functools.partial(hashes, spec, graph),
             fresh=options.fresh, from_step=options.from_step, imports=_imports(spec),
-            on_change=on_change, on_event=on_event, grace_seconds=spec.train.grace_seconds,
+            on_change=changed, on_event=on_event, grace_seconds=spec.train.grace_seconds,
         )  # fmt: skip
     finally:
+        preloaded.close()
         try:
             write_card(home, record.run_id)
         except OSError as error:  # what the run came to matters more
@@ -88,6 +100,15 @@ def _imports(spec: Spec) -> tuple[str, ...]:
     stores = [f"mlflow.store.{kind}.sqlalchemy_store" for kind in ("tracking", "model_registry")]
     embedded = () if spec.registration.tracking_uri else stores
     return ("rekindle.registry.client", "mlflow", *embedded)
+
+
+_BEFORE_RANKS = {"ingest", "shard", "finetune"}  # when they are at work, ranks will be
+
+
+def _preloads(spec: Spec) -> tuple[str, ...]:
+    """What the ranks of training and scoring import, and torchrun before them."""
+    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
+    return (*ranks, *load_task(spec.task).imports) if spec.task in TASKS else ranks
 
 
 def environment_of(spec: Spec) -> dict[str, str]:

@@ -26,7 +26,7 @@ from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 def main() -> None:
     lifeline, report, module, *words = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
-    ranks = _fork_server(module, int(lifeline)) if module and not has_gpu() else None
+    ranks = _fork_server(module, words[-1], int(lifeline)) if module and not has_gpu() else None
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -55,11 +55,12 @@ def main() -> None:
     leave(code)
 
 
-def _fork_server(module: str, lifeline: int) -> fork_server.ForkServer | None:
-    """A fork of this process that has imported `module`; None where that is not safe."""
+def _fork_server(module: str, job: str, lifeline: int) -> fork_server.ForkServer | None:
+    """A fork of this process that has imported `module`, and whatever its ranks import for the
+    `job`; None where that is not safe."""
     with dying_with_parent():  # there is nothing to tidy up yet
         try:
-            importlib.import_module(module)
+            importlib.import_module(module).preload(job)
         except Exception:  # noqa: BLE001 - a rank of its own says better what is wrong
             return None
         if not fork_server.can_fork():

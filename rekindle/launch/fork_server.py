@@ -31,6 +31,7 @@ from typing import IO, Any, NoReturn
 
 from rekindle.launch import shim
 
+_MOST = 5  # descriptors of a request
 # Environment of a process that is to import pyarrow and fork: its allocator keeps a thread.
 THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -43,16 +44,18 @@ class ForkServer:
     pid: int
 
     def adopt(
-        self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
-    ) -> "Forked | None":
-        """A fork at work on `request`, printing to these descriptors; None without a server."""
+        self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None,
+        others: Sequence[int] = (),
+    ) -> "Forked | None":  # fmt: skip
+        """A fork at work on `request`, printing to these descriptors; None without a server. It
+        has the `others` under the numbers that the request's `places` name."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
         started = b""
         try:
             outputs = prints_to or (writing, writing)
-            socket.send_fds(self.link, [b"."], [*outputs, theirs.fileno()])
+            socket.send_fds(self.link, [b"."], [*outputs, *others, theirs.fileno()])
             theirs.close()
             connection.sendall(json.dumps(request).encode())
             connection.shutdown(socket.SHUT_WR)
@@ -133,8 +136,11 @@ def can_fork() -> bool:
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork until the link closes. Returns in each fork, with its request; at the end None."""
+def serve(
+    link: socket.socket, accepts: Callable[[Mapping[str, Any]], bool] = bool
+) -> dict[str, Any] | None:
+    """Fork until the link closes, for requests that it `accepts`. Returns in each fork, with its
+    request; at the end None."""
     gc.collect()
     gc.freeze()  # a collection would copy the pages that all share
     working: dict[int, socket.socket] = {}
@@ -150,13 +156,14 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
                     with contextlib.suppress(OSError), connection:
                         connection.sendall(b"ended %d\n" % os.waitstatus_to_exitcode(status))
                     continue
-                message, descriptors, _, _ = socket.recv_fds(link, 1, 3)
+                message, descriptors, _, _ = socket.recv_fds(link, 1, _MOST)
                 if not message:
                     return None
                 connection = socket.socket(fileno=descriptors.pop())
-                request, pid = _fork(connection)
+                request, pid = _fork(connection, accepts)
                 if request is not None and not pid:
-                    _let_go([link, *working.values()], working, descriptors, connection)
+                    places = dict(zip((1, 2, *request.get("places", ())), descriptors, strict=True))
+                    _let_go([link, *working.values()], working, places, connection)
                     return request
                 for output in descriptors:
                     os.close(output)
@@ -194,28 +201,31 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:
+def _fork(
+    connection: socket.socket, accepts: Callable[[Mapping[str, Any]], bool]
+) -> tuple[dict[str, Any] | None, int]:
     """The request, None if it or the fork failed, and the fork's process id, 0 in the fork."""
     try:
         with connection.makefile("rb") as file:
-            return dict(json.loads(file.read())), os.fork()
+            request = dict(json.loads(file.read()))
+        return (request, os.fork()) if accepts(request) else (None, 0)
     except (OSError, ValueError):  # others go on, and this caller does without
         return None, 0
 
 
 def _let_go(
-    sockets: Sequence[socket.socket], handles: Mapping[int, Any], outputs: Sequence[int],
+    sockets: Sequence[socket.socket], handles: Mapping[int, Any], places: Mapping[int, int],
     connection: socket.socket,
 ) -> None:  # fmt: skip
-    """Become a process of its own: of what the parent had open, keep the outputs only."""
+    """Become a process of its own: of what the parent had open, keep what has a place."""
     os.setsid()
     for one in sockets:
         one.close()
     for handle in handles:
         os.close(handle)
-    for number, output in enumerate(outputs, start=1):
-        os.dup2(output, number)
-        os.close(output)
+    for number, descriptor in places.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     with connection:
         connection.sendall(b"started %d\n" % os.getpid())
 

@@ -25,6 +25,8 @@ from rekindle.launch.agent import hold_on
 from rekindle.launch.process import die_with_parent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rekindle.launch.rendezvous import Rendezvous
     from rekindle.launch.worker_group import Start
 
@@ -34,9 +36,9 @@ _OUTER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "PBS_", "LSB_")
 _NODE, _NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"  # torchrun's names
 
 
-def place_of(place: Rendezvous, start: Start) -> str:
+def place_of(place: Rendezvous, start: Start, store: Sequence[int]) -> str:
     """What this node's mpirun has to know, as JSON."""
-    listening = start.store.fileno() if start.store else None
+    listening = store[0] if store else None
     return json.dumps({
         "ranks": place.ranks_per_node, "node": place.node_rank, "nodes": place.nodes,
         "port": start.port, "listening": listening,

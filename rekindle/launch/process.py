@@ -119,6 +119,13 @@ def end_marked(mark: str, spared: Collection[int] = ()) -> None:
         time.sleep(0.02)
 
 
+def moved(descriptor: int) -> int:
+    """The same file under a number that no other process of ours is likely to use."""
+    there = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
+    os.close(descriptor)
+    return there
+
+
 def is_running(pid: int) -> bool:
     """Whether the process is there and not a zombie that its parent has not waited for."""
     try:

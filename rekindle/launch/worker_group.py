@@ -20,17 +20,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from rekindle.launch import fork_server, heartbeats, meeting, mpi, process
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Cause, Heartbeat, Stack
+from rekindle.launch.preloaded import fork_agent
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
 
+AGENT = "rekindle.launch.agent"
+Agent: TypeAlias = "subprocess.Popen[bytes] | fork_server.Forked"
 POLL_SECONDS = 0.2
 PEER_SECONDS = 15.0  # for the peers of a lost rank to notice by themselves
 OVERTIME_SECONDS = 15.0  # beyond the grace period, until ranks that do not stop are killed
@@ -99,7 +102,7 @@ class WorkerGroup:
             self.environment |= allocator(self.environment)
         self.foreign = train.entrypoint is not None
         self.began = time.monotonic()
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: Agent | None = None
         self.stopped_at: float | None = None
         self.expired = False
 
@@ -139,13 +142,15 @@ class _Attempt:
         self.hung: list[Cause] = []
         self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
-        started = argv(group.script, group.place, start, group.gpus and can_bind())
+        mine = [reading, *([start.store.detach()] if start.store else [])]
+        handles = [process.moved(descriptor) for descriptor in mine]
+        started = argv(group.script, group.place, start, handles[1:], group.gpus and can_bind())
         words = [sys.executable, "-P", "-m"]
         if group.train.launcher == "mpirun":
-            words += ["rekindle.launch.mpi", str(reading), str(self.exits)]
-            words += [mpi.place_of(group.place, start), *group.script]
+            words += ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
+            words += [mpi.place_of(group.place, start, handles[1:]), *group.script]
         else:
-            words += ["rekindle.launch.agent", str(reading), str(self.exits)]
+            words += [AGENT, str(handles[0]), str(self.exits)]
             words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
             words += [f"--log-dir={self.scratch.name}", *started]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
@@ -163,15 +168,19 @@ class _Attempt:
             own[meeting.FILE] = f"{self.scratch.name}/store"
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(group.train.grace_seconds))
         try:
-            # in a session of its own: a signal to our process group leaves it to tidy up
-            self.agent = group.agent = subprocess.Popen(
-                words, env={**group.environment, **own}, start_new_session=True,
-                pass_fds=[reading, *([start.store.fileno()] if start.store else [])],
-            )  # fmt: skip
+            self.agent = group.agent = self._started(words, {**group.environment, **own}, handles)
         finally:
-            os.close(reading)
-            if start.store is not None:
-                start.store.close()
+            for handle in handles:
+                os.close(handle)
+
+    def _started(
+        self, words: Sequence[str], env: Mapping[str, str], handles: Sequence[int]
+    ) -> Agent:
+        """In a session of its own: a signal to our process group leaves it to tidy up."""
+        forks = words[3] == AGENT and words[6]  # the module whose `main` ranks are
+        if forks and (forked := fork_agent(words[3:], env, handles)):
+            return forked
+        return subprocess.Popen(words, env=env, start_new_session=True, pass_fds=handles)
 
     def close(self) -> None:
         """Leave nothing running, and nothing on this machine's disk."""
@@ -267,7 +276,7 @@ class _Attempt:
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
-        code, said = self.agent.returncode, self._said()
+        code, said = self.agent.wait(), self._said()
         foreign, expired = self.group.foreign, self.group.expired
         asked = self.group.stopped_at is not None
         if said == "done":
@@ -299,17 +308,21 @@ class _Attempt:
         return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
 
-def argv(script: Sequence[str], place: Rendezvous, start: Start, bound: bool = False) -> list[str]:
-    """torchrun's arguments for `script` (a path or `-m module`, and its arguments). Each rank is
-    `bound` to the processors and the memory beside its GPU."""
+def argv(
+    script: Sequence[str], place: Rendezvous, start: Start, store: Sequence[int] = (),
+    bound: bool = False,
+) -> list[str]:  # fmt: skip
+    """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and for the
+    descriptor at which torch's `store` is to listen. Each rank is `bound` to the processors and the
+    memory beside its GPU."""
     words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
     words += ["--numa-binding=node"] if bound else []
     # by address: a container without a network cannot look its own name up
     words += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
     words += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
     if place.nodes > 1:
-        store = f",{meeting.LISTENING}={start.store.fileno()}" if start.store else ""
-        words += [f"--rdzv-conf=rank={place.node_rank}{store}"]
+        listens = f",{meeting.LISTENING}={store[0]}" if store else ""
+        words += [f"--rdzv-conf=rank={place.node_rank}{listens}"]
     return [*words, *script]
 
 

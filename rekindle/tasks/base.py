@@ -54,6 +54,8 @@ class Task(abc.ABC):
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
+    imports: ClassVar[tuple[str, ...]] = ("pandas",)
+    """What a rank imports for it; pyarrow asks for pandas."""
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         """Raise RequestError for a config that this task can never work with."""

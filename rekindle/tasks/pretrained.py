@@ -31,6 +31,7 @@ class HubTask(Task):
 
     head: ClassVar[str]
     """The name of that class."""
+    imports = ("pandas", "transformers.modeling_layers", "transformers.activations")
 
     def weights(self, model: ModelSpec) -> Path | None:
         if not isinstance(model.source, str):

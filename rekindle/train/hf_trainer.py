@@ -42,10 +42,15 @@ from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
-from rekindle.train.rank import connect, decided, live, say
+from rekindle.train.rank import connect, decided, import_for, live, say
 from rekindle.train.storage import storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
+
+
+def preload(job: str) -> None:
+    """Import what ranks of the job in this file will, before they are forked."""
+    import_for(Job.read(Path(job)).task)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ fp32 elsewhere; a training that resumes keeps the precision of its checkpoint. W
 read when they start, the launcher puts into the environment (launch/torchrun.py)."""
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from rekindle.launch import meeting
 from rekindle.launch.process import die_with_parent, leave, name_process, on_signal
 from rekindle.records import write_atomically
 from rekindle.spec.model import TrainSpec
+from rekindle.tasks import TASKS, load_task
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
 from rekindle.train.parallel import Parts
@@ -68,6 +70,12 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoR
     except BaseException as error:  # noqa: BLE001 - the supervisor must learn of any error
         vitals.failed(error)
         os._exit(1)
+
+
+def import_for(task: str) -> None:
+    """What ranks of this task import while they start."""
+    for module in load_task(task).imports if task in TASKS else ():
+        importlib.import_module(module)
 
 
 def connect() -> torch.device:

@@ -11,6 +11,7 @@ right. Micro-batch i belongs to data rank i mod `layout.data`.
 Shapes: N examples, T tokens."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -35,17 +36,32 @@ from rekindle.train import modules, pieces, weights
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh, of_all, of_first
 from rekindle.train.micro import Feed, Ints, Micro
-from rekindle.train.modelfolder import ModelFolder, open_model
+from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
 from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
-from rekindle.train.rank import arrange, connect, decided, free, keep_positions, live, say
+from rekindle.train.rank import (
+    arrange,
+    connect,
+    decided,
+    free,
+    import_for,
+    keep_positions,
+    live,
+    say,
+)
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
 OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
 BEAT_SECONDS = 1.0
+
+
+def preload(job: str) -> None:
+    """Import what ranks of the job in this file will, before they are forked."""
+    about = Path(ScoreJob.read(Path(job)).candidate.folder, DESCRIPTION)
+    import_for(json.loads(about.read_text())["task"])
 
 
 def main() -> None:

@@ -60,7 +60,8 @@ class ThreeNodes:
         return subprocess.Popen(
             [sys.executable, str(SUPERVISE), str(own), '{"max_restarts": 2}', *words],
             stdout=(self.folder / f"log-{node}").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **place.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            # agents that are executed, and so descendants of their supervisor
+            env={**os.environ, **place.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REKINDLE_PRELOADED": ""},
         )  # fmt: skip
 
     def listens(self):

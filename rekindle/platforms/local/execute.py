@@ -37,7 +37,7 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 OnChange = Callable[[RunRecord], None]
 GRACE_SECONDS = 30.0
 # a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
-_PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 def execute(
@@ -57,7 +57,7 @@ def execute(
     PreemptedError if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
     SIGTERM when nothing was saved, after the steps had `grace_seconds` to end (a second Ctrl-C
     kills them)."""
-    unheeded, env = ignored(graph, containers, arguments), {**_PRINTING, **env}
+    unheeded, env = ignored(graph, containers, arguments), {**PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())

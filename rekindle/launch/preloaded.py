@@ -1,0 +1,142 @@
+"""A process that has imported torch, and forks the agents of worker groups (agent.py).
+
+Importing torch and transformers takes a processor three to five seconds, and without it each
+training, each scoring and each restart begins with that. `python -m rekindle.launch.preloaded
+PARENT HANDLE MAY-DIFFER MODULE...` serves the datagram socket of that descriptor, whose path is in
+the environment as `REKINDLE_PRELOADED`; requests are fork_server.py's. An agent whose environment
+differs in more than the names that match MAY-DIFFER, a regular expression, is not forked: it
+executes a Python of its own, as all do on machines with a GPU and where nobody serves."""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.launch.fork_server import (
+    THREADLESS,
+    Forked,
+    ForkServer,
+    can_fork,
+    exit_status,
+    leave,
+    serve,
+    set_environment,
+)
+from rekindle.launch.process import MARK, die_with_parent, has_gpu
+
+SOCKET = "REKINDLE_PRELOADED"
+# the environment that every agent of ours has
+CONSTANT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **THREADLESS}
+# read when ranks start, and by no import
+MAY_DIFFER = r"REKINDLE_\w+|TORCH_ELASTIC_\w+|(GLOO|NCCL)_\w+|PATH|_KFP_RUNTIME"
+_NO_MARK = "0" * 32  # as long as one; forks write theirs over it
+
+
+class Preloaded:
+    """Such a process and the folder of its socket, from `start` to `close`."""
+
+    def __init__(self, modules: Sequence[str], may_differ: str = MAY_DIFFER) -> None:
+        self.modules, self.may_differ = modules, may_differ
+        self.folder = Path(tempfile.gettempdir(), f"rekindle-{uuid.uuid4().hex}")
+        self.environment = {SOCKET: str(self.folder / "agents")}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, env: Mapping[str, str]) -> None:
+        """Import in the background, for agents in this environment; once, and nothing where the
+        temporary folder takes no socket."""
+        if self.process is not None or has_gpu() or env[SOCKET] != self.environment[SOCKET]:
+            return  # or another serves already
+        env = {"OMP_NUM_THREADS": "1", **env, **CONSTANT, MARK: _NO_MARK}
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server,
+        ):
+            self.folder.mkdir(mode=0o700)  # for our user alone, as what is asked there is done
+            server.bind(self.environment[SOCKET])
+            words = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
+            self.process = subprocess.Popen(
+                [sys.executable, *words, str(server.fileno()), self.may_differ, *self.modules],
+                env=env, pass_fds=[server.fileno()],
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def fork_agent(
+    words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
+) -> Forked | None:
+    """The agent that `python -m WORDS` would be, with these descriptors under the same numbers;
+    None where nobody serves."""
+    if not env.get(SOCKET):
+        return None
+    request = {
+        "python": sys.executable, "words": words, "env": dict(env), "cwd": str(Path.cwd()),
+        "places": descriptors,
+    }  # fmt: skip
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        try:
+            link.connect(env[SOCKET])
+        except OSError:
+            return None
+        return ForkServer(link, 0).adopt(request, (1, 2), descriptors)
+
+
+def main() -> None:
+    """Import, then fork for those who ask, until the process that started this one is gone."""
+    parent, handle, may_differ, *modules = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):
+        return
+    imported_in = dict(os.environ)
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+    def accepts(request: Mapping[str, Any]) -> bool:
+        env = request["env"]
+        names = {n for n in env.keys() | imported_in.keys() if env.get(n) != imported_in.get(n)}
+        same = request["python"] == sys.executable
+        return same and all(re.fullmatch(may_differ, name) for name in names)
+
+    if can_fork():
+        request = serve(socket.socket(fileno=int(handle)), accepts)
+        if request is not None:
+            _be_agent(request)
+
+
+def _be_agent(request: Mapping[str, Any]) -> None:
+    set_environment(request["env"])
+    _show(MARK, _NO_MARK, request["env"][MARK])
+    os.chdir(request["cwd"])
+    module = importlib.import_module(request["words"][0])
+    sys.argv = [str(module.__file__), *request["words"][1:]]
+    leave(exit_status(module.main))
+
+
+def _show(name: str, before: str, value: str) -> None:
+    """Let /proc show a variable's value as it is now: what it shows is where the kernel put the
+    environment that this process, or the one it is a fork of, was executed with (proc(5))."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    at = ctypes.string_at(start, end - start).index(f"{name}={before}".encode())
+    ctypes.memmove(start + at + len(name) + 1, value.encode(), len(value))
+
+
+if __name__ == "__main__":
+    main()
