@@ -5,7 +5,7 @@ training, each scoring and each restart begins with that. `python -m rekindle.la
 PARENT HANDLE MAY-DIFFER MODULE...` serves the datagram socket of that descriptor, whose path is in
 the environment as `REKINDLE_PRELOADED`; requests are fork_server.py's. An agent whose environment
 differs in more than the names that match MAY-DIFFER, a regular expression, is not forked: it
-executes a Python of its own, as all do on machines with a GPU and where nobody serves."""
+executes a Python of its own, as all do on machines with a GPU and where no process serves."""
 
 import contextlib
 import ctypes
@@ -82,7 +82,7 @@ def fork_agent(
     words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
 ) -> Forked | None:
     """The agent that `python -m WORDS` would be, with these descriptors under the same numbers;
-    None where nobody serves."""
+    None where no process serves."""
     if not env.get(SOCKET):
         return None
     request = {
