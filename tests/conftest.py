@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -62,13 +63,14 @@ PRELOADED = (
     "transformers.activations",
     "pandas",
 )
-READ_BY_IMPORTS = r"PYTHON|LD_|OMP_|GOMP_|MKL_|OPENBLAS_|TORCH_(?!ELASTIC)|PYTORCH|HF_|TRANSFORMERS|CUDA|HOME$|XDG_|JE_|MALLOC"
+READ_BY_IMPORTS = r"PYTHON(?!IOENCODING)|LD_|OMP_|GOMP_|MKL_|OPENBLAS_|TORCH_(?!ELASTIC)|PYTORCH|HF_|TRANSFORMERS|CUDA|JE_|MALLOC"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _preloaded():
     from rekindle.launch.preloaded import Preloaded
 
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))  # as many tests have it
     server = Preloaded(PRELOADED, rf"(?!{READ_BY_IMPORTS})\w+")
     os.environ |= server.environment
     server.start(os.environ)
