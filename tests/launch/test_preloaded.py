@@ -165,5 +165,5 @@ def test_it_ends_with_the_process_that_started_it_and_leaves_nothing(tmp_path, s
         pid, folder = started.stdout.readline().split()
         started.kill()
     until(lambda: not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie")
-    os.remove(Path(folder, "agents"))
+    Path(folder, "agents").unlink()
     Path(folder).rmdir()

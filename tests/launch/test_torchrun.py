@@ -59,6 +59,13 @@ def test_a_killed_rank_is_named_with_its_step_and_all_start_again(run):
     assert said.endswith("done\n")
 
 
+def test_agents_that_are_forked_start_again_as_those_that_are_executed(tmp_path):
+    run = Run(tmp_path, FORKED, preloaded=os.environ["REKINDLE_PRELOADED"])
+    said = run.start("killed").ends(0)
+    assert "rank 1 was killed by SIGKILL in step 5; restarting all ranks (1 of 3)" in said
+    assert said.endswith("done\n")
+
+
 @pytest.mark.slow
 def test_restarts_are_bounded(run):
     run.start("always_killed", max_restarts=1).ends(1)

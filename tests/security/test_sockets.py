@@ -31,7 +31,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, str(SUPERVISE), str(folder), json.dumps(train), *words, str(folder)],
             stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), "PYTHONPATH": str(ROOT), "REKINDLE_PRELOADED": ""},
         )  # fmt: skip
         until(lambda: len(list(folder.glob("ready-*"))) == 2, self)
         self.rank = json.loads((folder / "ready-0").read_text())

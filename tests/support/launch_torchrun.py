@@ -22,6 +22,9 @@ class Run:
     folder: Path
     rank: tuple[str, ...]
     process: subprocess.Popen = None
+    preloaded: str = (
+        ""  # where agents are forked; else they are executed, and descendants of the process
+    )
 
     def start(self, scenario, ranks=2, prefix=(), **train):
         words = [sys.executable, str(HERE / "supervise.py"), str(self.folder), json.dumps(train)]
@@ -29,7 +32,8 @@ class Run:
         self.process = subprocess.Popen(
             [*prefix, *words, *self.rank, str(self.folder), scenario],
             stdout=(self.folder / "log.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**env, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1])},
+            env={**env, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1]),
+                 "REKINDLE_PRELOADED": self.preloaded},
         )  # fmt: skip
         return self
 

@@ -100,4 +100,5 @@ def table(counts: Counts) -> str:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop("REKINDLE_PRELOADED", None)  # runs have their own, which are to be killed, too
     sys.exit(main())

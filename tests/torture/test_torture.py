@@ -9,6 +9,12 @@ import pytest
 from tests.torture.__main__ import table, torture
 
 
+@pytest.fixture(autouse=True)
+def _runs_with_a_process_of_their_own_that_has_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is to be killed, too."""
+    monkeypatch.delenv("REKINDLE_PRELOADED", raising=False)
+
+
 @pytest.mark.slow
 def test_some_seconds_of_accidents_change_no_result(tmp_path: Path) -> None:
     counts = torture(tmp_path, seed=13, seconds=60, rounds=3, only="light")

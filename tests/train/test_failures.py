@@ -133,9 +133,24 @@ def test_the_first_rank_at_fault_and_its_cause_are_the_last_thing_printed(fault,
     assert dumped == ({"0", "1"} if fault == "hangs_in_a_lock" else set())
 
 
+def supervisor_of(rank, family):
+    """The process at the other end of the pipe at which the rank's agent waits for its end."""
+    _, agent, *_ = rank.parents()
+    lifeline = Path(f"/proc/{agent.pid}/fd/200").readlink()
+    return next(
+        p for p in family
+        if p != agent and lifeline in {file.readlink() for file in Path(f"/proc/{p.pid}/fd").iterdir()}
+    )  # fmt: skip
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("agent", ["executed", "forked"])
 @pytest.mark.parametrize("victim", ["rekindle run", "the step that supervises the ranks"])
-def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, faulty):
+def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, agent, faulty, monkeypatch):
+    if agent == "executed":
+        monkeypatch.setenv("REKINDLE_PRELOADED", "")
+    else:  # from a process of the run's own
+        monkeypatch.delenv("REKINDLE_PRELOADED")
     run = started(faulty, "hangs_in_a_lock")
     top = psutil.Process(run.pid)
     try:
@@ -145,8 +160,9 @@ def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, faulty):
             assert time.monotonic() < deadline
             workers = ranks_of(top.pid)
         family = top.children(recursive=True)
-        above = workers[0].parents()
-        supervisor = next(p for p in above if "rekindle.launch.agent" not in p.cmdline())
+        above = [" ".join(p.cmdline()) for p in workers[0].parents()]
+        assert any("rekindle.launch.preloaded" in words for words in above) is (agent == "forked")
+        supervisor = supervisor_of(workers[0], family)
         (top if victim == "rekindle run" else supervisor).kill()
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not [name_of(p) for p in alive]

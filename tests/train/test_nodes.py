@@ -98,7 +98,8 @@ class Cluster:
             self.processes[node] = subprocess.Popen(
                 ["ip", "netns", "exec", self.network[node], sys.executable, str(HERE / "gang.py"), str(file)],
                 stdout=self.logs[node].open("a"), stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **place.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+                env={**os.environ, **place.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]),
+                     "REKINDLE_PRELOADED": ""},  # a node's processes are descendants of it
             )  # fmt: skip
         return self
 

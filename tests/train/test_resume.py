@@ -148,6 +148,7 @@ def test_auto_goes_on_in_the_precision_that_the_training_began_in(gang):
     """As when a machine with GPUs is replaced by one without bf16: a run never mixes two."""
     half = TRAIN.model_copy(update={"precision": "bf16", "deterministic": True})
     gang.train = half
+    gang.environment["REKINDLE_PRELOADED"] = ""  # /proc shows the environment of who was executed
     gang.start().until_committed()
     environment = gang.workers()[0].environ()
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
