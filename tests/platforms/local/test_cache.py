@@ -328,6 +328,13 @@ def test_two_processes_on_one_step_do_it_once(home: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_a_step_that_waits_for_another_run_says_so(home: Path, folder: Path) -> None:
     said: list[str] = []
+    (folder / "wait").touch()
+
+    def told(record: RunRecord) -> None:
+        said.append(record.steps[0].reason)
+        if "waiting" in said[-1]:
+            (folder / "wait").unlink(missing_ok=True)
+
     command = [
         sys.executable,
         "-m",
@@ -344,7 +351,7 @@ def test_a_step_that_waits_for_another_run_says_so(home: Path, folder: Path) -> 
             "slow",
             home,
             {"folder": str(folder)},
-            on_change=lambda r: said.append(r.steps[0].reason),
+            on_change=told,
         )
     assert "another run is doing the same step; waiting for its result" in said
     assert said[-1] == "same inputs and code as in run one"

@@ -68,6 +68,8 @@ def slow_make(folder: str, data: dsl.Output[dsl.Dataset]):
         file.write("half")
         file.flush()
         time.sleep(1.0)
+        while os.path.exists(os.path.join(folder, "wait")):
+            time.sleep(0.01)
         file.write(" whole")
 
 
