@@ -134,9 +134,10 @@ generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, 
 	$(BIN)/python tests/platforms/sagemaker/excerpt.py
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 
-bench: install  ## speed against named peers, in the same run (long; with nothing else running)
+bench: install .venv/models  ## speed against named peers, in the same run (long; with nothing else running)
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/bench_shard.py
+	SEEDS=0,1,2 $(BIN)/python -m pytest -q -s tests/e2e/test_pretrained.py
 
 bench-gpu:  ## the same on a GPU: tokens/s, MFU and memory of 1.3B and 8B shapes
 	$(GPU_PYTHON) tests/bench/bench_gpu.py
