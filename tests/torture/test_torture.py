@@ -10,7 +10,9 @@ from tests.torture.__main__ import table, torture
 
 
 @pytest.fixture(autouse=True)
-def _runs_with_a_process_of_their_own_that_has_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def _runs_with_a_process_of_their_own_that_has_imported_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is to be killed, too."""
     monkeypatch.delenv("REKINDLE_PRELOADED", raising=False)
 

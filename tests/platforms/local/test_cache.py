@@ -347,12 +347,7 @@ def test_a_step_that_waits_for_another_run_says_so(home: Path, folder: Path) -> 
     with subprocess.Popen(command) as other:
         while not (folder / "slow").exists():
             assert other.poll() is None
-        run(
-            "slow",
-            home,
-            {"folder": str(folder)},
-            on_change=told,
-        )
+        run("slow", home, {"folder": str(folder)}, on_change=told)
     assert "another run is doing the same step; waiting for its result" in said
     assert said[-1] == "same inputs and code as in run one"
 
