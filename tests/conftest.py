@@ -55,6 +55,9 @@ def _turn(nodeid):
 
 
 # whatever trains here is forked from one process, in which these were imported; environments may differ in what none of them reads
+TRAINING = (
+    "tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/engines/", "tests/evaluate/", "tests/cli/", "tests/platforms/local/",
+)  # fmt: skip
 PRELOADED = (
     "torch.distributed.run",
     "rekindle.train.worker",
@@ -67,7 +70,10 @@ READ_BY_IMPORTS = r"PYTHON(?!IOENCODING)|LD_|OMP_|GOMP_|MKL_|OPENBLAS_|TORCH_(?!
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _preloaded():
+def _preloaded(request):
+    if not any(item.nodeid.startswith(TRAINING) for item in request.session.items):
+        yield
+        return
     from rekindle.launch.preloaded import Preloaded
 
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))  # as many tests have it
