@@ -143,20 +143,18 @@ def _settle(root: Path) -> None:
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:
     """The experiment called `name`, created when it is not there."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    here = Path(artifact_root).absolute() / ARTIFACTS / name
-    location = None if tracking_uri else here.as_uri()
     from mlflow.exceptions import MlflowException
 
-    try:
-        return str(client.create_experiment(name, artifact_location=location))
-    except MlflowException:  # another process was faster
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            raise
-        return str(found.experiment_id)
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        here = Path(artifact_root).absolute() / ARTIFACTS / name
+        try:
+            location = None if tracking_uri else here.as_uri()
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:  # another process was faster
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+    return str(found.experiment_id)
 
 
 def _fix(tracking_uri: str, error: BaseException) -> str:

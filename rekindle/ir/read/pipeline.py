@@ -216,9 +216,8 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
 
 def _artifact(name: str, fields: Fields) -> ir.Artifact:
     schema = fields.fields("artifactType")
-    title, version = schema.take("schemaTitle", str, ""), schema.take("schemaVersion", str, "")
-    if not title:
-        title = schema.take("instanceSchema", str, "")
+    title = schema.take("schemaTitle", str, "") or schema.take("instanceSchema", str, "")
+    version = schema.take("schemaVersion", str, "")
     fields.take("description", str, "")
     optional = fields.take("isOptional", bool, False)
     return ir.Artifact(name, title, version, optional, fields.take("isArtifactList", bool, False))
