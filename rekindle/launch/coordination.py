@@ -286,7 +286,8 @@ class Member:
     def meet(self, restart: int) -> Start:
         """The restart that all nodes begin now; PreemptedError where they do not, or a stop."""
         self.heard = []
-        deadline = time.monotonic() + self.place.patience_seconds
+        patience = self.place.patience_seconds
+        deadline = time.monotonic() + patience
         missing: list[int] = [0]
         joined: Line | None = None
         while time.monotonic() < deadline and not self.stopped():
@@ -298,9 +299,7 @@ class Member:
                 if message["kind"] == "wait":
                     missing = message["missing"]
             time.sleep(POLL_SECONDS)
-        how = "stopped from outside"
-        if not self.stopped():
-            how = f"gave up after {self.place.patience_seconds:g} s of"
+        how = "stopped from outside" if self.stopped() else f"gave up after {patience:g} s of"
         nodes = ", ".join(map(str, missing))
         what = f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}"
         fix = "start all nodes again: the same command resumes from the last checkpoint"

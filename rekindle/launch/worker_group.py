@@ -93,9 +93,8 @@ class WorkerGroup:
         environment: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
-        self.environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        self.environment |= rendezvous.network() | dict(environment)
-        self.environment |= {LAUNCHER: str(os.getpid())}
+        self.environment = {"OMP_NUM_THREADS": "1", **os.environ, **rendezvous.network()}
+        self.environment |= {**environment, LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
         if self.gpus:
             self.environment |= allocator(self.environment)

@@ -82,7 +82,14 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         root = Path(artifact_root).absolute()
-        yield _asked(uri) if tracking_uri else _embedded(uri, root)
+        lock = root / "locks" / "registry"  # one process at a time makes the embedded database
+        with contextlib.nullcontext() if tracking_uri else owned(lock, lambda: None):
+            if not tracking_uri:
+                _make(root)
+                _settle(root)
+            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)  # so that it has had an answer
+        yield client
     except RekindleError:
         raise
     except Exception as error:
@@ -90,23 +97,6 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         what = f"cannot {doing}: {first_line(error)[:300]}"
         fix = _fix(tracking_uri, error)
         raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
-
-
-def _asked(uri: str) -> MlflowClient:
-    """A client that has had an answer."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    client.search_experiments(max_results=1)
-    return client
-
-
-def _embedded(uri: str, root: Path) -> MlflowClient:
-    """The database is made if it is not there, by one process at a time."""
-    with owned(root / "locks" / "registry", lambda: None):
-        _make(root)
-        _settle(root)
-        return _asked(uri)
 
 
 def _make(root: Path) -> None:

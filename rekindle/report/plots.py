@@ -151,9 +151,13 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 
 
 def ruler(scale: Axis) -> Markup:
-    """The ruler above the rows of a timeline."""
-    ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
-    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks))
+    """The ruler above the rows of a timeline; near an end its texts stay inside."""
+    ticks = []
+    for tick in scale.ticks:
+        at, said = scale.at(tick), formats.duration(tick) if tick else "0"
+        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
+        ticks.append(tag("text", said, x=share(at), y=12, text_anchor=anchor))
+    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *ticks)
 
 
 def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) -> Markup:
@@ -185,15 +189,6 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
 
 def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
     return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
-
-
-def _above(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """Texts over their places; near an end they stay inside."""
-    texts = []
-    for at, text in ticks:
-        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
-        texts.append(tag("text", text, x=share(at), y=12, text_anchor=anchor))
-    return texts
 
 
 def _across(place: str, css: str) -> Markup:

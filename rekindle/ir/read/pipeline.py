@@ -146,8 +146,7 @@ class _Reader:
 
     def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> ir.SubDag:
         if "cachingOptions" in task.data:  # absent from the Dag of a condition
-            enabled, _ = _caching(task)
-            cache = cache and enabled
+            cache = _caching(task)[0] and cache
         path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
         dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
         loop, retry = _loop(task), _retry(task.fields("retryPolicy"))

@@ -62,8 +62,7 @@ class Fields:
 
     def take(self, key: str, kind: type[T], default: T) -> T:
         """The value of `key`, checked to be of `kind`; `default` where the key is absent."""
-        self.taken.add(key)
-        if (value := self.data.get(key)) is None:
+        if (value := self.any(key)) is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             if abs(value) > sys.float_info.max:
@@ -109,8 +108,7 @@ class Fields:
 
     def refuse(self, key: str, what: str, fix: str = ELSEWHERE) -> None:
         """Refuse `key` for a stated reason, if it is there."""
-        self.taken.add(key)
-        if self.data.get(key) not in (None, {}, [], False, ""):
+        if self.any(key) not in (None, {}, [], False, ""):
             self.refusals.add(what, self.at(key), fix)
 
     def close(self) -> None:
