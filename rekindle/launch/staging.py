@@ -13,7 +13,6 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -104,8 +103,8 @@ def write_text(uri: str, text: str, mode: int = 0o666) -> None:
     if isinstance(system, LocalFileSystem):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{path}.draft")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:  # noqa: PTH123 - its mode from the start
-            file.write(text)
+        draft.touch(mode)  # which it has from the start
+        draft.write_text(text)
         draft.replace(path)
     else:
         system.pipe_file(path, text.encode())

@@ -187,10 +187,8 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 @contextlib.asynccontextmanager
 async def _connected(host: str, port: int) -> AsyncIterator[Ends]:
     ends = await asyncio.open_connection(host, port)
-    try:
+    with contextlib.closing(ends[1]):
         yield ends
-    finally:
-        ends[1].close()
 
 
 async def _relay(seal: Seal, near: Ends, far: Ends) -> None:

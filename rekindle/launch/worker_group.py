@@ -115,15 +115,12 @@ class WorkerGroup:
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
         heartbeats.clear(self.status)
-        life = _Attempt(self, start)
-        try:
+        with contextlib.closing(_Attempt(self, start)) as life:
             if self.stopped_at is not None:
                 self.stop()
             life.watch(on_poll)
             end_marked(life.mark)
             return life.report()
-        finally:
-            life.close()
 
 
 class _Attempt:
