@@ -297,13 +297,11 @@ def _one_answer() -> Iterator[None]:
     """A request is sent once: of two, the second might be carried out long after the first."""
     wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}"}
     wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)
