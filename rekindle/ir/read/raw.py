@@ -28,7 +28,7 @@ MAX_LEVELS = 100
 MAX_DIGITS = 400  # the largest float has 309
 
 _HALF = re.compile("[\ud800-\udfff]")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ELSEWHERE = "run it on Kubeflow Pipelines, or take it out of the pipeline"
 
 
@@ -148,7 +148,7 @@ def documents(text: str) -> list[Any]:
             return found
     _check_events(text)
     try:
-        found = [document for document in yaml.load_all(text, _LOADER) if document is not None]
+        found = [document for document in yaml.load_all(text, LOADER) if document is not None]
     except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
         # a date such as 2024-99-99, or a tag that its text does not fit
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
@@ -186,7 +186,7 @@ def _check_events(text: str) -> None:
     sizes: dict[str, int] = {}  # by anchor
     opened: list[tuple[str | None, int]] = []  # anchors of what is open, and the count before it
     count = 0
-    for event in yaml.parse(text, _LOADER):
+    for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent):
             count += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
@@ -209,6 +209,6 @@ def _check_events(text: str) -> None:
 def _is_number(event: yaml.ScalarEvent) -> bool:
     if not event.implicit[0]:
         return str(event.tag).endswith((":int", ":float"))
-    kinds = _LOADER.yaml_implicit_resolvers.get(event.value[0], ())
+    kinds = LOADER.yaml_implicit_resolvers.get(event.value[0], ())
     numbers = (regex for tag, regex in kinds if tag.endswith((":int", ":float")))
     return any(regex.match(event.value) for regex in numbers)
