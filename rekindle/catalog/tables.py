@@ -54,11 +54,8 @@ def known_configs() -> Mapping[str, Mapping[str, Any]]:
 
 def lacks_python(image: str) -> bool:
     """Whether the image is one that is known to have no python3: `lacks_python("alpine:3.20")`."""
-    repository = _HUB.sub("", image.partition("@")[0])
-    host, slash, last = repository.rpartition("/")
-    repository = f"{host}{slash}{last.partition(':')[0]}"
-    mirrored = re.search(r"/(library/[^/]+)$", repository)
-    repository = mirrored[1] if mirrored else repository
+    repository = re.sub(r":[^/]*$", "", _HUB.sub("", image.partition("@")[0]))
+    repository = re.sub(r".*/(?=library/[^/]+$)", "", repository)  # of a mirror
     return any(re.fullmatch(known, repository) for known in _table("images")["without_python"])
 
 

@@ -24,7 +24,6 @@ from rekindle.errors import RekindleError, RequestError, UnsupportedError
 from rekindle.ir.read.raw import MAX_BYTES
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
 

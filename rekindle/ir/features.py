@@ -37,11 +37,10 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
     loops = loop_origins(graph)
     known = {} if arguments is None else known_inputs(graph, arguments)
     for node in graph.nodes():
-        if isinstance(node, ir.Step) and known:
-            node = _settled(node, known[node.path.rpartition("/")[0]])
         match node:
             case ir.Step():
-                own = [*_of_step(node)]
+                around = node.path.rpartition("/")[0]
+                own = [*_of_step(_settled(node, known[around]) if known else node)]
             case ir.Importer():
                 asked = [_importer(node), *["workspace"] * node.to_workspace]
                 if known and asked[0] == "importers_at_run_time":

@@ -64,9 +64,7 @@ def known_values(node: Node, dags: Mapping[str, Mapping[str, Any]]) -> dict[str,
     around, found = dags[node.path.rpartition("/")[0]], dict[str, Any]()
     defaults = {name: parameter.default for name, parameter in node.inputs.parameters.items()}
     for name in {**defaults, **node.parameters}:
-        match node.parameters.get(name):
-            case None:
-                value = None
+        match node.parameters.get(name, Constant(None)):
             case Constant(value):
                 pass
             case FromInput(outer, ()) if outer in around:

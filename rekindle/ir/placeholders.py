@@ -83,16 +83,9 @@ Argument = Template | Concat | IfPresent
 
 def parse(text: str, where: str) -> Template:
     """`text` as a Template; UnsupportedError at `where` for an unknown placeholder."""
-    parts: list[str | Reference] = []
-    position = 0
-    for match in _PLACEHOLDER.finditer(text):
-        if match.start() > position:
-            parts.append(text[position : match.start()])
-        parts.append(_reference(match[1], match[0], where))
-        position = match.end()
-    if text[position:] or not parts:
-        parts.append(text[position:])
-    return Template(tuple(parts))
+    pieces = enumerate(_PLACEHOLDER.split(text))  # every other one stood between `{{$` and `}}`
+    parts = (_reference(piece, where) if i % 2 else piece for i, piece in pieces)
+    return Template(tuple(part for part in parts if part) or ("",))
 
 
 def parse_argument(text: str, where: str) -> Argument:
@@ -182,7 +175,7 @@ def lower(argument: Argument) -> Any:
             return {"if": name, "then": list(map(lower, then)), "else": list(map(lower, otherwise))}
 
 
-def _reference(body: str, whole: str, where: str) -> Reference:
+def _reference(body: str, where: str) -> Reference:
     if body == "":
         return Reference(("executor_input",))
     if body in (".outputs.output_file", ".outputMetadataUri"):
@@ -194,7 +187,7 @@ def _reference(body: str, whole: str, where: str) -> Reference:
         fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *fields))
-    what = f"the placeholder {whole} is none that KFP writes"
+    what = f"the placeholder {{{{${body}}}}} is none that KFP writes"
     raise UnsupportedError(what, where=where, fix="pass the value as a parameter of the pipeline")
 
 

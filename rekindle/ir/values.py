@@ -25,9 +25,7 @@ _WORDS: Mapping[ParameterType, str] = {
 
 def integral(value: Any) -> Any:
     """`value` with every float that has no fraction as an int, at any depth."""
-    return mapped(
-        value, lambda one: int(one) if isinstance(one, float) and one.is_integer() else one
-    )
+    return mapped(value, lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)
 
 
 def from_ir(value: Any, kind: ParameterType) -> Any:

@@ -42,17 +42,16 @@ def main() -> None:
     if ranks is not None:
         api.get_subprocess_handler = ForkedRank  # type: ignore[attr-defined,assignment]
     meeting.offer()
-    code = 0
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         ends = error.failures.items()
         facts = [{"rank": n, "exit_code": e.exitcode, "time": e.timestamp} for n, e in ends]
         Path(report).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
-        code = 1
+        leave(1)
     except api.SignalException as stopped:
-        code = 128 + stopped.sigval
-    leave(code)
+        leave(128 + stopped.sigval)
+    leave(0)
 
 
 def _fork_server(module: str, job: str, lifeline: int) -> fork_server.ForkServer | None:

@@ -32,7 +32,7 @@ from rekindle.errors import PreemptedError
 from rekindle.launch import heartbeats, tunnel
 from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.tunnel import NotAuthenticError, Seal, Tunnel
+from rekindle.launch.tunnel import NotAuthenticError, Seal
 from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)
@@ -126,11 +126,10 @@ class Coordinator(threading.Thread):
         self.server = socket.create_server((self.host, place.port), reuse_port=False)
         self.server.setblocking(False)
         self.selector.register(self.server, selectors.EVENT_READ)
-        self.store: socket.socket | None = None  # where torch's listens on loopback in this restart
-        self.tunnel: Tunnel | None = None
+        self.store: socket.socket  # where torch's listens on loopback in this restart
+        self.way = contextlib.ExitStack()  # to that store
         self.unproven: dict[Line, None] = {}  # the oldest first
         self.refused = 0
-        self.strangers: set[Line] = set()
         self.joined: dict[int, Line] = {}  # ready for the next restart
         self.at_work: dict[int, Line] = {}
         self.reports: dict[int, Report] = {}
@@ -150,11 +149,9 @@ class Coordinator(threading.Thread):
             late = time.monotonic() - tunnel.PROOF_SECONDS
             for line in [line for line in self.unproven if line.since < late]:
                 self._gone(line)
-        others = (*self.strangers, *self.joined.values(), *self.at_work.values())
-        for line in (*self.unproven, *others):
-            line.close()
-        self._open(None)
-        self.server.close()
+        for key in self.selector.get_map().values():
+            (key.data or self.server).close()
+        self.way.close()
         self.selector.close()
 
     def end(self) -> None:
@@ -174,9 +171,7 @@ class Coordinator(threading.Thread):
             return  # it made room for a newer one
         try:
             for message in line.receive():
-                if line in self.unproven:
-                    del self.unproven[line]
-                    self.strangers.add(line)
+                self.unproven.pop(line, None)
                 node = _node(self.at_work, line)
                 if message["kind"] == "join":
                     self._join(line, message)
@@ -201,7 +196,6 @@ class Coordinator(threading.Thread):
         for known in (self.joined, self.at_work):
             if node in known and known[node] is not line:
                 self._gone(known[node])  # it was restarted before we noticed
-        self.strangers.discard(line)
         self.joined[node] = line
         self.next_restart = max(self.next_restart, restart)
         self._start_if_complete()
@@ -214,20 +208,19 @@ class Coordinator(threading.Thread):
             self._tell(self.joined, "wait", missing=missing)
             return
         self.at_work, self.joined, self.reports = self.joined, {}, {}
-        self._open(self.next_restart)
-        assert self.tunnel is not None
-        self._tell(self.at_work, "go", restart=self.next_restart, port=self.tunnel.port)
+        port = self._open(self.next_restart)
+        self._tell(self.at_work, "go", restart=self.next_restart, port=port)
         self.next_restart += 1
 
-    def _open(self, restart: int | None) -> None:
-        """Make the way to the store of a restart, and close that of the one before."""
-        if self.tunnel is not None and self.store is not None:
-            self.tunnel.close()
-            self.store.close()
-        if restart is not None:
-            self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
-            port = self.store.getsockname()[1]
-            self.tunnel = tunnel.exit_of(self.place.secret, f"store {restart}", self.host, port)
+    def _open(self, restart: int) -> int:
+        """Make the way to the store of a restart, and close that of the one before; its port."""
+        self.way.close()
+        self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
+        self.way.enter_context(self.store)
+        port = self.store.getsockname()[1]
+        end = tunnel.exit_of(self.place.secret, f"store {restart}", self.host, port)
+        self.way.callback(end.close)
+        return end.port
 
     def _reported(self, node: int, report: Report) -> None:
         self.reports[node] = report
@@ -237,7 +230,6 @@ class Coordinator(threading.Thread):
             self.halt_at = time.monotonic() + SETTLE_SECONDS
         if len(self.reports) == self.place.nodes:
             at_work, self.at_work, self.halt_at = self.at_work, {}, None
-            self.strangers |= set(at_work.values())  # until they join again
             self._tell(at_work, "verdict", verdict=dataclasses.asdict(judge(self.reports)))
             self._start_if_complete()
 
@@ -258,7 +250,6 @@ class Coordinator(threading.Thread):
             self.selector.unregister(line.socket)
         line.close()
         self.unproven.pop(line, None)
-        self.strangers.discard(line)
         if (node := _node(self.joined, line)) is not None:
             del self.joined[node]
         node = _node(self.at_work, line)
@@ -284,19 +275,19 @@ class Member:
         self, place: Rendezvous, stopped: Callable[[], bool], coordinator: Coordinator | None = None
     ) -> None:
         self.place, self.stopped, self.coordinator = place, stopped, coordinator
-        self.entrance: Tunnel | None = None
+        self.way = contextlib.ExitStack()  # to the store of node rank 0
         self.line: Line | None = None
         self.heard: list[Message] = []
 
     def close(self) -> None:
         self._hang_up()
-        if self.entrance is not None:
-            self.entrance.close()
-            self.entrance = None
+        self.way.close()
 
     def meet(self, restart: int) -> Start:
         """The restart that all nodes begin now; PreemptedError where they do not, or a stop."""
-        deadline = time.monotonic() + self.place.patience_seconds
+        self.heard = []
+        patience = self.place.patience_seconds
+        deadline = time.monotonic() + patience
         missing: list[int] = [0]
         joined: Line | None = None
         while time.monotonic() < deadline and not self.stopped():
@@ -308,9 +299,7 @@ class Member:
                 if message["kind"] == "wait":
                     missing = message["missing"]
             time.sleep(POLL_SECONDS)
-        how = "stopped from outside"
-        if not self.stopped():
-            how = f"gave up after {self.place.patience_seconds:g} s of"
+        how = "stopped from outside" if self.stopped() else f"gave up after {patience:g} s of"
         nodes = ", ".join(map(str, missing))
         what = f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}"
         fix = "start all nodes again: the same command resumes from the last checkpoint"
@@ -319,20 +308,18 @@ class Member:
     def _start(self, restart: int, port: int) -> Start:
         """How the ranks of this node reach the store, whose exit listens on `port` of node 0."""
         if self.coordinator is not None:
-            assert self.coordinator.store is not None
             store = self.coordinator.store
             return Start(restart, store.getsockname()[1], store)
-        if self.entrance is not None:
-            self.entrance.close()
+        self.way.close()
         where = (self.place.address, port)
-        self.entrance = tunnel.entrance(self.place.secret, f"store {restart}", where)
-        return Start(restart, self.entrance.port)
+        end = tunnel.entrance(self.place.secret, f"store {restart}", where)
+        self.way.callback(end.close)
+        return Start(restart, end.port)
 
     def poll(self) -> Halt | None:
         """Whether our ranks have to end because others did."""
         self.heard += self._receive()
-        halts = [message for message in self.heard if message["kind"] == "halt"]
-        if halts:
+        if halts := [message for message in self.heard if message["kind"] == "halt"]:
             return Halt(stacks=halts[0]["stacks"])
         return Halt() if self.line is None else None
 
@@ -344,13 +331,10 @@ class Member:
         deadline = time.monotonic() + 2 * SETTLE_SECONDS
         while self.line is not None and time.monotonic() < deadline:
             self.heard += self._receive()
-            told = [message for message in self.heard if message["kind"] == "verdict"]
-            if told:
-                self.heard = []
+            if told := [message for message in self.heard if message["kind"] == "verdict"]:
                 return Report.of(told[0]["verdict"])
             time.sleep(POLL_SECONDS / 4)
         self._hang_up()
-        self.heard = []
         return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
 
     def _joined(self, restart: int) -> Line | None:

@@ -52,20 +52,15 @@ class ForkServer:
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
-        started = b""
-        try:
-            outputs = prints_to or (writing, writing)
-            socket.send_fds(self.link, [b"."], [*outputs, *others, theirs.fileno()])
-            theirs.close()
+        outputs, started = prints_to or (writing, writing), b""
+        with contextlib.suppress(OSError):
+            with theirs:
+                socket.send_fds(self.link, [b"."], [*outputs, *others, theirs.fileno()])
             connection.sendall(json.dumps(request).encode())
             connection.shutdown(socket.SHUT_WR)
             started = answers.readline()
-        except OSError:
-            pass
-        finally:
-            theirs.close()
-            if not prints_to:
-                os.close(writing)
+        if not prints_to:
+            os.close(writing)
         stdout = None if prints_to else os.fdopen(reading, "rb", 0)
         if started.startswith(b"started "):
             return Forked(int(started.split()[1]), stdout, connection, answers)

@@ -184,8 +184,7 @@ def causes_of(
         if words := rank.words:
             kind: Kind = "followed" if words["peer_lost"] else "raised"
             what = f"rank {rank.rank} failed in {rank.doing}: {words['message']}"
-            cause = Cause(kind, rank.rank, words["time"], what, words["where"], words["fix"])
-            spoken.append(cause)
+            spoken.append(Cause(kind, rank.rank, words["time"], what, words["where"], words["fix"]))
     told = {*ours, *(cause.rank for cause in spoken)}
     silent = [facts for facts in exits if facts["rank"] not in told]
     return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]

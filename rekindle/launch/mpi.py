@@ -1,14 +1,13 @@
 """mpirun in the place of torchrun: `python -m rekindle.launch.mpi LIFELINE REPORT PLACE SCRIPT...`
 starts it, and it starts `python -m rekindle.launch.mpi --rank REPORT SCRIPT...` for each rank.
 
-LIFELINE and REPORT are those of agent.py, PLACE is what `place_of` gives. MPI starts the ranks of
-this node and ends them together; of several nodes each has an mpirun of its own, so that no node
-logs in to another. Ranks meet as torchrun's do, and gradients are exchanged by gloo or NCCL,
-because torch's wheels have no MPI. SIGTERM would make mpirun kill the ranks after a second: it is
-sent SIGUSR1 instead, which it hands on to all of them (mpirun(1), "Signal Propagation"), and which
-becomes their SIGTERM."""
-
-from __future__ import annotations
+LIFELINE and REPORT are those of agent.py. PLACE is JSON: how many `ranks` this `node` of `nodes`
+has, and the `port` of torch's store, where one is `listening` at that descriptor. MPI starts the
+ranks of this node and ends them together; of several nodes each has an mpirun of its own, so that
+no node logs in to another. Ranks meet as torchrun's do, and gradients are exchanged by gloo or
+NCCL, because torch's wheels have no MPI. SIGTERM would make mpirun kill the ranks after a second:
+it is sent SIGUSR1 instead, which it hands on to all of them (mpirun(1), "Signal Propagation"), and
+which becomes their SIGTERM."""
 
 import json
 import os
@@ -18,31 +17,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rekindle.launch import meeting
 from rekindle.launch.agent import hold_on
 from rekindle.launch.process import die_with_parent
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rekindle.launch.rendezvous import Rendezvous
-    from rekindle.launch.worker_group import Start
-
 # Open MPI's names; others', such as PMI_RANK, are refused by their absence
 _RANK, _WORLD = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _OUTER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "PBS_", "LSB_")
 _NODE, _NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"  # torchrun's names
-
-
-def place_of(place: Rendezvous, start: Start, store: Sequence[int]) -> str:
-    """What this node's mpirun has to know, as JSON."""
-    listening = store[0] if store else None
-    return json.dumps({
-        "ranks": place.ranks_per_node, "node": place.node_rank, "nodes": place.nodes,
-        "port": start.port, "listening": listening,
-    })  # fmt: skip
 
 
 def main() -> int:

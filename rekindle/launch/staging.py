@@ -13,7 +13,6 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -30,21 +29,19 @@ from rekindle.launch.rendezvous import Rendezvous
 def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput with every place in `folder`, where its inputs now are."""
     made = copy.deepcopy(dict(executor_input))
-    groups = made.get("inputs", {}).get("artifacts", {}).values()
+    inputs, outputs = made.setdefault("inputs", {}), made.setdefault("outputs", {})
+    inputs.setdefault("parameterValues", {})
+    groups = inputs.setdefault("artifacts", {}).values()
     for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):
         place = folder / "inputs" / f"{i}-{Path(artifact['uri'].rstrip('/')).name or 'artifact'}"
         fetch(artifact["uri"], place)
         artifact["uri"] = str(place)
-    outputs = made.setdefault("outputs", {})
-    for name, group in outputs.get("artifacts", {}).items():
+    for name, group in outputs.setdefault("artifacts", {}).items():
         for artifact in group["artifacts"]:
             artifact["uri"] = str(folder / "outputs" / name)
     for name, parameter in outputs.setdefault("parameters", {}).items():
         parameter["outputFile"] = str(folder / "parameters" / name)
     outputs["outputFile"] = str(folder / "executor_output.json")
-    inputs = made.setdefault("inputs", {})
-    for side, kind in ((inputs, "parameterValues"), (inputs, "artifacts"), (outputs, "artifacts")):
-        side.setdefault(kind, {})
     return made
 
 
@@ -106,8 +103,8 @@ def write_text(uri: str, text: str, mode: int = 0o666) -> None:
     if isinstance(system, LocalFileSystem):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{path}.draft")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:  # noqa: PTH123 - its mode from the start
-            file.write(text)
+        draft.touch(mode)  # which it has from the start
+        draft.write_text(text)
         draft.replace(path)
     else:
         system.pipe_file(path, text.encode())

@@ -154,16 +154,14 @@ def _team(group: WorkerGroup) -> Iterator[Member | None]:
             fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
             "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
         )
-    coordinator = Coordinator(place, group.train.max_restarts) if place.node_rank == 0 else None
-    member = Member(place, lambda: group.stopped_at is not None, coordinator)
-    if coordinator is not None:
-        coordinator.start()
-    try:
-        yield member
-    finally:
-        member.close()
-        if coordinator is not None:
-            coordinator.end()
+    with contextlib.ExitStack() as ends:
+        coordinator = None
+        if place.node_rank == 0:
+            coordinator = Coordinator(place, group.train.max_restarts)
+            coordinator.start()
+            ends.callback(coordinator.end)
+        member = Member(place, lambda: group.stopped_at is not None, coordinator)
+        yield ends.enter_context(contextlib.closing(member))
 
 
 def _polled(team: Member | None, on_poll: Callable[[], None]) -> Halt | None:

@@ -42,7 +42,7 @@ class Seal:
     def __init__(self, secret: str, purpose: str, accepts: bool) -> None:
         self.nonce, self.proven = os.urandom(NONCE_BYTES), False
         self._secret, self._purpose, self._accepts = secret.encode(), purpose.encode(), accepts
-        self._rest, self._keys, self._counts = bytearray(), (b"", b""), [0, 0]
+        self._rest, self._keys, self._counts = bytearray(), [b"", b""], [0, 0]
 
     def sealed(self, content: bytes) -> bytes:
         """A frame, once the peer's nonce is known."""
@@ -74,12 +74,9 @@ class Seal:
 
     def _agree(self, theirs: bytes) -> None:
         asked, answered = (theirs, self.nonce) if self._accepts else (self.nonce, theirs)
-        to_acceptor, to_connector = (
-            hmac.digest(self._secret, asked + answered + way + self._purpose, "sha256")
-            for way in (b">", b"<")
-        )
-        both = (to_acceptor, to_connector)
-        self._keys = both[::-1] if self._accepts else both
+        ways = (b"<", b">") if self._accepts else (b">", b"<")  # out, in
+        texts = (asked + answered + way + self._purpose for way in ways)
+        self._keys = [hmac.digest(self._secret, text, "sha256") for text in texts]
 
     def _mac(self, way: int, content: bytes) -> bytes:
         number = struct.pack("!Q", self._counts[way])
@@ -190,10 +187,8 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 @contextlib.asynccontextmanager
 async def _connected(host: str, port: int) -> AsyncIterator[Ends]:
     ends = await asyncio.open_connection(host, port)
-    try:
+    with contextlib.closing(ends[1]):
         yield ends
-    finally:
-        ends[1].close()
 
 
 async def _relay(seal: Seal, near: Ends, far: Ends) -> None:

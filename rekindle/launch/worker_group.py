@@ -22,17 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, mpi, process
+from rekindle.launch import fork_server, heartbeats, meeting, process
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Cause, Heartbeat, Stack
-from rekindle.launch.preloaded import fork_agent
+from rekindle.launch.preloaded import CONSTANT, fork_agent
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
 
-AGENT = "rekindle.launch.agent"
 Agent: TypeAlias = "subprocess.Popen[bytes] | fork_server.Forked"
 POLL_SECONDS = 0.2
 PEER_SECONDS = 15.0  # for the peers of a lost rank to notice by themselves
@@ -94,9 +93,8 @@ class WorkerGroup:
         environment: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
-        self.environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        self.environment |= rendezvous.network() | dict(environment)
-        self.environment |= {LAUNCHER: str(os.getpid())}
+        self.environment = {"OMP_NUM_THREADS": "1", **os.environ, **rendezvous.network()}
+        self.environment |= {**environment, LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
         if self.gpus:
             self.environment |= allocator(self.environment)
@@ -117,15 +115,12 @@ class WorkerGroup:
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
         heartbeats.clear(self.status)
-        life = _Attempt(self, start)
-        try:
+        with contextlib.closing(_Attempt(self, start)) as life:
             if self.stopped_at is not None:
                 self.stop()
             life.watch(on_poll)
             end_marked(life.mark)
             return life.report()
-        finally:
-            life.close()
 
 
 class _Attempt:
@@ -137,24 +132,28 @@ class _Attempt:
         self.exits = Path(self.scratch.name) / "exits.jsonl"
         self.began = time.monotonic()
         self.ending_at: float | None = None
-        self.killed = False
+        self.killed_at: float | None = None
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
         self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
         mine = [reading, *([start.store.detach()] if start.store else [])]
         handles = [process.moved(descriptor) for descriptor in mine]
-        started = argv(group.script, group.place, start, handles[1:], group.gpus and can_bind())
-        words = [sys.executable, "-P", "-m"]
+        place, module = group.place, ""  # whose `main` ranks are, as forks
         if group.train.launcher == "mpirun":
-            words += ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
-            words += [mpi.place_of(group.place, start, handles[1:]), *group.script]
+            node = {
+                "ranks": place.ranks_per_node, "node": place.node_rank, "nodes": place.nodes,
+                "port": start.port, "listening": handles[1] if start.store else None,
+            }  # fmt: skip
+            words = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
+            words += [json.dumps(node), *group.script]
         else:
-            words += [AGENT, str(handles[0]), str(self.exits)]
-            words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
-            words += [f"--log-dir={self.scratch.name}", *started]
-        own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
-        own |= fork_server.THREADLESS
+            if group.script[0] == "-m" and not group.foreign:
+                module = group.script[1]
+            words = ["rekindle.launch.agent", str(handles[0]), str(self.exits), module]
+            words += [f"--log-dir={self.scratch.name}"]
+            words += argv(group.script, place, start, handles[1:], group.gpus and can_bind())
+        own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), **CONSTANT}
         if group.gpus:  # NCCL's record of the last collectives, on a timeout and when we ask for it
             own |= {
                 "TORCH_FR_BUFFER_SIZE": "2000",
@@ -162,25 +161,22 @@ class _Attempt:
                 "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
                 "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
             }
-        if not group.foreign:
-            own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
-        if group.place.nodes == 1 and not group.foreign:
+        if group.foreign:  # it may import what lies beside the config, where ours must not look
+            del own["PYTHONSAFEPATH"]
+        elif place.nodes == 1:
             own[meeting.FILE] = f"{self.scratch.name}/store"
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(group.train.grace_seconds))
+        env = {**group.environment, **own}
         try:
-            self.agent = group.agent = self._started(words, {**group.environment, **own}, handles)
+            agent: Agent | None = fork_agent(words, env, handles) if module else None
+            # in a session of its own: a signal to our process group leaves it to tidy up
+            self.agent = group.agent = agent or subprocess.Popen(
+                [sys.executable, "-P", "-m", *words],
+                env=env, start_new_session=True, pass_fds=handles,
+            )  # fmt: skip
         finally:
             for handle in handles:
                 os.close(handle)
-
-    def _started(
-        self, words: Sequence[str], env: Mapping[str, str], handles: Sequence[int]
-    ) -> Agent:
-        """In a session of its own: a signal to our process group leaves it to tidy up."""
-        forks = words[3] == AGENT and words[6]  # the module whose `main` ranks are
-        if forks and (forked := fork_agent(words[3:], env, handles)):
-            return forked
-        return subprocess.Popen(words, env=env, start_new_session=True, pass_fds=handles)
 
     def close(self) -> None:
         """Leave nothing running, and nothing on this machine's disk."""
@@ -191,17 +187,15 @@ class _Attempt:
 
     def watch(self, on_poll: Callable[[], Halt | None]) -> None:
         """Until torchrun has ended."""
-        killed_at = 0.0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(POLL_SECONDS)
                 return
             halt = on_poll()
-            if self.killed:
-                if time.monotonic() - killed_at > PEER_SECONDS:
+            if self.killed_at is not None:
+                if time.monotonic() - self.killed_at > PEER_SECONDS:
                     self.agent.kill()
             elif self._is_over(halt):
-                killed_at = time.monotonic()
                 self.kill()
 
     def _is_over(self, halt: Halt | None) -> bool:
@@ -270,7 +264,7 @@ class _Attempt:
 
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
-        self.killed = True
+        self.killed_at = time.monotonic()
         dead = {s.rank for s in heartbeats.read(self.status) if not is_running(s.pid)}
         self.ours = set(self.group.place.ranks) - dead
         end_marked(self.mark, spared={self.agent.pid})
@@ -295,7 +289,7 @@ class _Attempt:
 
     def _unknown(self, code: int, oom_kills: int) -> Cause:
         first = self.group.place.ranks[0]
-        if code < 0 and not self.killed:
+        if code < 0 and self.killed_at is None:
             return heartbeats.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
         if code:

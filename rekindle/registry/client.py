@@ -82,7 +82,14 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         root = Path(artifact_root).absolute()
-        yield _asked(uri) if tracking_uri else _embedded(uri, root)
+        lock = root / "locks" / "registry"  # one process at a time makes the embedded database
+        with contextlib.nullcontext() if tracking_uri else owned(lock, lambda: None):
+            if not tracking_uri:
+                _make(root)
+                _settle(root)
+            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)  # so that it has had an answer
+        yield client
     except RekindleError:
         raise
     except Exception as error:
@@ -90,23 +97,6 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         what = f"cannot {doing}: {first_line(error)[:300]}"
         fix = _fix(tracking_uri, error)
         raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
-
-
-def _asked(uri: str) -> MlflowClient:
-    """A client that has had an answer."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    client.search_experiments(max_results=1)
-    return client
-
-
-def _embedded(uri: str, root: Path) -> MlflowClient:
-    """The database is made if it is not there, by one process at a time."""
-    with owned(root / "locks" / "registry", lambda: None):
-        _make(root)
-        _settle(root)
-        return _asked(uri)
 
 
 def _make(root: Path) -> None:
@@ -143,20 +133,18 @@ def _settle(root: Path) -> None:
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:
     """The experiment called `name`, created when it is not there."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    here = Path(artifact_root).absolute() / ARTIFACTS / name
-    location = None if tracking_uri else here.as_uri()
     from mlflow.exceptions import MlflowException
 
-    try:
-        return str(client.create_experiment(name, artifact_location=location))
-    except MlflowException:  # another process was faster
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            raise
-        return str(found.experiment_id)
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        here = Path(artifact_root).absolute() / ARTIFACTS / name
+        try:
+            location = None if tracking_uri else here.as_uri()
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:  # another process was faster
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+    return str(found.experiment_id)
 
 
 def _fix(tracking_uri: str, error: BaseException) -> str:

@@ -168,22 +168,17 @@ def register(
         elif before != "rolled_back" and (evidence.promote or before != "promoted"):
             # else it keeps what it once was promoted, or rolled back, for
             _retag(client, where.name, version, tags)
-        champion = by_alias(client, where, CHAMPION)
-        is_champion = champion is not None and champion.version == version.version
+        is_champion = has_alias(client, where, CHAMPION, str(version.version))
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
-        decision = _decision(where, evidence, is_champion)
-        if before == "rolled_back" and not is_champion:
+        decision: Decision = "approval_needed" if where.spec.approval == "manual" else "pending"
+        if is_champion:
+            decision = "promoted"
+        elif before == "rolled_back":
             decision = "rolled_back"
+        elif not evidence.promote:
+            decision = "refused"
         return registration(client, where, version, created, decision)
-
-
-def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decision:
-    if is_champion:
-        return "promoted"
-    if not evidence.promote:
-        return "refused"
-    return "approval_needed" if where.spec.approval == "manual" else "pending"
 
 
 def _lineage(
@@ -272,6 +267,12 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
             fix="give the alias to a version that exists, or delete it: the next candidate that "
             "reaches the floor is then promoted",
         ) from None
+
+
+def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -> bool:
+    """Whether the version is the one with this alias. Raises RegistryError as `by_alias`."""
+    found = by_alias(client, where, alias)
+    return found is not None and str(found.version) == version
 
 
 def aliases(where: Registry) -> dict[str, str]:

@@ -34,7 +34,7 @@ from rekindle.records import ChangeKind, Evidence, Registration
 from rekindle.registry import models
 from rekindle.registry.client import PREFIX, tags_of
 from rekindle.registry.history import champion_before, changes, existing, note
-from rekindle.registry.models import CHALLENGER, CHAMPION, Registry, by_alias
+from rekindle.registry.models import CHALLENGER, CHAMPION, Registry, by_alias, has_alias
 from rekindle.spec.identity import file_sha256
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def promote(
                     claim.replace_champion(may)
         elif changes(client, where.name):  # a roll back that was interrupted may be the last entry
             note(client, where.name, version, "reason" if reason else "gate", reason)
-        challenger = by_alias(client, where, CHALLENGER)
-        if challenger is not None and str(challenger.version) == version:
+        if has_alias(client, where, CHALLENGER, version):
             client.delete_registered_model_alias(where.name, CHALLENGER)
         found = client.get_model_version(where.name, version)
         if tags_of(found).get("decision") != "promoted":
@@ -108,13 +107,8 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
         return now, to
 
 
-def _is_champion(client: MlflowClient, where: Registry, version: str) -> bool:
-    champion = by_alias(client, where, CHAMPION)
-    return champion is not None and str(champion.version) == version
-
-
 def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
-    if not _is_champion(client, where, version):
+    if not has_alias(client, where, CHAMPION, version):
         what = f"version {version} of {where.name} is no longer the champion"
         fix = "`rekindle champion` shows which is; then run the command again"
         raise RegistryError(what, where=where.shown_uri, fix=fix)
@@ -123,7 +117,7 @@ def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> b
 
 def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
     """Whether the version is the champion, and the model of the evidence: numbers come again."""
-    if not _is_champion(client, where, version):
+    if not has_alias(client, where, CHAMPION, version):
         return False
     tags = tags_of(client.get_model_version(where.name, version))
     return tags.get("model_digest") == evidence.model_digest
@@ -219,16 +213,15 @@ class Claim:
             with _one_answer():
                 self.client.set_registered_model_alias(self.where.name, CHAMPION, self.version)
         except Exception as error:
-            refused = isinstance(error, RestException) and error.get_http_status_code() < 500
-            if not refused and not self._done_late():
+            if isinstance(error, RestException) and error.get_http_status_code() < 500:
+                self.unsure = False  # it was refused
+                raise
+            if not self._done_late():
                 raise RegistryError(
                     f"the registry gave no answer to promoting version {self.version}, and may "
                     f"still do it; no other version is promoted until that is known: {error}",
                     where=self.where.shown_uri, fix=_look(self.where.name, self.key),
                 ) from error  # fmt: skip
-            self.unsure = False
-            if refused:
-                raise
         self.unsure = False
 
     def _hold_alone(self) -> None:
@@ -246,7 +239,7 @@ class Claim:
         give_up = time.monotonic() + ANSWER
         while time.monotonic() < give_up:
             with contextlib.suppress(Exception):
-                if _is_champion(self.client, self.where, self.version):
+                if has_alias(self.client, self.where, CHAMPION, self.version):
                     return True
             time.sleep(0.5)
         return False
@@ -304,13 +297,11 @@ def _one_answer() -> Iterator[None]:
     """A request is sent once: of two, the second might be carried out long after the first."""
     wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}"}
     wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)

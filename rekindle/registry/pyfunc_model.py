@@ -1,6 +1,5 @@
 """Loads and asks a registered model; MLflow runs this file to load `models:/NAME@champion`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         names = ["tags", "probabilities"] if words else ["label", "probability"]
         return pd.DataFrame(answers, columns=names)
 
-    def _written(
-        self, task: TokenTask, texts: list[str], params: Mapping[str, Any]
-    ) -> pd.DataFrame:
+    def _written(self, task: TokenTask, texts: list[str], params: dict[str, Any]) -> pd.DataFrame:
         role = {"chat": "user", "completion": "prompt"}.get(self.model.settings["form"], "text")
         length = int(params.get("max_new_tokens", MAX_NEW_TOKENS))
         prompts = [[(role, text)] for text in texts]

@@ -47,11 +47,9 @@ def compared(runs: Sequence[Pair]) -> Compared:
 def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
     trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
-    seconds = trained[-1].seconds if trained else None
-    if trained and trained[-1].cached:
-        seconds = 0.0
-    elif trained and trained[-1].status in ("pending", "skipped"):
-        seconds = None
+    seconds = None
+    if trained and (trained[-1].cached or trained[-1].status not in ("pending", "skipped")):
+        seconds = 0.0 if trained[-1].cached else trained[-1].seconds
     return ComparedRun(
         run_id=record.run_id, started_at=record.started_at, status=record.status,
         seconds=record.seconds, training_seconds=seconds,

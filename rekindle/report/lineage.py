@@ -1,7 +1,6 @@
 """Where a model comes from: its data, keys and hashes that identify the work, how to repeat it."""
 
 import contextlib
-import hashlib
 
 import yaml
 from markupsafe import Markup
@@ -10,6 +9,7 @@ from rekindle import formats
 from rekindle.records import Fingerprint, RunRecord, ShardManifest
 from rekindle.report import plots
 from rekindle.report.collect import Findings
+from rekindle.spec.identity import file_sha256
 
 Facts = list[tuple[str, str]]
 
@@ -31,8 +31,7 @@ def lineage(run: RunRecord, found: Findings) -> tuple[Facts, Facts]:
     if found.evidence:
         entries.append(("Examples judged", found.evidence.examples))
         with contextlib.suppress(OSError):
-            content = found.files["evidence"].read_bytes()
-            entries.append(("Evidence file, sha256", hashlib.sha256(content).hexdigest()))
+            entries.append(("Evidence file, sha256", file_sha256(found.files["evidence"])))
     if found.registration:
         entries.append(("Registry", found.registration.tracking_uri))
     shown = [(name, value) for name, value in entries if value]

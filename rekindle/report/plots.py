@@ -151,9 +151,13 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 
 
 def ruler(scale: Axis) -> Markup:
-    """The ruler above the rows of a timeline."""
-    ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
-    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *_above(ticks))
+    """The ruler above the rows of a timeline; near an end its texts stay inside."""
+    ticks = []
+    for tick in scale.ticks:
+        at, said = scale.at(tick), formats.duration(tick) if tick else "0"
+        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
+        ticks.append(tag("text", said, x=share(at), y=12, text_anchor=anchor))
+    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *ticks)
 
 
 def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) -> Markup:
@@ -185,15 +189,6 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
 
 def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
     return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
-
-
-def _above(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """Texts over their places; near an end they stay inside."""
-    texts = []
-    for at, text in ticks:
-        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
-        texts.append(tag("text", text, x=share(at), y=12, text_anchor=anchor))
-    return texts
 
 
 def _across(place: str, css: str) -> Markup:
@@ -249,42 +244,30 @@ def _bands(series: Sequence[Series], x_name: str) -> Markup:
     return join(bands)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Frame:
-    """Sizes in px: of a cell, and of the margins that hold the class names."""
-
-    cell: int
-    left: int
-    top: int
-    right: int
-    slanted: bool
-
-
 def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: str) -> Markup:
     """`matrix[i][j]` examples of true class i predicted as j; hits and mistakes in two hues."""
     n = len(matrix)
     if not n:
-        return Markup("")
+        return _NOTHING
     names = [_class_name(labels, i) for i in range(n)]
     size = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
     longest = max(len(texts.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
     slanted, lean = longest > size - 6, round(longest * _SLANT)
+    left = round(longest + 34)  # margins in px, which hold the names
     top, right = (lean + 36, lean) if slanted else (44, 2)
-    frame = _Frame(cell=size, left=round(longest + 34), top=top, right=right, slanted=slanted)
     cells = join(
-        _cell(i, j, times, sum(row), names, frame)
+        _cell(i, j, times, sum(row), names, size)
         for i, row in enumerate(matrix)
         for j, times in enumerate(row[:n])
     )
-    named = join(_names(i, name, frame) for i, name in enumerate(names))
-    turned = f"translate(14 {frame.top}) rotate(-90)"
-    width = frame.left + n * frame.cell + frame.right
-    height = frame.top + n * frame.cell + 2
+    named = join(_names(i, name, size, slanted) for i, name in enumerate(names))
+    turned = f"translate(14 {top}) rotate(-90)"
+    width, height = left + n * size + right, top + n * size + 2
     return plot(
         "heat shrinks" if n <= _SHRINKS else "heat",
         label,
-        tag("g", cells, named, transform=f"translate({frame.left} {frame.top})"),
-        tag("text", "predicted →", css="name", x=frame.left, y=14),
+        tag("g", cells, named, transform=f"translate({left} {top})"),
+        tag("text", "predicted →", css="name", x=left, y=14),
         tag("text", "← true", css="name", transform=turned, text_anchor="end"),
         viewBox=f"0 0 {width} {height}", width=width, height=height,
     )  # fmt: skip
@@ -304,28 +287,27 @@ def _class_name(labels: Sequence[str], i: int) -> str:
     return labels[i] if i < len(labels) else str(i)
 
 
-def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], frame: _Frame) -> Markup:
+def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], px: int) -> Markup:
     part = times / total if total else 0.0
     strength = 0.1 + 0.9 * math.sqrt(part) if times > 0 else 0.0
     said = f"{names[i]} → {names[j]}: {formats.count(times)} of {formats.count(total)}"
-    place = {"x": j * frame.cell, "y": i * frame.cell}
-    size = {"width": frame.cell - 1, "height": frame.cell - 1}
+    place, size = {"x": j * px, "y": i * px}, {"width": px - 1, "height": px - 1}
     parts = [title(f"{said} ({formats.percent(part)})"), tag("rect", css="empty", **place, **size)]
     if times:
         css = "hit" if i == j else "miss"
         parts.append(tag("rect", css=css, **place, **size, fill_opacity=strength))
     if times and len(names) <= _NUMBERS:
-        x, y = (j + 0.5) * frame.cell, (i + 0.5) * frame.cell + 4
+        x, y = (j + 0.5) * px, (i + 0.5) * px + 4
         parts.append(tag("text", str(times), x=x, y=y, text_anchor="middle"))
     return tag("g", *parts)
 
 
-def _names(i: int, name: str, frame: _Frame) -> Markup:
+def _names(i: int, name: str, px: int, slanted: bool) -> Markup:
     """The name of class i, beside its row and above its column."""
-    middle = (i + 0.5) * frame.cell
-    turn = f"translate({middle + 2:g} -8) rotate(-45)" if frame.slanted else None
-    turn = turn or f"translate({middle:g} -8)"
-    anchor = "start" if frame.slanted else "middle"
+    middle = (i + 0.5) * px
+    turn, anchor = f"translate({middle:g} -8)", "middle"
+    if slanted:
+        turn, anchor = f"translate({middle + 2:g} -8) rotate(-45)", "start"
     text = (title(name), texts.shorten_middle(name, _LONGEST))
     row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
     return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)

@@ -32,9 +32,7 @@ def curves(run: RunRecord, history: tuple[HistoryRow, ...]) -> list[Curve]:
     return [curve for curve in _curves(history, limit) if curve.plot]
 
 
-def facts(
-    summary: TrainingSummary | None, history: tuple[HistoryRow, ...]
-) -> list[tuple[str, str]]:
+def facts(summary: TrainingSummary | None, history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
     """How it was trained, if a step recorded it."""
     if summary is None:
         return []
@@ -69,7 +67,7 @@ def facts(
     return facts
 
 
-def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:
+def _measured(history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
     """What a machine says of itself, as far as it was measured."""
     facts = []
     for name, field, say in (

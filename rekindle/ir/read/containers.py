@@ -76,13 +76,13 @@ def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
         executor.refusals.add(what, executor.at(kind))
     if other:
         return None
-    if not executor.has("importer") and not executor.has("container"):
+    found: Container | dict[str, Any]
+    if executor.has("importer"):
+        found = _import(executor.fields("importer"))
+    elif executor.has("container"):
+        found = _container(executor.fields("container"))
+    else:
         raise malformed(None, "a container or an importer", executor.where)
-    found = (
-        _import(executor.fields("importer"))
-        if executor.has("importer")
-        else _container(executor.fields("container"))
-    )
     executor.close()
     return found
 

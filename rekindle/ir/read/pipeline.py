@@ -146,8 +146,7 @@ class _Reader:
 
     def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> ir.SubDag:
         if "cachingOptions" in task.data:  # absent from the Dag of a condition
-            enabled, _ = _caching(task)
-            cache = cache and enabled
+            cache = _caching(task)[0] and cache
         path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
         dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
         loop, retry = _loop(task), _retry(task.fields("retryPolicy"))
@@ -216,9 +215,8 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
 
 def _artifact(name: str, fields: Fields) -> ir.Artifact:
     schema = fields.fields("artifactType")
-    title, version = schema.take("schemaTitle", str, ""), schema.take("schemaVersion", str, "")
-    if not title:
-        title = schema.take("instanceSchema", str, "")
+    title = schema.take("schemaTitle", str, "") or schema.take("instanceSchema", str, "")
+    version = schema.take("schemaVersion", str, "")
     fields.take("description", str, "")
     optional = fields.take("isOptional", bool, False)
     return ir.Artifact(name, title, version, optional, fields.take("isArtifactList", bool, False))

@@ -28,7 +28,7 @@ MAX_LEVELS = 100
 MAX_DIGITS = 400  # the largest float has 309
 
 _HALF = re.compile("[\ud800-\udfff]")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ELSEWHERE = "run it on Kubeflow Pipelines, or take it out of the pipeline"
 
 
@@ -62,8 +62,7 @@ class Fields:
 
     def take(self, key: str, kind: type[T], default: T) -> T:
         """The value of `key`, checked to be of `kind`; `default` where the key is absent."""
-        self.taken.add(key)
-        if (value := self.data.get(key)) is None:
+        if (value := self.any(key)) is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             if abs(value) > sys.float_info.max:
@@ -109,8 +108,7 @@ class Fields:
 
     def refuse(self, key: str, what: str, fix: str = ELSEWHERE) -> None:
         """Refuse `key` for a stated reason, if it is there."""
-        self.taken.add(key)
-        if self.data.get(key) not in (None, {}, [], False, ""):
+        if self.any(key) not in (None, {}, [], False, ""):
             self.refusals.add(what, self.at(key), fix)
 
     def close(self) -> None:
@@ -150,7 +148,7 @@ def documents(text: str) -> list[Any]:
             return found
     _check_events(text)
     try:
-        found = [document for document in yaml.load_all(text, _LOADER) if document is not None]
+        found = [document for document in yaml.load_all(text, LOADER) if document is not None]
     except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
         # a date such as 2024-99-99, or a tag that its text does not fit
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
@@ -188,7 +186,7 @@ def _check_events(text: str) -> None:
     sizes: dict[str, int] = {}  # by anchor
     opened: list[tuple[str | None, int]] = []  # anchors of what is open, and the count before it
     count = 0
-    for event in yaml.parse(text, _LOADER):
+    for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent):
             count += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
@@ -211,6 +209,6 @@ def _check_events(text: str) -> None:
 def _is_number(event: yaml.ScalarEvent) -> bool:
     if not event.implicit[0]:
         return str(event.tag).endswith((":int", ":float"))
-    kinds = _LOADER.yaml_implicit_resolvers.get(event.value[0], ())
+    kinds = LOADER.yaml_implicit_resolvers.get(event.value[0], ())
     numbers = (regex for tag, regex in kinds if tag.endswith((":int", ":float")))
     return any(regex.match(event.value) for regex in numbers)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
-from rekindle.ir.compile import LOADER
+from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle

@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
-from rekindle.ir.compile import LOADER
 from rekindle.ir.edit.rewrite import asked_of, executors
 from rekindle.ir.read.pipeline import read
+from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
