@@ -41,16 +41,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
-from rekindle.train.rank import (
-    arrange,
-    connect,
-    decided,
-    free,
-    import_for,
-    keep_positions,
-    live,
-    say,
-)
+from rekindle.train.rank import arrange, connect, decided, free, import_for, keep_positions, live
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
@@ -68,7 +59,7 @@ def main() -> None:
     live(ScoreJob, _score)
 
 
-def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     # each node decides `auto` by its GPUs
     everyone: list[tuple[str, str]] = of_all((job.train.precision, job.train.weights))
@@ -80,8 +71,7 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     arrange(decided(job.train, device, began=None), device)
     work = Work(job, device, stop, vitals.beat)
     complete = all(work.work_on(turn) for turn in job.turns)
-    if rank == 0:
-        say(Path(job.status), {"status": "done" if complete else "preempted"})
+    return {"status": "done" if complete else "preempted"}
 
 
 class Work:

@@ -32,7 +32,7 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
-from rekindle.train.rank import arrange, connect, decided, import_for, keep_positions, live, say
+from rekindle.train.rank import arrange, connect, decided, import_for, keep_positions, live
 from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of
 from rekindle.train.throughput import FILE as PROFILE
@@ -52,7 +52,7 @@ def main() -> None:
     live(Job, _train)
 
 
-def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     rates.require(job.task, job.model, job.train)
     task = load_task(job.task)
@@ -89,13 +89,12 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     vitals.beat(last, "finish")
     checkpointer.wait()
     if not trainer.done(last):
-        if rank == 0:
-            say(Path(job.status), {"status": "preempted", "step": last})
-    else:
-        best = _return_to_best(job, trainer, last) if job.train.exports_best else None
-        start.save(parts, Path(job.output))
-        if rank == 0:
-            _finish(job, trainer, history, last, best)
+        return {"status": "preempted", "step": last}
+    best = _return_to_best(job, trainer, last) if job.train.exports_best else None
+    start.save(parts, Path(job.output))
+    if rank == 0:
+        _finish(job, trainer, history, last, best)
+    return {"status": "done", "step": last}
 
 
 def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
@@ -262,7 +261,7 @@ class Start:
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
-    """Rank 0 writes the summary, then the word that says so; `best`: the exported step, if any."""
+    """Rank 0 writes the summary; `best`: the exported step, if any."""
     if trainer.spent:
         spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
         emit("notice", text=spent)
@@ -285,7 +284,6 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     )  # fmt: skip
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)
-    say(Path(job.status), {"status": "done", "step": last})
 
 
 if __name__ == "__main__":
