@@ -100,7 +100,6 @@ class Local:
         self.workers = workers
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         answers: dict[int, Answer] = {}
         self.each(function, order, items, range(len(items)), answers.__setitem__)
         return _values([answers[number] for number in sorted(answers)])
@@ -201,7 +200,6 @@ class Nodes:
         self.local, self.store, self.place = local, store, place
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         known = self.store.answered(work)
         mine = range(self.place.node_rank, len(items), self.place.nodes)
         failed: list[Answer] = []
@@ -264,7 +262,6 @@ class _Cluster:
     name, apart = "", True
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         return _values(self.answers(function, order, items))
 
     def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:

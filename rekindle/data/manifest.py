@@ -6,7 +6,6 @@ through the shards of a split in the manifest's order."""
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pydantic
 
 from rekindle.data.order import Indices, SampleOrder, best_fit
-from rekindle.data.split import stored_hashes
 from rekindle.errors import DataError
 from rekindle.records import SCHEMA_VERSION, ShardFile, ShardManifest
 from rekindle.spec.identity import digest, file_sha256
@@ -303,13 +301,6 @@ def folder_fingerprint(folder: Path) -> str:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     named = [[file.relative_to(folder).as_posix(), file_sha256(file)] for file in files]
     return digest(named) if named else ""
-
-
-def fingerprint_of_hashes(column: pa.ChunkedArray) -> str:
-    running = hashlib.sha256()
-    for chunk in column.chunks:
-        running.update(stored_hashes(chunk))
-    return running.hexdigest()[:32]
 
 
 def check_shard(path: Path, shard: ShardFile) -> None:
