@@ -26,10 +26,10 @@ from rekindle.data.hub import HubSource
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
 from rekindle.data.quarantine import leave_out
-from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
+from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.split import digit_counts, hash_splits, time_cuts, time_splits
+from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Store
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window

@@ -73,7 +73,6 @@ def simulate(work: Work, every: int, per_hour: float) -> Runs:
     if expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS:
         return Runs(np.array([math.inf]), np.array([math.inf]))
     attempts = _Attempts(work, every, per_hour, RUNS)
-    attempts.run()
     return Runs(attempts.wall / 3600, attempts.running / 3600)
 
 
@@ -88,15 +87,14 @@ def fallback(
     if slack < segments(work, every)[0].through:
         return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)
     attempts = _Attempts(work, every, per_hour, runs, slack)
-    attempts.run()
     chance = float((attempts.rest > 0).mean())
     spot, on_demand = attempts.running.mean() / 3600, attempts.rest.mean() / 3600
     return Fallback(True, slack / 3600, chance, float(spot), float(on_demand))
 
 
 class _Attempts:
-    """Runs from one interruption to the next, at most `most`; fewer where each is interrupted
-    often, whose times scatter less. With a `slack` until they are given up."""
+    """Runs from one interruption to the next until none is left, at most `most`; fewer where each
+    is interrupted often, whose times scatter less. With a `slack` until they are given up."""
 
     def __init__(
         self, work: Work, every: int, per_hour: float, most: int, slack: float = math.inf
@@ -120,8 +118,6 @@ class _Attempts:
         self.saved = np.zeros(runs, np.int64)  # segments
         self.wall, self.running, self.rest = (np.zeros(runs) for _ in range(3))
         self.active: Counts = np.arange(runs)
-
-    def run(self) -> None:
         while self.active.size:
             self._turn()
 
