@@ -3,8 +3,7 @@ cluster or by Spark. The results come in the order of the items.
 
 A function is named `module:function`, and gets an order and an item; these and its result are JSON,
 and what is large lies in a store that all workers reach (store.py). So every executor runs the same
-code, and nothing is pickled but texts. An item that fails does not stop the others: all that failed
-are named in the end.
+code, and only texts are pickled. An item that fails stops no others: all are named in the end.
 
 A worker here is `python -m rekindle.data.executor`, a program of its own: it imports neither the
 parent's main module nor torch."""

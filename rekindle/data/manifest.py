@@ -148,20 +148,18 @@ class Shards:
         """The order in which a training goes through a split; see `SampleOrder`."""
         files, window = self._files[split], self.manifest.shuffle_bytes
 
-        def lengths(shards: Indices) -> Indices:
-            return np.concatenate([self._opened(split, int(i)).lengths for i in shards])
-
-        def labels(shards: Indices) -> Indices:
-            return np.concatenate([self._opened(split, int(i)).labels for i in shards])
+        def of_each(name: str, shards: Indices) -> Indices:
+            return np.concatenate([getattr(self._opened(split, int(i)), name) for i in shards])
 
         return SampleOrder(
             rows=[file.rows for file in files], global_batch_size=global_batch_size, seed=seed,
-            lengths=lengths if by_length or pack_length else None, pack_length=pack_length,
+            lengths=functools.partial(of_each, "lengths") if by_length or pack_length else None,
+            pack_length=pack_length,
             sequences=[
                 file.sequences or best_fit(self._opened(split, i).lengths, pack_length)[1]
                 for i, file in enumerate(files) if pack_length
             ],
-            classes=labels if balanced else None,
+            classes=functools.partial(of_each, "labels") if balanced else None,
             sources=[file.source for file in files],
             shares=[one.share for one in self.manifest.sources]
             if self.manifest.drawn and split == "train" else (),

@@ -37,8 +37,7 @@ _READ_BYTES = 4 << 20
 @dataclasses.dataclass(frozen=True)
 class Block:
     """What was measured of a block of a file. `newlines` and `quotes` only of files of lines that
-    have several: whether the quotes are even before the first newline, on each line, and behind the
-    last newline."""
+    have several: whether quotes are even before the first newline, on a line, behind the last."""
 
     sha256: str
     newlines: int = 0
@@ -69,16 +68,14 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class HubPiece:
-    """A part of a data set of the hub, as `HubSource.parts` gives it."""
+    """The same of a data set of the hub: a part, as `HubSource.parts` gives it."""
 
     part: tuple[str, str, str, int, int]
 
     def key(self, settings: Any) -> str:
-        """As that of a Piece."""
         return digest([settings, self.part])
 
     def item(self, key: str) -> dict[str, Any]:
-        """As that of a Piece."""
         return {"key": key, "hub": self.part}
 
 

@@ -1,5 +1,4 @@
-"""Text and table files as streams of raw batches: CSV and Parquet by pyarrow, JSON lines where it
-can.
+"""Text and table files as raw batches: CSV and Parquet by pyarrow, JSON lines where it can.
 
 A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines that is
 not regular (one object a line, each column of one type) is parsed by Python, which gives the same

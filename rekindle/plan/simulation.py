@@ -2,8 +2,7 @@
 and when a deadline needs machines that stay.
 
 The model is that of risk.py; what is drawn here are the times between interruptions and the waits.
-One turn of the loop is one attempt of every run that is not over: it commits all segments that end
-before its interruption.
+One turn of the loop is one attempt of every open run: it commits segments until its interruption.
 
 The rule of the deadline is the safety net of Can't Be Late (Wu et al., NSDI 2024, section 3):
 change over once what is left of the time is what the rest of the work takes on machines that stay.
