@@ -42,15 +42,11 @@ from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
-from rekindle.train.rank import connect, decided, import_for, live
+from rekindle.train.rank import connect, decided, live
+from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.storage import storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
-
-
-def preload(job: str) -> None:
-    """Import what ranks of the job in this file will, before they are forked."""
-    import_for(Job.read(Path(job)).task)
 
 
 def main() -> None:

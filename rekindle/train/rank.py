@@ -81,6 +81,11 @@ def import_for(task: str) -> None:
         importlib.import_module(module)
 
 
+def preload(job: str) -> None:
+    """Import what ranks of the training in this file will, before they are forked."""
+    import_for(Job.read(Path(job)).task)
+
+
 def connect() -> torch.device:
     """Join the other ranks; the device of this one. NCCL connects now, not in the first step."""
     if not torch.cuda.is_available():

@@ -32,7 +32,8 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
-from rekindle.train.rank import arrange, connect, decided, import_for, keep_positions, live
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live
+from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of
 from rekindle.train.throughput import FILE as PROFILE
@@ -41,11 +42,6 @@ from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
 
 log = logging.getLogger(__name__)
-
-
-def preload(job: str) -> None:
-    """Import what ranks of the job in this file will, before they are forked."""
-    import_for(Job.read(Path(job)).task)
 
 
 def main() -> None:
