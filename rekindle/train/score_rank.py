@@ -43,7 +43,6 @@ from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
 from rekindle.train.rank import arrange, connect, decided, free, import_for, keep_positions, live
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Source
 
 OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
 BEAT_SECONDS = 1.0
@@ -360,7 +359,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     if not opened.own_task and task.weights(as_source) is not None:
         with weights.deferred() as recorder:
             network = task.build(as_source, opened.labels, opened.settings, folder)
-        source = Source(network, recorder, 0, folder)
+        source = weights.Source(network, recorder, 0, folder)
     else:
         network = opened.network()
     mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)

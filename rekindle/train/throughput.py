@@ -128,7 +128,7 @@ Span = tuple[float, float]
 
 SKIPPED = 3  # the first steps allocate and tune
 SHOWN = 8
-FILE = "profile.json"
+PROFILE = "profile.json"
 _COLLECTIVES = (
     "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
     "broadcast", "record_param_comms", "barrier", "wait_tensor",

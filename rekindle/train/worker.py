@@ -36,10 +36,8 @@ from rekindle.train.rank import arrange, connect, decided, keep_positions, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of
-from rekindle.train.throughput import FILE as PROFILE
-from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
+from rekindle.train.throughput import PROFILE, Clock, Cost, Profiler, device_name, tips
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Source
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +171,7 @@ class Start:
 
     def __init__(
         self, job: Job, task: Task, shards: Shards, mesh: Mesh, network: nn.Module,
-        source: Source | None, origins: dict[str, modules.Origin],
+        source: weights.Source | None, origins: dict[str, modules.Origin],
     ) -> None:  # fmt: skip
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
         self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
@@ -196,7 +194,7 @@ class Start:
         else:
             with weights.deferred() as recorder:
                 network = task.build(*given)
-            source = Source(network, recorder, job.train.seed, folder)
+            source = weights.Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
         if problems := list(undivided(layout, model.lora)):
             raise RequestError(problems)
