@@ -1,5 +1,4 @@
-"""What a source holds now beyond what a run had: whether the data changed, and how many rows are
-new.
+"""What a source holds beyond what a run had: whether the data changed, how many rows are new.
 
 New rows are counted, not recognised: those in the window now, less those that the run had of what
 both windows span. So rows that fill a month that has begun count, rows that left the window do
@@ -21,8 +20,7 @@ from rekindle.tasks import load_task
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
-    """`data` and `window` as a Fingerprint has them; `rows` in the window now, `had` by the run,
-    `new` of them."""
+    """`data` and `window` as in a Fingerprint; `rows` now, `had` by the run, `new` of them."""
 
     data: str
     window: str
@@ -55,8 +53,7 @@ def arrivals(
 
 
 def _had(shards: ShardManifest | None) -> int:
-    """Rows that a run read, as `_rows` counts them: not what cannot be parsed; one with two faults
-    counts twice."""
+    """Rows that a run read, as `_rows` counts: no unparsed ones; one with two faults twice."""
     if shards is None:
         return 0
     bad = {kind: number for kind, number in shards.bad_rows.items() if kind != "malformed"}

@@ -25,14 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.data.examples import (
-    HASH_BYTES,
-    SPLITS,
-    ExamplesFile,
-    ExamplesPart,
-    ExamplesWriter,
-    label_counts,
-)
+from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesWriter, label_counts
 from rekindle.data.executor import Executor, Order
 from rekindle.data.split import content_hashes, stored_hashes
 from rekindle.data.store import Store
@@ -46,9 +39,6 @@ _HASHED = np.dtype([("low", "<u8"), ("high", "<u8"), ("row", "<u4")])  # the row
 _ENTRY = np.dtype([*_HASHED.descr, ("file", "<u4")])
 _ROW = np.dtype("<u4")
 _DEALT, _STARTS = "dealt", "starts"
-_HASH, _COMPARE, _THIN = (
-    f"rekindle.data.duplicates:{name}" for name in ("hash_run", "compare_group", "thin")
-)
 _WORDS, _BANDS, _ROWS = 5, 14, 8
 _RANDOM = np.frombuffer(hashlib.shake_128(b"near").digest(8 * (_WORDS + _BANDS * _ROWS)), "<u8")
 _WEIGHTS, _FACTORS = _RANDOM[:_WORDS] | np.uint64(1), _RANDOM[_WORDS:]
@@ -76,7 +66,7 @@ def drop_copies(
         for number, file in enumerate(files)
     ]  # fmt: skip
     found, dropped = list[ExamplesPart](), {split: Counter[str]() for split in SPLITS}
-    entries = executor.map(_THIN, order, items, digest(items))
+    entries = executor.map(f"{__name__}:thin", order, items, digest(items))
     for file, item, entry in zip(files, items, entries, strict=True):
         if entry["files"]:
             batches, (sha256,) = tuple(entry["batches"]), entry["files"].values()
@@ -100,11 +90,11 @@ def _compared(
         for number, file in enumerate(files) for run in _runs(file, GROUP_ROWS // bands)
     ]  # fmt: skip
     order = {"store": store.root, "which": which, "groups": count}
-    executor.map(_HASH, order, runs, digest([order, runs]))
+    executor.map(f"{__name__}:hash_run", order, runs, digest([order, runs]))
     order["runs"] = [[run["key"], run["file"]] for run in runs]
     order["files"] = [[file.path, file.split, file.batches] for file in files]
     groups = [{"key": digest([order["runs"], group]), "group": group} for group in range(count)]
-    found = executor.map(_COMPARE, order, groups, digest(groups))
+    found = executor.map(f"{__name__}:compare_group", order, groups, digest(groups))
     return [str(group["key"]) for group in groups], found
 
 
@@ -269,7 +259,7 @@ def _bands(text: str) -> bytes:
         least = np.minimum(least, mixed.min(0))
     rows = least.reshape(_BANDS, -1)
     return b"".join(
-        hashlib.blake2b(bytes([band]) + row.tobytes(), digest_size=HASH_BYTES).digest()
+        hashlib.blake2b(bytes([band]) + row.tobytes(), digest_size=16).digest()
         for band, row in enumerate(rows)
     )
 

@@ -29,8 +29,7 @@ BATCH_BYTES = 4 << 20
 
 
 class ExamplesPart(Record):
-    """A file of examples: of which split, the rows of each of its batches, its hash, and the number
-    of its source."""
+    """A file of examples: its split, the rows of each batch, its hash, the number of its source."""
 
     path: str
     split: str

@@ -3,8 +3,7 @@ cluster or by Spark. The results come in the order of the items.
 
 A function is named `module:function`, and gets an order and an item; these and its result are JSON,
 and what is large lies in a store that all workers reach (store.py). So every executor runs the same
-code, and nothing is pickled but texts. An item that fails does not stop the others: all that failed
-are named in the end.
+code, and only texts are pickled. An item that fails stops no others: all are named in the end.
 
 A worker here is `python -m rekindle.data.executor`, a program of its own: it imports neither the
 parent's main module nor torch."""
@@ -100,7 +99,6 @@ class Local:
         self.workers = workers
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         answers: dict[int, Answer] = {}
         self.each(function, order, items, range(len(items)), answers.__setitem__)
         return _values([answers[number] for number in sorted(answers)])
@@ -201,7 +199,6 @@ class Nodes:
         self.local, self.store, self.place = local, store, place
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         known = self.store.answered(work)
         mine = range(self.place.node_rank, len(items), self.place.nodes)
         failed: list[Answer] = []
@@ -264,7 +261,6 @@ class _Cluster:
     name, apart = "", True
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """See `Executor.map`."""
         return _values(self.answers(function, order, items))
 
     def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:

@@ -1,5 +1,4 @@
-"""Where the files of a source are: globs, folders, formats, partitions, and the splits that names
-tell.
+"""Where the files of a source are: globs, folders, formats, partitions, splits that names tell.
 
 Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
 `2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
@@ -123,23 +122,10 @@ class _LineRange(io.RawIOBase):
         return piece[:last] if last else piece
 
 
-class Named:
-    """One hash over the files that rows name, in order."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, path: str, content: bytes) -> None:
-        self._hash.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told; `named` sees files that its rows name;
+    `partition` where the URI has one, `split` where told; `named` hashes files that its rows name;
     `delimiter` and `encoding` as in the config; `version` as listed. Of a part of one, `start` and
     `end` are bytes (of Parquet row groups), and `line` its first."""
 
@@ -152,7 +138,7 @@ class SourceFile:
     split: str = ""
     delimiter: str = "auto"
     encoding: str = "utf-8"
-    named: Named = dataclasses.field(default_factory=Named, repr=False, compare=False)
+    named: Any = dataclasses.field(default_factory=hashlib.sha256, repr=False, compare=False)
     start: int = 0
     end: int | None = None
     line: int = 1
@@ -168,7 +154,7 @@ class SourceFile:
                 yield io.BufferedReader(lines, _READ_BYTES)
                 return
             # as fsspec's own `open` does
-            plain = fsspec.compression.compr[self._compression()](stored, mode="rb")
+            plain = fsspec.compression.compr[self.compression](stored, mode="rb")
             yield as_utf8(plain, self.encoding)
 
     @contextlib.contextmanager
@@ -181,11 +167,11 @@ class SourceFile:
                 shutil.copyfileobj(stream, copy, _READ_BYTES)
                 copy.seek(0)
                 stream = copy
-            yield fsspec.compression.compr[self._compression()](stream, mode="rb")
+            yield fsspec.compression.compr[self.compression](stream, mode="rb")
 
     def head(self, size: int) -> bytes:
         """The first bytes, decompressed, texts as UTF-8."""
-        asked = {"compression": self._compression(), "block_size": size}  # stores bring 50 MB, else
+        asked = {"compression": self.compression, "block_size": size}  # stores bring 50 MB, else
         with self.filesystem.open(self.path, "rb", **asked) as stream:
             return bytes(as_utf8(stream, self.encoding).read(size))
 
@@ -195,17 +181,14 @@ class SourceFile:
         return _version(self.filesystem.info(self.path)) == self.version
 
     @property
-    def compressed(self) -> bool:
-        return self._compression() is not None
-
-    def _compression(self) -> str | None:
+    def compression(self) -> str | None:
         return _COMPRESSED.get(PurePosixPath(self.name).suffix.lower())
 
     def fetch(self, path: str) -> bytes:
         """The bytes of a file that a row of this one names; ValueError where it must not."""
         named = reference.path_of(self.filesystem, self.root, _parent(self.path), path)
         content = reference.read(self.filesystem, named)
-        self.named.update(path, content)
+        self.named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
         return content
 
     def sha256(self) -> str:
@@ -344,7 +327,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    named, places = Named(), [(_below(info["name"], root), info) for info in found]
+    named, places = hashlib.sha256(), [(_below(info["name"], root), info) for info in found]
     return [
         SourceFile(
             filesystem, root, info["name"], name, int(info.get("size") or 0), named=named,

@@ -37,7 +37,7 @@ class _Beginning(SourceFile):
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
-        with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
+        with self.filesystem.open(self.path, "rb", compression=self.compression) as stream:
             yield stream
 
     @property

@@ -1,5 +1,4 @@
-"""Images as uint8 pixels, row by row, channels last: from files, encoded bytes, or lists of
-numbers.
+"""Images as uint8 pixels, row by row, channels last: of files, encoded bytes, lists of numbers.
 
 The first image decides height, width and channels (1 grey, 3 colour), unless `data.image_size`
 scales all. A grey image among coloured ones becomes coloured; a coloured one among grey ones is

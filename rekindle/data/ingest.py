@@ -19,24 +19,17 @@ import pyarrow as pa
 
 from rekindle.data import examples
 from rekindle.data.duplicates import drop_copies, find_leaks
-from rekindle.data.examples import (
-    SPLITS,
-    SUMMARY,
-    ExamplesFile,
-    ExamplesPart,
-    ExamplesSummary,
-    ExamplesWriter,
-)
+from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary, ExamplesWriter
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
 from rekindle.data.files import combined
 from rekindle.data.hub import HubSource
 from rekindle.data.normalise import Normaliser, Shape, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
 from rekindle.data.quarantine import leave_out
-from rekindle.data.records import RecordsHash, Span, Times, before, inside, read_times
+from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.split import digit_counts, hash_splits, time_cuts, time_splits
+from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Store
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
@@ -50,9 +43,6 @@ log = logging.getLogger(__name__)
 
 _TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
 _AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
-_PIECE, _COUNT, _DIVIDE = (
-    f"rekindle.data.ingest:{name}" for name in ("ingest_piece", "count_times", "divide_piece")
-)
 Entry = Mapping[str, Any]
 
 
@@ -168,7 +158,8 @@ class _Ingestion:
                 part.cut(order, self.store, self.source)
                 if len(self.parts) == 1 and not (part.by_column or part.opened.names_files):
                     self._check(part.seen())
-            part.entries = part.executor.map(_PIECE, order, part.items, digest([order, part.items]))
+            work = digest([order, part.items])
+            part.entries = part.executor.map(f"{__name__}:ingest_piece", order, part.items, work)
             for entry in part.entries:
                 found = Findings.of_json(entry["findings"])
                 self.findings.include(found, found.rows)
@@ -211,7 +202,7 @@ class _Ingestion:
 
         def counts(prefix: int, bits: int) -> Times:
             asked = {"store": self.store.root, "prefix": prefix, "bits": bits}
-            found = executor.map(_COUNT, asked, keys, digest([asked, keys]))
+            found = executor.map(f"{__name__}:count_times", asked, keys, digest([asked, keys]))
             total = np.zeros(1 << 16, np.int64)
             for digits, times in found:
                 total[digits] += np.asarray(times, np.int64)
@@ -225,7 +216,8 @@ class _Ingestion:
             for key, item in zip(keys, self.items, strict=True)
         ]
         order = {**order, "cuts": cuts, "gaps": gaps}
-        self.entries = executor.map(_DIVIDE, order, self.items, digest(self.items))
+        work = digest(self.items)
+        self.entries = executor.map(f"{__name__}:divide_piece", order, self.items, work)
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
     def _check(self, seen: str) -> None:
@@ -424,7 +416,7 @@ def divide_piece(order: Order, item: Entry) -> Entry:
     with store.writing(item["key"]) as folder, undivided as path:
         with ExamplesWriter(folder, schema) as writer:
             splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])
-            for batch in ExamplesFile(path):
+            for batch in examples.ExamplesFile(path):
                 indices = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
                 kept = indices >= 0
                 gap += int(np.count_nonzero(~kept))

@@ -6,7 +6,6 @@ through the shards of a split in the manifest's order."""
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pydantic
 
 from rekindle.data.order import Indices, SampleOrder, best_fit
-from rekindle.data.split import stored_hashes
 from rekindle.errors import DataError
 from rekindle.records import SCHEMA_VERSION, ShardFile, ShardManifest
 from rekindle.spec.identity import digest, file_sha256
@@ -150,20 +148,18 @@ class Shards:
         """The order in which a training goes through a split; see `SampleOrder`."""
         files, window = self._files[split], self.manifest.shuffle_bytes
 
-        def lengths(shards: Indices) -> Indices:
-            return np.concatenate([self._opened(split, int(i)).lengths for i in shards])
-
-        def labels(shards: Indices) -> Indices:
-            return np.concatenate([self._opened(split, int(i)).labels for i in shards])
+        def of_each(name: str, shards: Indices) -> Indices:
+            return np.concatenate([getattr(self._opened(split, int(i)), name) for i in shards])
 
         return SampleOrder(
             rows=[file.rows for file in files], global_batch_size=global_batch_size, seed=seed,
-            lengths=lengths if by_length or pack_length else None, pack_length=pack_length,
+            lengths=functools.partial(of_each, "lengths") if by_length or pack_length else None,
+            pack_length=pack_length,
             sequences=[
                 file.sequences or best_fit(self._opened(split, i).lengths, pack_length)[1]
                 for i, file in enumerate(files) if pack_length
             ],
-            classes=labels if balanced else None,
+            classes=functools.partial(of_each, "labels") if balanced else None,
             sources=[file.source for file in files],
             shares=[one.share for one in self.manifest.sources]
             if self.manifest.drawn and split == "train" else (),
@@ -303,13 +299,6 @@ def folder_fingerprint(folder: Path) -> str:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     named = [[file.relative_to(folder).as_posix(), file_sha256(file)] for file in files]
     return digest(named) if named else ""
-
-
-def fingerprint_of_hashes(column: pa.ChunkedArray) -> str:
-    running = hashlib.sha256()
-    for chunk in column.chunks:
-        running.update(stored_hashes(chunk))
-    return running.hexdigest()[:32]
 
 
 def check_shard(path: Path, shard: ShardFile) -> None:

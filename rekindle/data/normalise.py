@@ -97,7 +97,8 @@ class Normaliser:
         if self._modality == "document":
             return documents(raw, self._data.columns, self._findings)
         if self._modality == "words":
-            return words(raw, self._data.columns.words, self._findings)
+            made = _checked(raw, self._data.columns.words, _words_fault, self._findings)
+            return with_mask(made, pa.string())
         found = texts(raw, self._data.columns.text, "text", self._findings)
         blank = self._note("empty text", found.blank, raw)
         return found.values, ~(found.noted | blank)
@@ -229,11 +230,6 @@ def _chat_fault(turns: Any) -> tuple[str, Any]:
     if all(turn["role"] != "assistant" for turn in turns):
         return "no answer", turns[-1]["content"]
     return "", None
-
-
-def words(raw: RawBatch, column: str, findings: Findings) -> tuple[pa.Array, Mask]:
-    """JSON of each row's words, null where it has none, and where it has some."""
-    return with_mask(_checked(raw, column, _words_fault, findings), pa.string())
 
 
 def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, Mask]:

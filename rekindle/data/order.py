@@ -6,8 +6,7 @@ keyed by (seed, epoch), whose stream is the same in all versions of numpy.
 
 The rows of an epoch are shuffled in windows of shards, so that memory does not grow with the rows,
 and a node needs the files of a few windows only: with several windows the shards are shuffled
-first, and cut into windows of about as many rows. What fills no batch goes first in the next
-window.
+first, and cut into windows of about as many rows. What fills no batch begins the next window.
 
 With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows of a
 window are cut into groups of `BUCKET_BATCHES` batches, each group is sorted by length, and the full
@@ -305,8 +304,7 @@ class SampleOrder:
 def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
     """The number of the sequence that each text goes into, [texts], and how many there are, by
     best-fit decreasing: the longest first, each into the fullest sequence that still has room
-    (Johnson 1974; at most 11/9 of the optimum). `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]`
-    and 2."""
+    (Johnson 1974; at most 11/9 of the optimum). [3, 5, 5, 2] in 8: `[0, 0, 1, 1]` and 2."""
     texts = np.asarray(lengths)
     longest_first = np.argsort(-texts, kind="stable")
     distinct, counts = np.unique(texts, return_counts=True)

@@ -10,6 +10,7 @@ each piece a key by what it will read; then pieces are read, if their files are 
 
 import dataclasses
 import datetime as dt
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import pyarrow.parquet
 from rekindle.data import files
 from rekindle.data.columns import Source
 from rekindle.data.executor import Executor, Order
-from rekindle.data.files import ContentHash, Files, Named, SourceFile, combined
+from rekindle.data.files import ContentHash, Files, SourceFile, combined
 from rekindle.data.hub import HubSource
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.window import parse_window
@@ -30,15 +31,13 @@ from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
-_MEASURE = "rekindle.data.pieces:measure"
 _READ_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
     """What was measured of a block of a file. `newlines` and `quotes` only of files of lines that
-    have several: whether the quotes are even before the first newline, on each line, and behind the
-    last newline."""
+    have several: whether quotes are even before the first newline, on a line, behind the last."""
 
     sha256: str
     newlines: int = 0
@@ -69,16 +68,14 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class HubPiece:
-    """A part of a data set of the hub, as `HubSource.parts` gives it."""
+    """The same of a data set of the hub: a part, as `HubSource.parts` gives it."""
 
     part: tuple[str, str, str, int, int]
 
     def key(self, settings: Any) -> str:
-        """As that of a Piece."""
         return digest([settings, self.part])
 
     def item(self, key: str) -> dict[str, Any]:
-        """As that of a Piece."""
         return {"key": key, "hub": self.part}
 
 
@@ -88,7 +85,7 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
         return HubSource(data, modality, item["hub"])
     if "files" not in item:
         return open_source(data, modality, parse_window(order["window"]))
-    filesystem, named = fsspec.url_to_fs(data.source)[0], Named()
+    filesystem, named = fsspec.url_to_fs(data.source)[0], hashlib.sha256()
     found = tuple(
         SourceFile(
             filesystem, order["root"], path, name, size,
@@ -139,7 +136,8 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
             items[-1].append([file.path, start, end, file.size, _lines_of(file, source)])
             size += end - start
     listed = [[f.path, f.version] for f in source.files.files]
-    found = executor.map(_MEASURE, {"source": uri}, items, digest(["measure", uri, listed]))
+    work = digest(["measure", uri, listed])
+    found = executor.map(f"{__name__}:measure", {"source": uri}, items, work)
     blocks: dict[str, list[Block]] = {}
     every = zip(itertools.chain(*items), itertools.chain(*found), strict=True)
     for (path, *_), (sha256, newlines, quotes) in every:
@@ -149,7 +147,7 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
 
 def _lines_of(file: SourceFile, source: FileSource) -> str:
     """The format of a file that is cut between lines, or ""."""
-    cut = file.size > files.PIECE_BYTES and not file.compressed and file.encoding == "utf-8"
+    cut = file.size > files.PIECE_BYTES and not file.compression and file.encoding == "utf-8"
     return source.files.format if cut and source.files.format in ("csv", "jsonl") else ""
 
 
@@ -232,7 +230,7 @@ def _parts(
 ) -> Iterator[tuple[SourceFile, str]]:
     """Parts of a file of several blocks, and what the rows of each depend on; none if not cut."""
     kind, size = _lines_of(file, source), files.PIECE_BYTES
-    if source.files.format == "parquet" and len(blocks) > 1 and not file.compressed:
+    if source.files.format == "parquet" and len(blocks) > 1 and not file.compression:
         yield from _row_groups(file, content)
     elif kind == "jsonl" or (kind == "csv" and _one_line_a_row(blocks)):
         line = 1

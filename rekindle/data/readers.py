@@ -1,5 +1,4 @@
-"""Text and table files as streams of raw batches: CSV and Parquet by pyarrow, JSON lines where it
-can.
+"""Text and table files as raw batches: CSV and Parquet by pyarrow, JSON lines where it can.
 
 A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines that is
 not regular (one object a line, each column of one type) is parsed by Python, which gives the same
@@ -187,9 +186,8 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
         try:
             parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
             names = parquet.schema_arrow.names
-            if findings.missing_columns(file.name, columns, names):
-                return
-            if _twice(file, columns, names, findings):
+            missing = findings.missing_columns(file.name, columns, names)
+            if missing or _twice(file, columns, names, findings):
                 return
             row, groups = file.line, range(file.start, file.end or parquet.num_row_groups)
             for batch in _parquet_batches(parquet, stream, list(columns), groups):
@@ -389,9 +387,8 @@ def _csv_header_fits(
                 fix = f"set data.delimiter: {json.dumps(mark)}"
                 findings.note(what, where=file.name, fix=fix)
                 return False
-    if findings.missing_columns(file.name, columns, header):
-        return False
-    return not _twice(file, columns, header, findings)
+    missing = findings.missing_columns(file.name, columns, header)
+    return not (missing or _twice(file, columns, header, findings))
 
 
 def _header(text: str, delimiter: str) -> list[str] | None:

@@ -9,18 +9,16 @@ import json
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
 from rekindle.data.roles import Columns
-from rekindle.data.split import content_views
+from rekindle.data.split import Times, content_views
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_duration, parse_time, shift
 from rekindle.spec.identity import digest
 
-Times = npt.NDArray[np.int64]
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 

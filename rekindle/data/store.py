@@ -1,5 +1,4 @@
-"""Where pieces of data wait until a step takes them: a folder, or a prefix of an object store that
-all workers reach.
+"""Where pieces of data wait for a step: a folder, or an object store that all workers reach.
 
 An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
 with a damaged one, without a file, or with a damaged file here, is not there, and is made again. A

@@ -1,5 +1,4 @@
-"""Which span of time a run trains on: the half-open interval [start, end) that `data.window` stands
-for.
+"""The span of time that a run trains on: the half-open interval [start, end) of `data.window`.
 
 Times are naive UTC; a time with an offset is converted, a partial one (`2026-03`) is the first
 instant of its period. Months and years are calendar months, and a day that a shorter month lacks

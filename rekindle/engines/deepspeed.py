@@ -1,5 +1,4 @@
-"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), stages 0 to 3, with offload to the
-memory of the host.
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), stages 0 to 3, offload to the host.
 
 DeepSpeed reduces gradients, clips, updates, and divides weights and moments among the ranks; the
 batches, the rate of each step, saves and restarts are rekindle's. Its state is saved as fragments
@@ -210,9 +209,8 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile the operator that DeepSpeed would compile at its first use, once a machine. The lock
-    of torch is a file, which a killed process leaves for ever; ours is the kernel's. StepError
-    where it fails."""
+    """Compile what DeepSpeed would at its first use, once a machine; StepError where it fails. The
+    lock of torch is a file, which a killed process leaves for ever; ours is the kernel's."""
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
@@ -268,7 +266,6 @@ class Zero:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch, of a step's `last` one."""
         self.module.set_gradient_accumulation_boundary(last)
         self.module.backward(loss * self.world)
 

@@ -7,7 +7,7 @@ absent there, "auto" or equal. The program is train/hf_trainer.py."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rekindle.engines.base import AUTO, CONFIG, Finding, contradictions
@@ -63,11 +63,11 @@ class Trainer:
             what = f"the engine trainer does not train in {train.precision}"
             yield ("train", "precision"), what, "bf16 or fp32"
         given = train.engine_config or {}
-        owned = {name for (name,) in _owned(train)}
-        for key in sorted(set(given) - set(_TAKEN) - owned):
+        owned = _owned(train)
+        for key in sorted(set(given) - set(_TAKEN) - set(owned)):
             fix = did_you_mean(key, (*_TAKEN, *owned)) or "remove it"
             yield (*CONFIG, key), f"rekindle does not hand on `{key}`", fix
-        yield from contradictions(given, _owned(train), train)
+        yield from contradictions(given, {(name,): rule for name, rule in owned.items()}, train)
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
         return ()
@@ -79,16 +79,16 @@ class Trainer:
         wanted = train.micro_batch_size
         most = LARGEST_MICRO_BATCH if wanted == AUTO else int(wanted)
         micro = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
-        decided = {key: value for (key,), (_, value) in _owned(train).items() if value is not None}
+        decided = {key: value for key, (_, value) in _owned(train).items() if value is not None}
         return {
             **given, **decided, "lr_scheduler_type": _SCHEDULES[train.lr_schedule],
             "per_device_train_batch_size": micro, "gradient_accumulation_steps": each // micro,
         }  # fmt: skip
 
 
-def _owned(train: TrainSpec) -> Mapping[tuple[str, ...], tuple[str, Any]]:
+def _owned(train: TrainSpec) -> dict[str, tuple[str, Any]]:
     """What its arguments may say only as rekindle does."""
-    found: dict[str, tuple[str, Any]] = {
+    return {
         "per_device_train_batch_size": ("", None), "gradient_accumulation_steps": ("", None),
         "lr_scheduler_type": ("lr_schedule", None), "learning_rate": ("lr", train.lr),
         "weight_decay": ("weight_decay", train.weight_decay), "seed": ("seed", train.seed),
@@ -100,4 +100,3 @@ def _owned(train: TrainSpec) -> Mapping[tuple[str, ...], tuple[str, Any]]:
             "activation_checkpointing", train.activation_checkpointing == "full"
         ),
     }  # fmt: skip
-    return {(name,): owned for name, owned in found.items()}

@@ -1,5 +1,4 @@
-"""Which machines could train: what the config names, every size of a cloud that has the GPUs, or
-the one that this runs on.
+"""Which machines could train: what the config names, any of a cloud that has the GPUs, or this one.
 
 Decides `Fleet`, machines of one kind in one region with their price, and in which order fleets are
 weighed. This machine has GPUs, as the driver names them, or a share of its CPU, measured in a

@@ -1,5 +1,4 @@
-"""What interruptions cost: expected hours, paid hours and lost work of a training on spot machines,
-and how often to save.
+"""What interruptions of spot machines cost: hours, paid hours, lost work; and how often to save.
 
 The model. Machines are waited for (not paid), then start: load the checkpoint and warm up. They
 train in segments of `every` steps, each with a save at its end. Interruptions come at random with a
@@ -170,8 +169,7 @@ def _struck(seconds: float, rate: float) -> float:
 
 def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
     """Training time between two saves that makes the expected time least: Daly's estimate (eq. 37),
-    whose first term is Young's sqrt(2 C M). `daly_seconds(300, 24 * 3600)` is 117 min, as in his
-    figure 3."""
+    whose first term is Young's sqrt(2 C M). `daly_seconds(300, 86_400)`: 117 min, his figure 3."""
     if math.isinf(mtbf_seconds) or save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)

@@ -2,8 +2,7 @@
 and when a deadline needs machines that stay.
 
 The model is that of risk.py; what is drawn here are the times between interruptions and the waits.
-One turn of the loop is one attempt of every run that is not over: it commits all segments that end
-before its interruption.
+One turn of the loop is one attempt of every open run: it commits segments until its interruption.
 
 The rule of the deadline is the safety net of Can't Be Late (Wu et al., NSDI 2024, section 3):
 change over once what is left of the time is what the rest of the work takes on machines that stay.
@@ -73,7 +72,6 @@ def simulate(work: Work, every: int, per_hour: float) -> Runs:
     if expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS:
         return Runs(np.array([math.inf]), np.array([math.inf]))
     attempts = _Attempts(work, every, per_hour, RUNS)
-    attempts.run()
     return Runs(attempts.wall / 3600, attempts.running / 3600)
 
 
@@ -88,15 +86,14 @@ def fallback(
     if slack < segments(work, every)[0].through:
         return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)
     attempts = _Attempts(work, every, per_hour, runs, slack)
-    attempts.run()
     chance = float((attempts.rest > 0).mean())
     spot, on_demand = attempts.running.mean() / 3600, attempts.rest.mean() / 3600
     return Fallback(True, slack / 3600, chance, float(spot), float(on_demand))
 
 
 class _Attempts:
-    """Runs from one interruption to the next, at most `most`; fewer where each is interrupted
-    often, whose times scatter less. With a `slack` until they are given up."""
+    """Runs from one interruption to the next until none is left, at most `most`; fewer where each
+    is interrupted often, whose times scatter less. With a `slack` until they are given up."""
 
     def __init__(
         self, work: Work, every: int, per_hour: float, most: int, slack: float = math.inf
@@ -120,8 +117,6 @@ class _Attempts:
         self.saved = np.zeros(runs, np.int64)  # segments
         self.wall, self.running, self.rest = (np.zeros(runs) for _ in range(3))
         self.active: Counts = np.arange(runs)
-
-    def run(self) -> None:
         while self.active.size:
             self._turn()
 

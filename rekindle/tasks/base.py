@@ -1,5 +1,4 @@
-"""What a learning objective is: how examples become tensors, which network learns them, what is
-predicted.
+"""A learning objective: how examples become tensors, which network learns, what is predicted.
 
 A task has two sides. The data side (`fit`, `encode`) runs in many small processes while shards are
 written and must not import torch. The model side runs in every training rank and in evaluation; it
@@ -143,8 +142,7 @@ class TokenTask(Task):
         where it is to be predicted, else -100.
 
         Examples of one slot (int64 [N], ascending; default: a sequence each) stand one after the
-        other; those whose entry in `rows` is negative are empty. T is `length`, or what the longest
-        sequence needs."""
+        other; those with a negative entry in `rows` are empty. T is `length`, or the longest's."""
 
     @abc.abstractmethod
     def generate(

@@ -77,6 +77,7 @@ class ChatTemplate:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(source: str) -> "jinja2.Template":
+    from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -89,16 +90,13 @@ def _compiled(source: str) -> "jinja2.Template":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = _DATE.strftime
     return environment.from_string(source)
-
-
-def _refuse(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)

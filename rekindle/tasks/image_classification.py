@@ -1,5 +1,4 @@
-"""Image classification with a small convolutional network, for MNIST-like data on any machine, or
-with a residual one.
+"""Image classification by a small convolutional network, for MNIST-like data, or a residual one.
 
 The small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one per entry of
 `channels`, then a hidden layer. Group norm and not batch norm, because its result does not depend
@@ -8,8 +7,7 @@ are uint8, scaled to [-1, 1].
 
 The residual networks are transformers' of He et al. 2015 (arXiv 1512.03385), for images of 32
 pixels a side or more. Batch norm is replaced by group norm of 32 groups (Wu & He 2018, arXiv
-1803.08494). Images come with their channels last in memory, which convolutions on GPUs are fastest
-with."""
+1803.08494). Channels are last in memory, with which convolutions on GPUs are fastest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Before the first step in a layout that no test has trained as a whole: does it compute what one
-rank computes?
+"""Before the first step in a layout that no test has trained whole: does it do what one rank does?
 
 A small network of the same architecture (two blocks or one a stage, heads of 16, no dropout) takes
 two steps on made-up rows, once in the layout with its recomputation, compilation, precision and

@@ -27,8 +27,7 @@ EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
-    UnsupportedError for a sliding window of torch 2.10; it takes `is_causal`, 2.11 no
-    `enable_gqa`."""
+    2.10 takes `is_causal` and no sliding window (UnsupportedError), 2.11 no `enable_gqa`."""
     known = inspect.signature(kernel).parameters
     if {"scale", "window_size", "enable_gqa"} <= known.keys():
         return kernel

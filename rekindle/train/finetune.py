@@ -1,5 +1,4 @@
-"""The fine-tune step on one node: own the run key's folder, start the worker group, watch it, hand
-over the model.
+"""The fine-tune step on one node: own the run key's folder, run the ranks, hand over the model.
 
 With `train.entrypoint` the worker group runs the user's torchrun script instead of rekindle's
 worker. The words of the entrypoint may hold {data} (the shards), {model} (where to leave the
@@ -34,8 +33,7 @@ OnRows = Callable[[Sequence[HistoryRow]], None]
 def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary | None:
     """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
     Only the first of several nodes gets a summary. `on_rows` receives each optimizer step once, in
-    order, some seconds later. Raises PreemptedError after a request to stop, StepError when
-    training failed."""
+    order, some seconds later. PreemptedError after a request to stop, StepError if it failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     if labels := read_manifest(Path(job.shards)).labels:

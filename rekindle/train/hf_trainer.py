@@ -42,15 +42,11 @@ from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
-from rekindle.train.rank import connect, decided, import_for, live, say
+from rekindle.train.rank import connect, decided, live
+from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.storage import storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
-
-
-def preload(job: str) -> None:
-    """Import what ranks of the job in this file will, before they are forked."""
-    import_for(Job.read(Path(job)).task)
 
 
 def main() -> None:
@@ -59,7 +55,7 @@ def main() -> None:
     live(Job, _train)
 
 
-def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     rates.require(job.task, job.model, job.train)
     task, shards = load_task(job.task), job.reading()
@@ -94,10 +90,11 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
             history.amend(last, {"validation_loss": validation["loss"]})
-    if rank == 0 and last < steps:
-        say(Path(job.status), {"status": "preempted", "step": last})
-    elif rank == 0:
+    if last < steps:
+        return {"status": "preempted", "step": last}
+    if rank == 0:
         _finish(job, trainer, shards, last, facts, validation)
+    return {"status": "done", "step": last}
 
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
@@ -267,7 +264,7 @@ def _finish(
     job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[str, str],
     validation: Mapping[str, float],
 ) -> None:  # fmt: skip
-    """Rank 0 leaves the model, the summary, and the word that says so."""
+    """Rank 0 leaves the model and the summary."""
     output = Path(job.output)
     known = modelfolder.inherited(job.init, job.model)
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(output, safe_serialization=True)
@@ -280,7 +277,6 @@ def _finish(
         parameters=modelfolder.count_parameters(output), train_rows=shards.rows(TRAIN),
         device=device_name(trainer.args.device), validation=validation,
     )  # fmt: skip
-    say(Path(job.status), {"status": "done", "step": last})
 
 
 COMPLETE, CURVE = "complete.json", "history.jsonl"

@@ -11,8 +11,7 @@ rank's queries fall into runs, each with a range of keys that ends where the run
 with cumulative lengths computes (Dao 2023, arXiv 2307.08691). Texts with a class are joined in one
 sequence, too, so that nothing but attention ever sees padding.
 
-Shapes: B rows or sequences, T tokens of this rank, S tokens of the whole sequence, N targets or
-runs, R texts of a group."""
+Shapes: B rows or sequences, T tokens of this rank, S of all, N targets or runs, R texts a group."""
 
 from __future__ import annotations
 

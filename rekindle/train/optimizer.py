@@ -322,7 +322,7 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
 
 
 class Stepped:
-    """The face of `Optimizer` before a stepper."""
+    """What `Optimizer` does, by a stepper."""
 
     scale = None
     replicas: dist.ProcessGroup | None = None  # each rank holds something else
@@ -345,14 +345,12 @@ class Stepped:
         return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
 
     def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        """Update; returns loss and norm, float64 [2]."""
         return torch.stack([loss, torch.full_like(loss, self.stepper.step(rate))])
 
     def clear(self) -> None:
         """The engine forgets gradients when it updates."""
 
     def restored(self, loss_scale: Sequence[float] | None) -> None:
-        """To be called when `weights` and `tensors` have been filled from a checkpoint."""
         self.stepper.restored()
 
     def weights(self) -> dict[str, Any]:

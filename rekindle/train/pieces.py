@@ -1,6 +1,5 @@
-"""What a model scores on the test split, as files: in pieces, so that a scoring that was
-interrupted goes on, and under a key of all that they follow from, so that no model is scored twice
-on the same examples.
+"""What a model scores on the test split, as files: in pieces, so that an interrupted scoring goes
+on, and under a key of all that they follow from, so that none is scored twice on the same examples.
 
 A model's key is a hash of its files, the examples, the precision, rekindle's own code and the
 libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parquet` for each piece

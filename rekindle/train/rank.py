@@ -45,8 +45,9 @@ _NOT_FOR_USERS = (
 )
 
 
-def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoReturn:
-    """Do `work` as torchrun's rank, for the job that the command line names, then end."""
+def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, object]]) -> NoReturn:
+    """Do `work` as torchrun's rank, for the job that the command line names, then end. Rank 0 tells
+    the supervisor how it ended."""
     sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = kind.read(Path(sys.argv[1]))
     die_with_parent()
@@ -62,7 +63,9 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], None]) -> NoR
     stop = StopFlag(job.train.grace_seconds)
     try:
         with on_signal(stop.raise_it):
-            work(job, rank, stop, vitals)
+            ending = work(job, rank, stop, vitals)
+            if rank == 0:
+                write_atomically(Path(job.status) / "status.json", json.dumps(ending))
             dist.barrier()
             # With everything still alive: a process group that is taken apart, here or when its
             # last user is, may wait for ever for a thread of gloo's that waits for Python's lock.
@@ -78,6 +81,11 @@ def import_for(task: str) -> None:
         importlib.import_module(module)
 
 
+def preload(job: str) -> None:
+    """Import what ranks of the training in this file will, before they are forked."""
+    import_for(Job.read(Path(job)).task)
+
+
 def connect() -> torch.device:
     """Join the other ranks; the device of this one. NCCL connects now, not in the first step."""
     if not torch.cuda.is_available():
@@ -87,11 +95,6 @@ def connect() -> torch.device:
     torch.cuda.set_device(device)
     meeting.join("cuda:nccl,cpu:gloo", device_id=device)
     return device
-
-
-def say(status: Path, ending: dict[str, object]) -> None:
-    """Tell the supervisor how the work ended; rank 0 does."""
-    write_atomically(status / "status.json", json.dumps(ending))
 
 
 def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:

@@ -41,18 +41,8 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
-from rekindle.train.rank import (
-    arrange,
-    connect,
-    decided,
-    free,
-    import_for,
-    keep_positions,
-    live,
-    say,
-)
+from rekindle.train.rank import arrange, connect, decided, free, import_for, keep_positions, live
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Source
 
 OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
 BEAT_SECONDS = 1.0
@@ -68,7 +58,7 @@ def main() -> None:
     live(ScoreJob, _score)
 
 
-def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     # each node decides `auto` by its GPUs
     everyone: list[tuple[str, str]] = of_all((job.train.precision, job.train.weights))
@@ -80,8 +70,7 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     arrange(decided(job.train, device, began=None), device)
     work = Work(job, device, stop, vitals.beat)
     complete = all(work.work_on(turn) for turn in job.turns)
-    if rank == 0:
-        say(Path(job.status), {"status": "done" if complete else "preempted"})
+    return {"status": "done" if complete else "preempted"}
 
 
 class Work:
@@ -370,7 +359,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     if not opened.own_task and task.weights(as_source) is not None:
         with weights.deferred() as recorder:
             network = task.build(as_source, opened.labels, opened.settings, folder)
-        source = Source(network, recorder, 0, folder)
+        source = weights.Source(network, recorder, 0, folder)
     else:
         network = opened.network()
     mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)

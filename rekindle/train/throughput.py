@@ -8,8 +8,7 @@ the time and the peak of all devices (Chowdhery et al. 2022, arXiv 2204.02311), 
 
 The profile decides the shares of a step: `communication` (collectives, and waiting in them), `data`
 (waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest:
-Python and launching. The largest names the verdict. Communication that computation hides on a GPU
-is not counted twice."""
+Python and launching. The largest names the verdict. Communication that a GPU hides counts once."""
 
 import dataclasses
 import resource
@@ -129,7 +128,7 @@ Span = tuple[float, float]
 
 SKIPPED = 3  # the first steps allocate and tune
 SHOWN = 8
-FILE = "profile.json"
+PROFILE = "profile.json"
 _COLLECTIVES = (
     "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
     "broadcast", "record_param_comms", "barrier", "wait_tensor",

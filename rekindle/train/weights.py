@@ -122,16 +122,14 @@ class Source:
         self.recorder, self.seed = recorder, seed
         self.checkpoint = Checkpoint(folder) if folder else None
         self.prefix = str(getattr(network, "base_model_prefix", ""))
-        self.storages = {
-            name: (_storage(p), p.shape, p.stride(), p.dtype)
-            for name, p in network.named_parameters(remove_duplicate=False)
-        }
+        self.storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = {}
+        self.include(network, "")
         self.fresh: list[str] = []
         self._last: tuple[str, torch.Tensor] | None = None
 
-    def include(self, network: nn.Module) -> None:
-        for name, p in network.named_parameters():
-            if ".lora_" in name:
+    def include(self, network: nn.Module, part: str = ".lora_") -> None:
+        for name, p in network.named_parameters(remove_duplicate=False):
+            if part in name:
                 self.storages[name] = _storage(p), p.shape, p.stride(), p.dtype
 
     def read(self, name: str, intervals: Sequence[Interval]) -> torch.Tensor:

@@ -32,27 +32,21 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
-from rekindle.train.rank import arrange, connect, decided, import_for, keep_positions, live, say
+from rekindle.train.rank import arrange, connect, decided, keep_positions, live
+from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of
-from rekindle.train.throughput import FILE as PROFILE
-from rekindle.train.throughput import Clock, Cost, Profiler, device_name, tips
+from rekindle.train.throughput import PROFILE, Clock, Cost, Profiler, device_name, tips
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Source
 
 log = logging.getLogger(__name__)
-
-
-def preload(job: str) -> None:
-    """Import what ranks of the job in this file will, before they are forked."""
-    import_for(Job.read(Path(job)).task)
 
 
 def main() -> None:
     live(Job, _train)
 
 
-def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     rates.require(job.task, job.model, job.train)
     task = load_task(job.task)
@@ -89,13 +83,12 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     vitals.beat(last, "finish")
     checkpointer.wait()
     if not trainer.done(last):
-        if rank == 0:
-            say(Path(job.status), {"status": "preempted", "step": last})
-    else:
-        best = _return_to_best(job, trainer, last) if job.train.exports_best else None
-        start.save(parts, Path(job.output))
-        if rank == 0:
-            _finish(job, trainer, history, last, best)
+        return {"status": "preempted", "step": last}
+    best = _return_to_best(job, trainer, last) if job.train.exports_best else None
+    start.save(parts, Path(job.output))
+    if rank == 0:
+        _finish(job, trainer, history, last, best)
+    return {"status": "done", "step": last}
 
 
 def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
@@ -178,7 +171,7 @@ class Start:
 
     def __init__(
         self, job: Job, task: Task, shards: Shards, mesh: Mesh, network: nn.Module,
-        source: Source | None, origins: dict[str, modules.Origin],
+        source: weights.Source | None, origins: dict[str, modules.Origin],
     ) -> None:  # fmt: skip
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
         self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
@@ -201,7 +194,7 @@ class Start:
         else:
             with weights.deferred() as recorder:
                 network = task.build(*given)
-            source = Source(network, recorder, job.train.seed, folder)
+            source = weights.Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
         if problems := list(undivided(layout, model.lora)):
             raise RequestError(problems)
@@ -262,7 +255,7 @@ class Start:
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
-    """Rank 0 writes the summary, then the word that says so; `best`: the exported step, if any."""
+    """Rank 0 writes the summary; `best`: the exported step, if any."""
     if trainer.spent:
         spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
         emit("notice", text=spent)
@@ -285,7 +278,6 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     )  # fmt: skip
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)
-    say(Path(job.status), {"status": "done", "step": last})
 
 
 if __name__ == "__main__":

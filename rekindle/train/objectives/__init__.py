@@ -1,16 +1,13 @@
 """Objectives: what is minimised, and what examples score."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
 from rekindle.train.objectives.classes import Classes, Tags
 from rekindle.train.objectives.tokens import Tokens
 
-OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
-    {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
-)
+OBJECTIVES: Mapping[str, Objective] = {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
 """By the name that a task gives its own."""
 
 
