@@ -207,6 +207,6 @@ def _facts(examples: Path) -> pa.Table:
 
 
 def _struct(table: pa.Table) -> pa.StructArray:
-    """What a table holds, as one column; without what only `_hand_over` needs."""
+    """What a table holds, as one column; without what only `hand_over` needs."""
     names = [name for name in table.column_names if name not in _LEFT_OUT]
     return pa.StructArray.from_arrays([table.column(n).combine_chunks() for n in names], names)

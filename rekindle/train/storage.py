@@ -198,7 +198,8 @@ class ObjectStore:
             lambda: [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
         )
         dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
-        return all(time < dead for time in times)
+        # some drivers give times of UTC that do not say so
+        return all((t if t.tzinfo else t.replace(tzinfo=dt.UTC)) < dead for t in times)
 
     def _path(self, path: str) -> str:
         return f"{self.prefix}/{path}"

@@ -4,6 +4,7 @@ The cases are in checkpoint_cases.py, grouped by what they need: one launch of r
 real S3 protocol (moto), a real small file system. Each is a test of its own here.
 """
 
+import datetime
 import json
 import os
 import re
@@ -13,9 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import psutil
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.data.ingest import ingest
 from rekindle.data.shard import shard
@@ -23,6 +26,7 @@ from rekindle.errors import CheckpointError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
+from rekindle.train import storage
 from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
@@ -275,3 +279,21 @@ def test_a_job_keeps_its_state_beside_its_checkpoints_or_on_this_machine(tmp_pat
 def test_an_unknown_protocol_is_a_checkpoint_error():
     with pytest.raises(CheckpointError, match="cannot open nothing://x"):
         newest("nothing://x", "key")
+
+
+class Naive(MemoryFileSystem):
+    """A driver whose times are those of UTC, and do not say so."""
+
+    protocol = "naive"
+
+    def modified(self, path):
+        return super().modified(path).replace(tzinfo=None)
+
+
+def test_times_without_a_zone_are_those_of_utc(monkeypatch):
+    fsspec.register_implementation("naive", Naive, clobber=True)
+    store = storage.ObjectStore("naive://lake/checkpoints")
+    store.fs.pipe_file("/lake/checkpoints/step-1/half", b"half")
+    assert not store.abandoned("step-1")
+    monkeypatch.setattr(storage, "DEAD_AFTER", datetime.timedelta(0))
+    assert store.abandoned("step-1")
