@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
@@ -63,11 +62,7 @@ def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
 
 def shown_uri(tracking_uri: str, artifact_root: str) -> str:
     """The registry's URI without credentials."""
-    uri = resolve_uri(tracking_uri, artifact_root)
-    parts = urlsplit(uri)
-    if not parts.password:
-        return masked(uri)
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.hostname}"))
+    return masked(resolve_uri(tracking_uri, artifact_root))
 
 
 @contextlib.contextmanager

@@ -189,10 +189,13 @@ def executors(
 def asked_of(container: Mapping[str, Any]) -> str:
     """The resources that a container asks for, in words; "" for none."""
     resources = container.get("resources", {})
-    accelerator = resources.get("accelerator")
+    accelerator = resources.get("accelerator", {})
+    count = accelerator.get("resourceCount", accelerator.get("count"))  # the latter of older KFP
+    kind = accelerator.get("resourceType", accelerator.get("type"))
+    cpus = resources.get("resourceCpuLimit") or f"{resources.get('cpuLimit', 0):g}"
+    memory = f"{resources['memoryLimit']:g}G" if resources.get("memoryLimit") else ""
     asked = [
-        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
-        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
-        resources.get("resourceMemoryLimit", ""),
-    ]
+        f"{count} x {kind}" if kind else "", f"{cpus} CPUs" if cpus != "0" else "",
+        resources.get("resourceMemoryLimit", memory),
+    ]  # fmt: skip
     return ", ".join(filter(None, asked))

@@ -8,7 +8,7 @@ from kfp import dsl, kubernetes
 
 import rekindle
 from rekindle.ir.compile import compile_function
-from rekindle.ir.edit.rewrite import rewritten, with_launchers, with_retries
+from rekindle.ir.edit.rewrite import asked_of, rewritten, with_launchers, with_retries
 from rekindle.ir.graph import Step
 from rekindle.ir.read.pipeline import read
 
@@ -111,3 +111,17 @@ def test_what_nothing_refers_to_is_left_out_since_a_platform_parses_it(case: str
     text = yaml.safe_dump(spec)
     read(text)  # which follows references, and so does not see it
     assert rewritten(text, {}, None)[0] == rewritten(compile_function(outer), {}, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({}, ""),
+        ({"resourceCpuLimit": "4", "resourceMemoryLimit": "16G"}, "4 CPUs, 16G"),
+        ({"accelerator": {"resourceType": "NVIDIA_L4", "resourceCount": "2"}}, "2 x NVIDIA_L4"),
+        # as older versions of KFP compiled it
+        ({"accelerator": {"type": "NVIDIA_L4", "count": "2"}, "cpuLimit": 4.0, "memoryLimit": 16.0}, "2 x NVIDIA_L4, 4 CPUs, 16G"),
+    ],
+)  # fmt: skip
+def test_what_a_container_asks_for_in_words(resources, words):
+    assert asked_of({"resources": resources}) == words
