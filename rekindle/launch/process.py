@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -121,7 +122,8 @@ def end_marked(mark: str, spared: Collection[int] = ()) -> None:
 
 def moved(descriptor: int) -> int:
     """The same file under a number that no other process of ours is likely to use."""
-    there = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, min(200, most // 2 if most > 0 else 200))
     os.close(descriptor)
     return there
 

@@ -131,6 +131,15 @@ def test_another_python_is_executed(served, monkeypatch):
     assert served.fork() is None
 
 
+def test_descriptors_move_as_far_as_few_open_files_allow():
+    code = (
+        "import os, resource\nfrom rekindle.launch.process import moved\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\nprint(moved(os.open('/dev/null', os.O_RDONLY)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 32
+
+
 def test_only_this_user_may_ask(served):
     assert stat.S_IMODE(served.server.folder.stat().st_mode) == 0o700
 
