@@ -103,13 +103,15 @@ class Months:
         self.command("deploy", "delete", "reviews", "--yes").communicate()
 
     def ended(self) -> list[tuple[str, ...]]:
-        found = []
+        """The turns, each once: a look that was killed behind its line is taken again, and skipped."""
+        found: list[tuple[str, ...]] = []
         for one in turns(path_of(self.path / ".rekindle", "reviews")):
             because, outcome = (RUN_ID.sub("RUN", text) for text in (one.because, one.outcome))
             if one.at.startswith(TOO_SLOW):  # a kill may come between the roll back and its record
                 assert "rolled back" in outcome
                 outcome = ""
-            found.append((one.at, one.decision, because, outcome))
+            if one.decision == "ran" or one.at not in {at for at, *_ in found}:
+                found.append((one.at, one.decision, because, outcome))
         return found
 
     def models(self) -> list[tuple[str, str]]:
