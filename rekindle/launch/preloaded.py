@@ -114,28 +114,30 @@ def main() -> None:
         same = request["python"] == sys.executable
         return same and all(re.fullmatch(may_differ, name) for name in names)
 
-    if can_fork():
+    mark = _shown(f"{MARK}={_NO_MARK}")
+    if mark and can_fork():
         request = serve(socket.socket(fileno=int(handle)), accepts)
         if request is not None:
-            _be_agent(request)
+            _be_agent(request, mark + len(f"{MARK}="))
 
 
-def _be_agent(request: Mapping[str, Any]) -> None:
+def _be_agent(request: Mapping[str, Any], mark: int) -> None:
     set_environment(request["env"])
-    _show(MARK, _NO_MARK, request["env"][MARK])
+    value = request["env"][MARK].encode()
+    ctypes.memmove(mark, value, len(value))  # for `end_marked`
     os.chdir(request["cwd"])
     module = importlib.import_module(request["words"][0])
     sys.argv = [str(module.__file__), *request["words"][1:]]
     leave(exit_status(module.main))
 
 
-def _show(name: str, before: str, value: str) -> None:
-    """Let /proc show a variable's value as it is now: what it shows is where the kernel put the
-    environment that this process, or the one it is a fork of, was executed with (proc(5))."""
+def _shown(variable: str) -> int:
+    """The address from which /proc shows it, also of forks: where the kernel put the environment
+    that this process was executed with (proc(5)). 0 where it does not say, as gVisor's."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
-    at = ctypes.string_at(start, end - start).index(f"{name}={before}".encode())
-    ctypes.memmove(start + at + len(name) + 1, value.encode(), len(value))
+    found = ctypes.string_at(start, end - start).find(variable.encode()) if start else -1
+    return start + found if found >= 0 else 0
 
 
 if __name__ == "__main__":
