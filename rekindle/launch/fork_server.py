@@ -271,8 +271,7 @@ def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
         words = list(command)
         if words[:3] != shim.EXECUTOR:
             return None
-        names = env.keys() | imported_in.keys()
-        if {n for n in names if env.get(n) != imported_in.get(n)} - shim.ADDED:
+        if {name for name, _ in env.items() ^ imported_in.items()} - shim.ADDED:
             return None
         return lambda: _execute(words[3:], env, cwd)
 

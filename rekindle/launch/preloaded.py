@@ -109,8 +109,7 @@ def main() -> None:
             importlib.import_module(module)
 
     def accepts(request: Mapping[str, Any]) -> bool:
-        env = request["env"]
-        names = {n for n in env.keys() | imported_in.keys() if env.get(n) != imported_in.get(n)}
+        names = {name for name, _ in request["env"].items() ^ imported_in.items()}
         same = request["python"] == sys.executable
         return same and all(re.fullmatch(may_differ, name) for name in names)
 

@@ -88,6 +88,23 @@ def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
 
 
 @pytest.mark.slow
+def test_the_death_of_what_agents_are_forks_of_is_a_restart_and_changes_no_bit(
+    cli, config, whole, monkeypatch
+):
+    monkeypatch.delenv("REKINDLE_PRELOADED")  # for the run to have its own
+    process = cli.start("run", "c.yaml", "--home", "forked")
+    until_checkpoint(process, config / "forked")
+    (server,) = (
+        p for p in psutil.Process(process.pid).children() if "rekindle.launch.preloaded" in p.cmdline()
+    )  # fmt: skip
+    server.kill()
+    assert process.wait(120) == 0, (config / "out.txt").read_text()
+    assert "restarting all ranks (1 of 3)" in (config / "out.txt").read_text()
+    (run,) = cli.json("runs", "--home", "forked")["runs"]
+    assert training_of(cli, run, "forked")[0]["weights_sha256"] == whole
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "status"),
     [(signal.SIGINT, 130, "cancelled"), (signal.SIGTERM, 75, "preempted")],
