@@ -19,7 +19,7 @@ def evaluate(
     promote.
 
     Args:
-        data: The spec's section `data`, as JSON; its slices are evaluated.
+        data: The spec's section `data`, as JSON: its slices, and how it is split.
         evaluate: The spec's section `evaluate`, as JSON.
         scores: What `score` wrote.
         evidence: The evidence record.
@@ -32,7 +32,7 @@ def evaluate(
 
     found = judge(
         EvaluateSpec.model_validate_json(evaluate),
-        DataSpec.model_validate_json(data).slices,
+        DataSpec.model_validate_json(data),
         Path(scores.path),
     )
     found.write(evidence.path)

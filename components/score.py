@@ -41,7 +41,7 @@ def score(
     from pathlib import Path
 
     from rekindle.errors import PreemptedError
-    from rekindle.registry.models import Registry, fetch_model
+    from rekindle.registry.models import Registry, comparisons, fetch_model
     from rekindle.spec.model import MustPass, RegisterSpec, TrainSpec
     from rekindle.train.score import job_of
     from rekindle.train.score import score as score_models
@@ -57,6 +57,7 @@ def score(
         artifact_root,
         where.code(task),
         MustPass.model_validate_json(must_pass) if must_pass else None,
+        comparisons(where, Path(network.path)) if champion else {},
     )
     try:
         record = score_models(job, Path(scores.path))

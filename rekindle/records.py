@@ -546,7 +546,8 @@ class Scores(VersionedRecord):
     `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
     as in `Evidence`; `samples`, `smoke` and `reference` are the candidate's. `must_pass` is the
-    text of the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none."""
+    text of the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none.
+    `compared`: how many versions before were compared with a champion, by epoch (`Evidence`)."""
 
     objective: Objective
     candidate: Contender
@@ -563,6 +564,7 @@ class Scores(VersionedRecord):
     smoke: Smoke | None = None
     reference: Reference | None = None
     must_pass: str = ""
+    compared: Mapping[str, int] = Field(default_factory=dict)
 
 
 _MOST_NAMED = 5  # classes in a warning
@@ -579,7 +581,8 @@ class Evidence(VersionedRecord):
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
     model that was judged, `champion_digest` those of the champion; `churn` is of the two.
     `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
-    is null where no row is fit for it, it and `reference` in evidence of before they were kept."""
+    is null where no row is fit for it, it and `reference` in evidence of before they were kept.
+    `epoch` identifies how the test split is drawn, where it was compared with a champion on it."""
 
     run_key: str
     model_digest: str = ""
@@ -603,6 +606,7 @@ class Evidence(VersionedRecord):
     rows: int
     excluded: int = 0
     examples: str
+    epoch: str = ""
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
 
     @property

@@ -20,6 +20,7 @@ Times = npt.NDArray[np.int64]
 Counts = Callable[[int, int], Times]
 """`digit_counts` of all records, given a prefix and a number of bits."""
 _DIGIT_BITS = 16
+_MIXED = np.uint64(0x9E3779B97F4A7C15)  # odd: a permutation, whose high bits depend on all bits
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
@@ -29,8 +30,11 @@ def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
 
 
 def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
-    """The index in `SPLITS` of each 16-byte hash."""
+    """The index in `SPLITS` of each 16-byte hash, another one with another salt."""
     heads = np.frombuffer(hashes, "<u8").reshape(-1, 2)[:, 0]
+    if shares.salt:
+        salt = int.from_bytes(hashlib.sha256(shares.salt.encode()).digest()[:8], "little")
+        heads = (heads ^ np.uint64(salt)) * _MIXED
     position = heads.astype(np.float64) / 2.0**64
     cuts = np.array([shares.train, shares.train + shares.validation])
     return np.searchsorted(cuts, position, side="right").astype(np.int8)

@@ -11,7 +11,10 @@ the champion by `min_delta`, or not worse by `margin`, with the lower bound of a
 it. And it must not lose more than `max_slice_drop` on any slice of at least `min_slice_size` rows,
 unless chance explains the loss: p-values are of a normal law with the bootstrap's deviation, and
 Holm's steps (1979) bound the chance that any slice refuses a model that is as good. Rows that are
-no draws of their own, those of a patient or a day, are resampled together: G clusters."""
+no draws of their own, those of a patient or a day, are resampled together: G clusters.
+
+With `gate.looks`, the comparisons of an epoch, which is one way to draw the test split, share
+1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to 1)."""
 
 import dataclasses
 import itertools
@@ -31,19 +34,22 @@ from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats, Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.records import LOWER_IS_BETTER, Check, Churn, ClassResult, Comparison, Evidence, Slice
-from rekindle.spec.model import EvaluateSpec, GateSpec
+from rekindle.spec.identity import digest
+from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
 
 _POWER = 0.8
 _FEWEST = 10  # clusters that a bootstrap can say anything of
+_FEWEST_BEYOND = 10  # resamples; an end of an interval that has fewer is of a normal law
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
 
 
-def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> Evidence:
-    """The evidence on the candidate whose scores lie in the folder `scores`."""
+def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
+    """The evidence on the candidate whose scores on the test split of `data` lie in the folder
+    `scores`."""
     record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
     kind = SCORES[record.objective]
     ours = kind.of(rows, "candidate", record.candidate)
@@ -52,8 +58,8 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
-    columns = [name for name in slice_columns if name != spec.gate.cluster]
-    clusters_N = _clusters(rows, spec.gate.cluster)
+    columns = [name for name in data.slices if name != spec.gate.cluster]
+    clusters_N, epoch = _clusters(rows, spec.gate.cluster), digest(data.split.model_dump())
     slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
@@ -64,7 +70,9 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     elif record.incomparable:
         verdict = refused(*record.incomparable)
     else:
-        verdict = judge(spec, metric, ours, theirs, slices, slice_metric, further, clusters_N)
+        confidence = _left(spec.gate, record.compared.get(epoch, 0))
+        seen = (slices, slice_metric, further, clusters_N, confidence)
+        verdict = judge(spec, metric, ours, theirs, *seen)
     reference = record.reference
     if reference is not None and ours.finite and (sure := ours.confidence()) is not None:
         every_N = np.linspace(0, len(sure) - 1, min(MOST_ROWS, len(sure))).astype(int)
@@ -77,7 +85,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
         calibration=ours.calibration(), slices=tuple(slices), churn=churn, reference=reference,
-        **vars(verdict),
+        epoch=epoch if verdict.comparison else "", **vars(verdict),
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -160,9 +168,11 @@ class Verdict:
 def judge(
     spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
     slices: Sequence[Slice], slice_metric: str, further: Sequence[Check] = (),
-    clusters_N: Ints | None = None,
+    clusters_N: Ints | None = None, confidence: float | None = None,
 ) -> Verdict:  # fmt: skip
-    """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any."""
+    """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
+    `confidence` of the comparison with the champion is the gate's, or what looks leave of it."""
+    confidence = confidence or spec.gate.confidence
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
@@ -181,13 +191,14 @@ def judge(
     if champion is not None:
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
-            comparison = compare(spec.gate, metric, candidate, champion, clusters_N)
+            gate = spec.gate.model_copy(update={"confidence": confidence})
+            comparison = compare(gate, metric, candidate, champion, clusters_N)
             worse = spec.gate.mode == "noninferiority"
             least = -spec.gate.margin if worse else spec.gate.min_delta
             lower, upper = comparison.lower, comparison.upper
             passed = lower > least and comparison.estimate > least
             gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
-            interval = f"[{lower:+.4f}, {upper:+.4f}] at {spec.gate.confidence:.0%}"
+            interval = f"[{lower:+.4f}, {upper:+.4f}] at {100 * confidence:.6g}%"
             relation = "lies above" if passed else "does not lie above"
             bound = f"whose lower bound {relation} {least:g}"
             checks.append(Check(
@@ -286,6 +297,14 @@ def _too_few(clusters_N: Ints | None) -> bool:
     return clusters_N is not None and len(np.unique(clusters_N)) < _FEWEST
 
 
+def _left(spec: GateSpec, earlier: int) -> float:
+    """The confidence of a comparison with as many `earlier` ones of its epoch."""
+    if spec.looks is None:
+        return spec.confidence
+    round_ = earlier // spec.looks + 1
+    return 1 - (1 - spec.confidence) / (spec.looks * round_ * (round_ + 1))
+
+
 def _picks(generator: np.random.Generator, resamples: int, clusters_N: Ints) -> Ints:
     """[R, N]: the rows of clusters drawn with replacement, as many as fill N; the last is cut."""
     order_N, sizes_G = np.argsort(clusters_N, kind="stable"), np.bincount(clusters_N)
@@ -330,6 +349,9 @@ def compare(
     found = differences(spec, metric, candidate, champion, clusters_N)
     tail = (1 - spec.confidence) / 2
     lower, upper = np.quantile(found, [tail, 1 - tail])
+    if tail * spec.resamples < _FEWEST_BEYOND:
+        reach = NormalDist().inv_cdf(1 - tail) * found.std()
+        lower, upper = found.mean() - reach, found.mean() + reach
     # + 0.0: none of them is a negative zero
     return Comparison(
         metric=metric, estimate=_gain(metric, candidate, champion) + 0.0, lower=float(lower) + 0.0,

@@ -6,6 +6,7 @@ out again, and files can be replaced."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -130,6 +131,17 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
     return model
 
 
+def comparisons(where: Registry, model: Path) -> dict[str, int]:
+    """How many versions were compared with a champion before that of the folder `model`, if it has
+    one, by how their test split was drawn (`Evidence.epoch`)."""
+    with where.open(f"count the comparisons of {where.name}") as client:
+        found = client.search_model_versions(f"name = '{where.name}'")
+    own = json.loads((model / DESCRIPTION).read_text())["run_key"]
+    before = min((int(v.version) for v in found if tags_of(v).get("run_key") == own), default=None)
+    epochs = (tags_of(v).get("epoch") for v in found if before is None or int(v.version) < before)
+    return dict(collections.Counter(filter(None, epochs)))
+
+
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
     """The model folder that `init_from`, resolved, stands for; "" for the base model. DataError or
     RegistryError where its files are not those with the `digest`."""
@@ -194,7 +206,8 @@ def _lineage(
         "run_key": fingerprint.run_key, "work_key": fingerprint.work_key,
         "data_fingerprint": fingerprint.data, "window": fingerprint.window,
         "init_from": fingerprint.init_from, "beaten": evidence.champion_version,
-        "beaten_digest": evidence.champion_digest, "code_commit": code_commit,
+        "beaten_digest": evidence.champion_digest, "epoch": evidence.epoch,
+        "code_commit": code_commit,
         "versions": json.dumps(versions, sort_keys=True), "seed": str(training.seed),
         "world_size": str(training.world_size), "weights_sha256": training.weights_sha256,
         "model_digest": evidence.model_digest, "evidence_sha256": file_sha256(evidence_file),

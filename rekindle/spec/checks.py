@@ -103,6 +103,9 @@ def _rows(spec: Spec) -> Iterator[Finding]:
     if data.split.gap is not None and by != "time":
         what = f"a split by {by} knows no time to leave out"
         yield ("data", "split", "gap"), what, "remove it, or set data.split.by: time"
+    if data.split.salt and by != "hash":
+        what = f"a split by {by} hashes nothing"
+        yield ("data", "split", "salt"), what, "remove it, or set data.split.by: hash"
     if data.duplicates in ("folded", "near") and spec.task == "image_classification":
         yield ("data", "duplicates"), "images have neither case nor white space", "use exact"
     if data.delimiter != "auto" and data.format not in ("auto", "csv"):

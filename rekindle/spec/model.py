@@ -107,6 +107,9 @@ class SplitSpec(Section):
     gap: Duration | None = None
     """Time left before validation and before test in a split by time, such as `7 days`: records
     within it are left out."""
+    salt: str = Field("", max_length=100)
+    """Any text, for a split by hash: with another one other records are the test split, and
+    `gate.looks` counts from 0. Those that the champion was trained on judge nothing."""
 
 
 class WindowSpec(Section):
@@ -514,6 +517,10 @@ class GateSpec(Section):
     minus it."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Confidence of the two-sided bootstrap interval."""
+    looks: int | None = Field(None, ge=1, le=10_000)
+    """So that all comparisons with champions under one `data.split`, however many, err together in
+    at most 1 - `confidence`: the first so many get equal parts of half of that, the next of a
+    sixth, a twelfth and so on. Default: each comparison has all of it."""
     cluster: ColumnName | None = None
     """One of `data.slices` whose rows belong together, such as those of a patient: the bootstrap
     draws its values, at least ten, not rows. It is no slice then."""

@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -155,6 +155,7 @@ class ScoreJob(Stored):
     incomparable: tuple[str, str] | None = None
     code: str = ""
     must_pass: MustPass | None = None
+    compared: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def candidate(self) -> Turn:

@@ -7,7 +7,9 @@ interrupted scoring goes on, and no champion is scored twice. Nothing here impor
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -59,11 +61,11 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 def job_of(
     candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
     examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
-    must_pass: MustPass | None = None,
+    must_pass: MustPass | None = None, compared: Mapping[str, int] = MappingProxyType({}),
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
     files have `champion_digest`, on the test split of `examples`, and the candidate on the rows of
-    `must_pass`; `code` as for `open_model`."""
+    `must_pass`; `code` as for `open_model`, `compared` as in records.Scores."""
     train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
@@ -78,7 +80,7 @@ def job_of(
         turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
         status=str(attempt_in(working_of(turns[-1].kept))), train=train,
         champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
-        code=code, must_pass=must_pass,
+        code=code, must_pass=must_pass, compared=compared,
     )  # fmt: skip
 
 
@@ -184,7 +186,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         samples=samples, smoke=smoke_of(job, keep_N, samples),
         reference=reference_of(Path(job.examples), ours.task.modality, shape, keep_N),
         bad_rows=read_summary(Path(job.examples)).bad_rows,
-        must_pass=job.must_pass.rows.content if job.must_pass else "",
+        must_pass=job.must_pass.rows.content if job.must_pass else "", compared=job.compared,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +68,14 @@ def test_the_hash_split_holds_its_shares():
         np.bincount(hash_splits(hashes, SplitSpec(train=0.7, validation=0.1, test=0.2))) / 20_000
     )
     assert shares == pytest.approx([0.7, 0.1, 0.2], abs=0.01)
+
+
+def test_another_salt_draws_other_records_of_the_same_shares():
+    hashes = content_hashes(pa.array([str(i) for i in range(20_000)]))
+    tests = [hash_splits(hashes, SplitSpec(salt=salt)) == 2 for salt in ("", "spring", "summer")]
+    assert [mine.mean() for mine in tests] == pytest.approx([0.1] * 3, abs=0.01)
+    for mine, other in itertools.combinations(tests, 2):
+        assert (mine & other).mean() == pytest.approx(0.01, abs=0.003)
 
 
 @pytest.mark.parametrize("key", [None, "id"])

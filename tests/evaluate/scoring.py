@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.evaluate.evaluate import evaluate
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train.loop import StopFlag
 from rekindle.train.modelfolder import ANY_CODE, digest_of
 from rekindle.train.score import hand_over, job_of
@@ -43,4 +43,8 @@ def scored(state, candidate, examples, champion=None, version="", must_pass=None
 
 def judged(spec, slices, candidate, examples, champion, version, state):
     """The evidence on `candidate`."""
-    return evaluate(spec, slices, scored(state, candidate, examples, champion, version))
+    return evaluate(
+        spec,
+        DataSpec(source="-", slices=slices),
+        scored(state, candidate, examples, champion, version),
+    )

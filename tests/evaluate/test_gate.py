@@ -8,10 +8,11 @@ import pytest
 from rekindle.evaluate import evaluate as gate
 from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Churn, Contender, Scores, Slice
-from rekindle.spec.model import EvaluateSpec
+from rekindle.spec.model import DataSpec, EvaluateSpec
 
 ROWS, CLASSES = 400, 4
 NAMES = tuple("abcd")
+DATA = DataSpec(source="-")
 LABELS = np.random.default_rng(7).integers(0, CLASSES, ROWS)
 
 
@@ -278,7 +279,7 @@ def test_answers_that_change_are_counted_and_too_many_refuse(tmp_path, most, pas
     ours[10:13] = ["c", "a", "b"]
     ours[20], theirs[20] = "a", "b"
     spec_ = spec(gate={"mode": "noninferiority", "margin": 0.5, "max_churn": most})
-    found = gate.evaluate(spec_, (), written(tmp_path, ours, theirs))
+    found = gate.evaluate(spec_, DATA, written(tmp_path, ours, theirs))
     assert found.churn == Churn(answers=60, share=10 / 60, fixed=6, broken=3)
     checks = [check for check in found.checks if check.name == "churn"]
     assert [check.passed for check in checks] == ([] if passed is None else [passed])
@@ -334,7 +335,9 @@ def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path
             {"patient": None if i == 0 else f"p{i % patients}", "ward": "ab"[i % 2]} for i in range(60)
         ])  # fmt: skip
         pq.write_table(rows.append_column("slices", slices), folder / gate.TABLE)
-        found = gate.evaluate(spec(gate={"cluster": "patient"}), columns, folder)
+        found = gate.evaluate(
+            spec(gate={"cluster": "patient"}), DataSpec(source="-", slices=columns), folder
+        )
         assert {one.column for one in found.slices} == {"ward"}
         assert found.promote is promoted, found.reason
     assert found.reason == "the test examples have fewer than 10 values of patient: they cannot tell models apart"  # fmt: skip
@@ -346,17 +349,17 @@ def test_a_model_that_is_too_large_is_refused(tmp_path, size, passed):
     record = Scores.read(folder / gate.RECORD)
     candidate = record.candidate.model_copy(update={"bytes": size})
     record.model_copy(update={"candidate": candidate}).write(folder / gate.RECORD)
-    found = gate.evaluate(spec(max_megabytes=2), (), folder)
+    found = gate.evaluate(spec(max_megabytes=2), DATA, folder)
     assert found.promote is passed
     if size is None:
         assert "was not recorded; run the step `score` again" in found.reason
     elif not passed:
         assert found.reason == "the model takes 2 MB, more than the 2 allowed"
-    assert gate.evaluate(spec(), (), folder).promote
+    assert gate.evaluate(spec(), DATA, folder).promote
 
 
 def test_a_first_model_changes_no_answers(tmp_path):
-    found = gate.evaluate(spec(gate={"max_churn": 0.0}), (), written(tmp_path, RIGHT, None))
+    found = gate.evaluate(spec(gate={"max_churn": 0.0}), DATA, written(tmp_path, RIGHT, None))
     assert found.promote, found.reason
     assert found.churn is None
 
@@ -372,6 +375,47 @@ def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path
         excluded=0, examples="e",
     )  # fmt: skip
     record.write(tmp_path / gate.RECORD)
-    assert gate.evaluate(spec(), (), tmp_path).promote
-    found = gate.evaluate(spec(gate={"max_churn": 0.5}), (), tmp_path)
+    assert gate.evaluate(spec(), DATA, tmp_path).promote
+    found = gate.evaluate(spec(gate={"max_churn": 0.5}), DATA, tmp_path)
     assert (found.churn, found.reason) == (None, "there are no classes to compare")
+
+
+def test_comparisons_of_one_epoch_share_what_may_go_wrong():
+    looks = spec(gate={"looks": 12}).gate
+    levels = [1 - gate._left(looks, earlier) for earlier in range(5_000)]
+    assert levels[:12] == pytest.approx([0.05 / 24] * 12)
+    assert levels[12:24] == pytest.approx([0.05 / 72] * 12)
+    assert 0.0498 < sum(levels) < 0.05
+    assert gate._left(spec().gate, 4_000) == 0.95
+
+
+def test_an_epoch_is_how_the_test_split_is_drawn_and_the_looks_at_it_count(tmp_path):
+    theirs = ["b" if i % 7 == 0 else answer for i, answer in enumerate(RIGHT)]
+    folder = written(tmp_path, RIGHT, theirs)
+    asked, first = spec(gate={"looks": 2}), gate.evaluate(spec(), DATA, folder)
+    assert first.promote
+    assert first.comparison.confidence == 0.95
+    record = Scores.read(folder / gate.RECORD)
+    record.model_copy(update={"compared": {first.epoch: 7, "other": 1}}).write(folder / gate.RECORD)
+    eighth = gate.evaluate(asked, DATA, folder)
+    assert (eighth.epoch, eighth.promote) == (first.epoch, False)
+    assert eighth.comparison.confidence == pytest.approx(1 - 0.05 / 40)
+    assert "] at 99.875%, whose lower bound does not lie above 0" in eighth.reason
+    elsewhere = DataSpec.model_validate({"source": "-", "split": {"salt": "spring"}})
+    anew = gate.evaluate(asked, elsewhere, folder)
+    assert anew.epoch not in ("", first.epoch)
+    assert (anew.promote, anew.comparison.confidence) == (True, pytest.approx(1 - 0.05 / 4))
+
+
+def test_what_is_not_compared_is_no_look(tmp_path):
+    assert gate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None)).epoch == ""
+
+
+def test_the_end_of_an_interval_beyond_the_resamples_is_of_a_normal_law():
+    pair = contender(0.95), contender(0.9, seed=1)
+    found = [
+        judge(spec(gate={"confidence": 0.999, "resamples": many}), *pair, ()).comparison
+        for many in (1_000, 100_000)
+    ]
+    assert found[0].lower == pytest.approx(found[1].lower, abs=0.004)
+    assert found[0].upper == pytest.approx(found[1].upper, abs=0.004)

@@ -105,7 +105,7 @@ class World:
         scores = scored(
             self.root / "state", self.model, self.root / "examples", must_pass=must_pass
         )
-        found = evaluate(EvaluateSpec(must_pass=spec or asked), (), scores)
+        found = evaluate(EvaluateSpec(must_pass=spec or asked), DataSpec(source="-"), scores)
         (check,) = [check for check in found.checks if check.name == "must_pass"]
         return found, check
 

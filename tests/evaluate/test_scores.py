@@ -25,7 +25,7 @@ from rekindle.evaluate.evaluate import evaluate
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_target
-from rekindle.spec.model import EvaluateSpec, TrainSpec
+from rekindle.spec.model import DataSpec, EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import score_rank
 from rekindle.train.modelfolder import digest_of, open_model
@@ -269,10 +269,10 @@ def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):
 
 def test_a_champion_without_scores_refuses_and_is_not_taken_for_none(chat, tmp_path):
     found = scored(tmp_path, chat, examples_of(chat))
-    assert evaluate(SPEC, (), found).checks[-1].name != "champion_scored"
+    assert evaluate(SPEC, DataSpec(source="-"), found).checks[-1].name != "champion_scored"
     record = Scores.read(found / "scores.json")
     record.model_copy(update={"champion_version": "4"}).write(found / "scores.json")
-    refused = evaluate(SPEC, (), found)
+    refused = evaluate(SPEC, DataSpec(source="-"), found)
     assert not refused.promote
     assert [check.name for check in refused.checks] == ["champion_scored"]
     assert "the champion, version 4, was not scored" in refused.reason

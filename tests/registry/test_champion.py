@@ -4,7 +4,7 @@ learned of the old version 1 counts for the new one."""
 import pytest
 
 from rekindle.errors import RegistryError
-from rekindle.registry.models import champion_state, fetch_model
+from rekindle.registry.models import champion_state, comparisons, fetch_model
 from rekindle.registry.promotion import promote
 from rekindle.train.modelfolder import digest_of
 from tests.registry.versions import model_in, registered, registry_in
@@ -67,3 +67,18 @@ def test_a_version_keeps_what_it_was_promoted_for_when_a_later_champion_beats_it
 
     assert promote(where, *registered(where, first, **now)).version == "1"
     assert champion_state(where).beaten == "2"
+
+
+def test_comparisons_are_counted_by_epoch_and_an_exact_rerun_is_the_same_look(tmp_path):
+    where = registry_in(tmp_path / "home")
+    looks = [("a", ""), ("b", "first"), ("c", "first"), ("d", "second"), ("e", "first")]
+    models = {name: model_in(tmp_path / name, name.encode()) for name, _ in looks}
+    counted = {}
+    for name, epoch in looks:
+        counted[name] = comparisons(where, models[name])
+        for _ in range(2):  # twice: a rerun finds its version
+            registered(where, models[name], better=False, epoch=epoch)
+    assert counted == {
+        "a": {}, "b": {}, "c": {"first": 1}, "d": {"first": 2}, "e": {"first": 2, "second": 1},
+    }  # fmt: skip
+    assert {name: comparisons(where, model) for name, model in models.items()} == counted
