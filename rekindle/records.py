@@ -27,8 +27,8 @@ StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "ca
 RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
 Objective = Literal["classes", "tags", "tokens"]
 # the metrics that classifiers, taggers and language models are judged by
-AREAS = ("roc_auc", "average_precision")
-METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error", *AREAS)
+OF_CURVES = ("roc_auc", "average_precision", "recall_at_90_precision")
+METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error", *OF_CURVES)
 TAG_METRICS = ("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "log_loss")
 TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
 LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})

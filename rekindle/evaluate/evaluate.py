@@ -180,7 +180,7 @@ def judge(
     if champion is not None and _too_few(clusters_N):
         what = f"the test examples have fewer than {_FEWEST} values of {spec.gate.cluster}"
         return refused("clusters", f"{what}: they cannot tell models apart")
-    checks = [_finite(candidate, "candidate"), candidate.trivial()]
+    checks = [_finite(candidate, "candidate"), candidate.trivial(metric)]
     for name, floor in spec.floor.items():
         value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
         passed = value <= floor if falls else value >= floor
@@ -409,7 +409,7 @@ def _praise(
     value = candidate.metrics[metric]
     if comparison is None:
         reached = f"{metric} {value:.4f} reaches every floor"
-        return f"first model: {reached if spec.floor else candidate.trivial().detail}"
+        return f"first model: {reached if spec.floor else candidate.trivial(metric).detail}"
     how = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
         how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"

@@ -24,6 +24,7 @@ ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
 
 Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error", "roc_auc", "average_precision",
+    "recall_at_90_precision",
     "entity_f1", "entity_precision", "entity_recall",
     "perplexity", "token_accuracy", "bits_per_byte",
 ]  # fmt: skip
@@ -505,8 +506,8 @@ class GateSpec(Section):
     metric: Metric | None = None
     """What is compared; default: accuracy, for token_classification entity_f1, for causal_lm
     log_loss. Lower is better for log_loss, calibration_error, perplexity and bits_per_byte.
-    roc_auc and average_precision are of at most 20 classes. Models with different tokenizers are
-    compared in bits_per_byte, because their tokens are not the same."""
+    roc_auc, average_precision and recall_at_90_precision are of at most 20 classes. Models with
+    different tokenizers are compared in bits_per_byte, because their tokens are not the same."""
     mode: Literal["superiority", "noninferiority"] = "superiority"
     """What the candidate must be: better than the champion by `min_delta`, or not worse by
     `margin`, so that equally good models of newer data replace older ones."""
@@ -559,8 +560,8 @@ class EvaluateSpec(Section):
 
     floor: dict[Metric, float] = Field(default_factory=dict)
     """What every promoted model must reach on the test split: at least this value, at most where
-    lower is better. Always, it must also beat the most frequent class; for causal_lm, the frequency
-    of single tokens."""
+    lower is better. Always, it must also beat the most frequent class, in the gate's metric; for
+    causal_lm, the frequency of single tokens."""
     must_pass: Annotated[GoldenRows | None, WithJsonSchema({"type": ["string", "null"]})] = None
     """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
     which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for

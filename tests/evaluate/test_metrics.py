@@ -42,6 +42,11 @@ def test_metrics_agree_with_scikit_learn(seed, rows, classes):
     ).all()
 
 
+def recall_at_90_precision(is_class, probabilities):
+    precision, recall, _ = reference.precision_recall_curve(is_class, probabilities)
+    return recall[precision >= 0.9].max()
+
+
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 200), st.integers(2, 6), st.booleans())
 def test_areas_agree_with_scikit_learn(seed, rows, classes, tied):
@@ -52,6 +57,7 @@ def test_areas_agree_with_scikit_learn(seed, rows, classes, tied):
     known = [c for c in range(classes) if 0 < (labels == c).sum() < rows]
     for name, function in (
         ("roc_auc", reference.roc_auc_score), ("average_precision", reference.average_precision_score),
+        ("recall_at_90_precision", recall_at_90_precision),
     ):  # fmt: skip
         each = [function(labels == c, probabilities[:, c]) for c in known]
         assert found[name] == pytest.approx(np.mean(each) if each else 0.5), name
@@ -67,6 +73,25 @@ def test_many_classes_have_no_areas_and_a_gate_that_asks_for_one_says_so():
     )
     assert not verdict.promote
     assert verdict.reason == "roc_auc is measured of at most 20 classes"
+
+
+def test_a_model_of_a_rare_class_has_to_beat_blind_answers_in_the_gates_metric():
+    """It never predicts the class, and so is right as often as the most frequent answer; but it ranks well."""
+    random = np.random.default_rng(0)
+    labels = (np.arange(500) % 50 == 0).astype(np.int64)
+    rare = np.where(labels, 0.3, 0.02) * random.random(500)
+    ranking = scores(np.stack([1 - rare, rare], 1), labels)
+    blind = scores(np.tile([0.98, 0.02], (500, 1)), labels)
+    for metric, expected in (
+        ("accuracy", 0.98), ("average_precision", 0.5), ("roc_auc", 0.5), ("macro_f1", 0.4949),
+        ("recall_at_90_precision", 0.5), ("log_loss", 0.0980), ("calibration_error", 0.98),
+    ):  # fmt: skip
+        spec, told = EvaluateSpec(gate={"metric": metric}), (metric, ranking, None, [], "accuracy")
+        check = next(c for c in judge(spec, *told).checks if c.name == "beats_majority")
+        assert check.threshold == pytest.approx(expected, abs=1e-4), metric
+        passes = metric not in ("accuracy", "macro_f1", "calibration_error")
+        assert check.passed is passes, check.detail
+        assert not blind.trivial(metric).passed
 
 
 def test_calibration_error_of_a_worked_example():

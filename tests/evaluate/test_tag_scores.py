@@ -47,8 +47,8 @@ def test_metrics_are_ratios_over_all_texts():
         "token_accuracy": 5 / 9, "log_loss": (5 * certain + 2 * wrong + 2 * math.log(3)) / 9,
     })  # fmt: skip
     assert scores.confusion() == ((2, 0, 0), (0, 1, 1), (1, 0, 2))
-    assert scores.trivial().passed
-    assert scores.trivial().threshold == pytest.approx(4 / 9)
+    assert scores.trivial("entity_f1").passed
+    assert scores.trivial("entity_f1").threshold == pytest.approx(4 / 9)
 
 
 def test_churn_is_of_words_and_a_word_without_a_prediction_is_an_answer_of_its_own():

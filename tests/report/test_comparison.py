@@ -20,7 +20,7 @@ from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord
 from rekindle.report import comparison
-from rekindle.spec.model import EvaluateSpec, GateSpec
+from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
 from tests.report.homes import Home, fingerprint, manifest, spec
 from tests.support import cli as in_process
 
@@ -63,7 +63,7 @@ def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: obje
         ]
     table = pa.table({"label": [LABELS[i] for i in truth], "candidate": logits, "hash": hashes})
     pq.write_table(table, folder / "scores.parquet")
-    evidence = evaluate(EvaluateSpec(), (), folder)
+    evidence = evaluate(EvaluateSpec(), DataSpec(source="-"), folder)
     found = {"score": scored, "evaluate": home.artifact(run_id, "evaluate", "evidence", evidence)}
     found["fingerprint"] = home.artifact(run_id, "fingerprint", "fingerprint", fingerprint("x.csv"))
     rows = {"train": 1000, "validation": 100, "test": model.rows}

@@ -45,8 +45,8 @@ class Scores(Protocol):
     def resampled(self, metric: str, picks_RN: Ints) -> Floats:
         """[R] values of `metric`, each on the examples that a row of `picks_RN` holds."""
 
-    def trivial(self) -> Check:
-        """Whether it beats the best answer that looks at no input."""
+    def trivial(self, metric: str) -> Check:
+        """Whether it beats the best answer that looks at no input: of classes in this metric."""
 
     def picked(self, pick_N: np.ndarray) -> Self:
         """The same of some of the examples."""

@@ -1,7 +1,7 @@
 """Scores of a classifier: the probability of each class, of each example.
 
 Accuracy, macro-F1, log-loss, the expected calibration error (Naeini et al. 2015, 15 equal bins of
-the top probability) and areas under curves, of all examples and of resamples."""
+the top probability) and what curves tell, of all examples and of resamples."""
 
 import dataclasses
 import functools
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.records import AREAS, METRICS, CalibrationBin, Check, ClassResult, Contender
+from rekindle.records import (
+    LOWER_IS_BETTER,
+    METRICS,
+    OF_CURVES,
+    CalibrationBin,
+    Check,
+    ClassResult,
+    Contender,
+)  # fmt: skip
 
 BINS = 15
 MOST_CURVES = 20  # classes: each is ranked by itself
@@ -48,7 +56,7 @@ class ClassScores(Scores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         few = self.probabilities_NC.shape[1] <= MOST_CURVES
-        names = [name for name in METRICS if few or name not in AREAS]
+        names = [name for name in METRICS if few or name not in OF_CURVES]
         if len(self) and not self.finite:
             return dict.fromkeys(names, math.nan)
         return self.measured(names)
@@ -61,7 +69,7 @@ class ClassScores(Scores):
         """Log-loss is the mean negative log-probability of the true class in nats (a coin flip:
         0.693); macro-F1 the mean over classes of the harmonic mean of precision and recall, without
         those that neither occur nor are predicted; the calibration error the mean gap between
-        confidence and accuracy over the bins, weighted by size; for areas see `_areas`."""
+        confidence and accuracy over the bins, weighted by size; for curves see `_of_curves`."""
         probabilities_NC, labels_N = self.probabilities_NC, self.labels_N
         guessed_N = probabilities_NC.argmax(1)
         if metric == "accuracy":
@@ -80,8 +88,8 @@ class ClassScores(Scores):
             # NaN for a class that neither occurs nor is predicted
             each_RC = np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan)
             return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
-        if metric in AREAS:
-            return _areas(metric, probabilities_NC, labels_N, picks_RN)
+        if metric in OF_CURVES:
+            return _of_curves(metric, probabilities_NC, labels_N, picks_RN)
         finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
         known_NC = np.where(finite_N[:, None], probabilities_NC, 0.0)
         top_N, right_N, index_N = _binned(known_NC, labels_N)
@@ -91,9 +99,13 @@ class ClassScores(Scores):
         gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
         return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)
 
-    def trivial(self) -> Check:
-        share = float(np.bincount(self.labels_N).max() / len(self))
-        return beats_majority("accuracy", self.metrics["accuracy"], share, "class")
+    def trivial(self, metric: str) -> Check:
+        if metric == "calibration_error":  # frequencies are calibrated, and know nothing
+            metric = self.METRIC
+        shares_C = np.bincount(self.labels_N, minlength=len(self.names)) / len(self)
+        blind = dataclasses.replace(self, probabilities_NC=np.tile(shares_C, (len(self), 1)))
+        known = blind.measured([metric])[metric]
+        return beats_majority(metric, self.metrics[metric], known, "class")
 
     def picked(self, pick_N: np.ndarray) -> Self:
         probabilities_NC, labels_N = self.probabilities_NC[pick_N], self.labels_N[pick_N]
@@ -136,10 +148,10 @@ class ClassScores(Scores):
         )  # fmt: skip
 
 
-def _areas(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
-    """[R]: the area under the ROC curve, or the average precision (the step-wise area under the
-    curve of precision over recall), of each class against the others; the mean of the classes that
-    some rows have and some have not, or 0.5."""
+def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
+    """[R]: the area under the ROC curve, the average precision (the step-wise area under the curve
+    of precision over recall), or the most recall at which precision is 0.9 or more, of each class
+    against the others; the mean of the classes that some rows have and some have not, or 0.5."""
     times_RN = np.stack([np.bincount(row, minlength=len(labels_N)) for row in picks_RN])
     found_CR = np.full((scores_NC.shape[1], len(picks_RN)), np.nan)
     for c, scores_N in enumerate(scores_NC.T):
@@ -148,14 +160,17 @@ def _areas(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Fl
         begin_G = np.flatnonzero(np.diff(scores_N[order_N], prepend=np.nan) != 0)
         is_N, sorted_RN = labels_N[order_N] == c, times_RN[:, order_N]
         of_RG, not_RG = (np.add.reduceat(sorted_RN * x, begin_G, 1) for x in (is_N, ~is_N))
-        of_R, not_R, passed_RG = of_RG.sum(1), not_RG.sum(1), not_RG.cumsum(1)
+        of_R, not_R = of_RG.sum(1), not_RG.sum(1)
+        hits_RG, passed_RG = of_RG.cumsum(1), not_RG.cumsum(1)
         with np.errstate(invalid="ignore", divide="ignore"):
             if metric == "roc_auc":
                 below_RG = not_R[:, None] - passed_RG + not_RG / 2
                 found_CR[c] = (of_RG * below_RG).sum(1) / of_R / not_R
-            else:
-                hits_RG = of_RG.cumsum(1)
+            elif metric == "average_precision":
                 found_CR[c] = np.nansum(of_RG * hits_RG / (hits_RG + passed_RG), 1) / of_R
+            else:
+                is_precise_RG = hits_RG >= 9 * passed_RG
+                found_CR[c] = (hits_RG * is_precise_RG).max(1) / of_R
         found_CR[c, (of_R == 0) | (not_R == 0)] = np.nan
     known_CR = np.isfinite(found_CR)
     sums_R = np.where(known_CR, found_CR, 0.0).sum(0)
@@ -178,14 +193,16 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
     )  # fmt: skip
 
 
-def beats_majority(metric: str, value: float, share: float, what: str) -> Check:
-    """Whether `value` is above the `share` of the most frequent class."""
-    relation = "beats" if value > share else "does not beat"
-    detail = f"{metric} {value:.4f} {relation} always answering the most frequent {what}"
-    return Check(
-        name="beats_majority", passed=value > share, detail=f"{detail} ({share:.4f})",
-        value=value, threshold=share,
-    )  # fmt: skip
+def beats_majority(metric: str, value: float, blind: float, what: str) -> Check:
+    """Whether `value` is better than that of the most frequent class, or of their frequencies."""
+    passed = value < blind if metric in LOWER_IS_BETTER else value > blind
+    relation = "beats" if passed else "does not beat"
+    answer = f"the frequency of each {what} as its probability"
+    if metric.endswith(("accuracy", "f1")):
+        answer = f"the most frequent {what}"
+    detail = f"{metric} {value:.4f} {relation} always answering {answer} ({blind:.4f})"
+    known = {"value": value, "threshold": blind}
+    return Check(name="beats_majority", passed=passed, detail=detail, **known)
 
 
 def softmax(logits_NC: Floats) -> Floats:

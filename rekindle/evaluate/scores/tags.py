@@ -112,7 +112,7 @@ class TagScores(Scores):
         ratio_R: Floats = above / np.maximum(below, 1)
         return ratio_R
 
-    def trivial(self) -> Check:
+    def trivial(self, metric: str) -> Check:
         share = float(np.bincount(self.true_W).max() / len(self.true_W))
         return beats_majority("token_accuracy", self.metrics["token_accuracy"], share, "tag")
 

@@ -60,7 +60,7 @@ class TokenScores(Scores):
             ratio_R: Floats = above_N[picks_RN].sum(1) / below_N[picks_RN].sum(1)
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
-    def trivial(self) -> Check:
+    def trivial(self, metric: str) -> Check:
         value = self.metrics["log_loss"]
         relation = "beats" if value < self.unigram_nats else "does not beat"
         detail = f"log_loss {value:.4f} {relation} guessing by the frequency of single tokens"
