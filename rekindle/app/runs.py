@@ -11,7 +11,7 @@ from pathlib import Path
 import rekindle
 from rekindle.errors import RequestError, first_line
 from rekindle.outputs import Planned
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, write_files
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
@@ -162,10 +162,7 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
 
 def keep_definition(record: RunRecord, definition: Definition, home: Path) -> None:
     """Leave what is about to be submitted in the run's folder."""
-    folder = home / "runs" / record.run_id / DEFINITION
-    for name, content in definition.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    write_files(home / "runs" / record.run_id / DEFINITION, definition.files)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

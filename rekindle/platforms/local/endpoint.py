@@ -124,7 +124,6 @@ class LocalEndpoint:
     def _want(self, number: int, **changes: object) -> None:
         """Change what is wanted, and wait until the router has read it."""
         self.wanted = dataclasses.replace(self.wanted, number=number, **changes)  # type: ignore[arg-type]
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = messages.WANTED_JSON.dump_json(self.wanted).decode()
         write_atomically(self.folder / messages.WANTED, text)
         versions = {model.version for model in self.wanted.models}
