@@ -11,7 +11,7 @@ from pathlib import Path
 import rekindle
 from rekindle.errors import RequestError, first_line
 from rekindle.outputs import Planned
-from rekindle.platforms.submission import Definition, write_files
+from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
@@ -158,11 +158,6 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
         what = f"what was submitted as {record.run_id} is not in {folder}"
         raise RequestError(what, fix=f"submit it again: {record.command}")
     return Definition(files)
-
-
-def keep_definition(record: RunRecord, definition: Definition, home: Path) -> None:
-    """Leave what is about to be submitted in the run's folder."""
-    write_files(home / "runs" / record.run_id / DEFINITION, definition.files)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

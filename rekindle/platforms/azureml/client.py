@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
+from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
@@ -82,8 +82,7 @@ def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
 @contextlib.contextmanager
 def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
     """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     try:
         from azure.core.exceptions import AzureError
         from azure.identity import DefaultAzureCredential

@@ -108,8 +108,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: KubeflowSpec) -> Iterator[Server]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     import warnings
 
     import kfp

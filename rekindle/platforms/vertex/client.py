@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
+from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
@@ -125,8 +125,7 @@ def page(place: VertexSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: VertexSpec) -> Iterator[Project]:
     """The project's clients; what they raise becomes a PlatformError."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     try:
         from google.api_core import exceptions, retry
         from google.auth.exceptions import GoogleAuthError
