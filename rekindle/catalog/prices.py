@@ -181,7 +181,7 @@ def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
 def per_day(machine: str, region: str, count: int) -> tuple[str, float | None]:
     """So many machines in words, and their US dollars a day on demand; None without a price."""
     price = book().find(machine, region)
-    usd = price and price.on_demand_usd_per_hour
+    usd = price.on_demand_usd_per_hour if price else None
     return f"{count} x {machine}", None if usd is None else 24 * usd * count
 
 

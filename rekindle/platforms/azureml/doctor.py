@@ -108,7 +108,7 @@ class Subscription:
             return self._tokens[resource]
 
     def bearer(self, resource: str) -> dict[str, str]:
-        """The same as a header; Unasked where that service gives none."""
+        """The same as a header; NotChecked where that service gives none."""
         try:
             return {"Authorization": f"Bearer {self.token(resource)}"}
         except Exception as error:  # noqa: BLE001 - azure.core's, by many names

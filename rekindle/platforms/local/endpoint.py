@@ -159,9 +159,7 @@ class LocalEndpoint:
         self, method: str, path: str, headers: Mapping[str, str], body: str | None = None
     ) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
-        try:
+        with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read().decode()
-        finally:
-            connection.close()
