@@ -35,7 +35,7 @@ def misfits(
 ) -> Iterator[Problem]:
     """What in `value` does not fit the shape `name`; the service fills in the members `given`."""
     shape = _shapes()[name]
-    kind = shape["type"]
+    kind, content = shape["type"], value
     # what the pipeline fills in at run time
     is_variable = isinstance(value, dict) and [*value] in (["Get"], ["Std:Join"], ["Std:JsonGet"])
     if kind not in ("structure", "map", "list") and is_variable:
@@ -45,13 +45,13 @@ def misfits(
         return
     yield from _out_of_bounds(shape, value, where)
     if kind == "structure":
-        yield from _of_structure(shape, value, where, given)
+        yield from _of_structure(shape, content, where, given)
     elif kind == "map":
-        for key, item in value.items():
+        for key, item in content.items():
             yield from misfits(shape["key"], key, f"{where}.{key}")
             yield from misfits(shape["value"], item, f"{where}.{key}")
     elif kind == "list":
-        for i, item in enumerate(value):
+        for i, item in enumerate(content):
             yield from misfits(shape["member"], item, f"{where}[{i}]")
 
 
