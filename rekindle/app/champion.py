@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rekindle.app.runs import read_run, shown_anew
-from rekindle.errors import RequestError, SpecError
+from rekindle.errors import RequestError
 from rekindle.launch.events import emit
 from rekindle.platforms.platform import Platform
 from rekindle.records import Decision, Registration, RunRecord
@@ -52,8 +52,7 @@ def publish(spec: Spec, home: Path) -> None:
     model = models.served_model(where, spec.data, spec.task)
     lineage = models.lineage_of(where, model.version)
     for name in spec.registration.publish:
-        if problems := getattr(spec.platforms, name).missing():
-            raise SpecError(problems)
+        getattr(spec.platforms, name).refuse_if_incomplete()
         publisher = Platform.of(name, spec.platforms).publisher(where.name)
         named = publisher.publish(model, lineage)
         emit("notice", text=f"version {model.version} is the champion on {name}: {named}")

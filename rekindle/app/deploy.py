@@ -10,7 +10,7 @@ from pathlib import Path
 from rekindle.app import champion
 from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
-from rekindle.errors import RekindleError, RequestError, RolledBackError, SpecError
+from rekindle.errors import RekindleError, RequestError, RolledBackError
 from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
@@ -52,8 +52,7 @@ def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
     root = str(home.resolve())
     if platform != "local":
         section = getattr(spec.platforms, platform)
-        if problems := section.missing():
-            raise SpecError(problems)
+        section.refuse_if_incomplete()
         root = section.artifact_root.rstrip("/")
     key = spec.data.columns.key if spec.data else ""
     place = spec.monitor.log or f"{root}/predictions"
@@ -206,8 +205,7 @@ def _rollout(spec: Spec, home: Path, options: Options) -> Rollout:
         storage = storage_of(folder / "log")
     else:
         section = getattr(spec.platforms, options.platform)
-        if problems := section.missing():
-            raise SpecError(problems)
+        section.refuse_if_incomplete()
         endpoint = Platform.of(options.platform, spec.platforms).endpoint(spec.deploy, name)
         storage = storage_of(f"{section.artifact_root.rstrip('/')}/deployments/{name}/log")
     events = Log(storage, options.on_event)

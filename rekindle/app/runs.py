@@ -160,14 +160,6 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
     return Definition(files)
 
 
-def keep_definition(record: RunRecord, definition: Definition, home: Path) -> None:
-    """Leave what is about to be submitted in the run's folder."""
-    folder = home / "runs" / record.run_id / DEFINITION
-    for name, content in definition.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-
-
 def files_in(folder: Path) -> dict[str, bytes]:
     """The files below the folder, by their paths in it."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())

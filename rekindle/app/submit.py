@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.preflight import ready, refuse_early
-from rekindle.app.runs import keep_definition, new_record, newest_first, numbered
+from rekindle.app.runs import DEFINITION, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms import submission as naming
@@ -74,7 +74,7 @@ def _sent(
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"
     make_home(home)
-    keep_definition(record, definition, home)
+    naming.write_files(path.with_name(DEFINITION), definition.files)
     record.write(path)  # before anything is sent: what is cut off here is found again
     mark = RunTag(record.run_id, submission.definition, submission.token)
     try:

@@ -178,6 +178,13 @@ def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
     return read_book([*in_home, *own]).over(shipped())
 
 
+def per_day(machine: str, region: str, count: int) -> tuple[str, float | None]:
+    """So many machines in words, and their US dollars a day on demand; None without a price."""
+    price = book().find(machine, region)
+    usd = price.on_demand_usd_per_hour if price else None
+    return f"{count} x {machine}", None if usd is None else 24 * usd * count
+
+
 @functools.cache
 def shipped() -> PriceBook:
     """The rows that come with rekindle, of which a test knows that they are right."""

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
+from rekindle.platforms.submission import write_files
 from rekindle.platforms.user_code import HOME, Code
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
@@ -95,11 +96,11 @@ def find(env: Mapping[str, str]) -> Docker:
         what = f"the docker daemon is not on this machine: {address or last_line(context)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
     docker = Docker(client, address, env)
-    answer = _ask(docker.words("version", "--format={{.Server.Version}}"), env)
+    answer = docker.ask("version", "--format={{.Server.Version}}")
     if answer.returncode:
         what = f"cannot use docker: {last_line(answer)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
-    options = _ask(docker.words("info", "--format={{.SecurityOptions}}"), env).stdout
+    options = docker.ask("info", "--format={{.SecurityOptions}}").stdout
     return dataclasses.replace(docker, rootless="name=rootless" in options)
 
 
@@ -137,10 +138,7 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
     with tempfile.TemporaryDirectory(prefix="rekindle-") as made:
         inside = Path(made, "code")
         inside.mkdir()
-        for file, content in code.files.items():
-            path = inside / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+        write_files(inside, code.files)
         for path in (inside, *inside.rglob("*")):  # for any user that the step runs as
             path.chmod(0o755 if path.is_dir() else 0o644)
         places = ":".join(str(HOME / name) for name in code.folders)

@@ -75,13 +75,6 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Follow:
-    """Wait for this one, unless it has succeeded."""
-
-    job: Job
-
-
-@dataclasses.dataclass(frozen=True)
 class GiveUp:
     """The last attempt ended for this cause, and there is no other."""
 
@@ -90,7 +83,7 @@ class GiveUp:
     why: str
 
 
-Action = Start | Follow | GiveUp
+Action = Start | Job | GiveUp  # a Job is followed, unless it has succeeded
 
 
 def decide(
@@ -106,7 +99,7 @@ def decide(
     won = next((job for job in ordered if job.state == SUCCEEDED), None)
     keep = won or next((job for job in attempts if job.alive), None)
     surplus = [job for job in jobs if job.alive and job != keep and job.state != "CANCELLING"]
-    return (Follow(keep) if keep else _next(attempts, cause, allowed)), surplus
+    return keep or _next(attempts, cause, allowed), surplus
 
 
 def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed) -> Action:
@@ -143,14 +136,16 @@ class Launcher(abc.ABC):
                 for job in surplus:
                     log.info("%s runs beside an older job of this step: cancelled", job.number)
                     self.cancel(job)
-                if isinstance(action, Start):
-                    self.start(action)
-                else:
-                    self.follow(action.job)
-                    if isinstance(action, GiveUp):
+                match action:
+                    case Start():
+                        self.start(action)
+                    case GiveUp(job):
+                        self.follow(job)
                         return self.give_up(action)
-                    if action.job.state == SUCCEEDED:
-                        return self.deliver(action.job)
+                    case Job():
+                        self.follow(action)
+                        if action.state == SUCCEEDED:
+                            return self.deliver(action)
                 self.stop.wait(self.poll_seconds)
         except (HttpError, RekindleError) as error:
             if not self.stop.is_set():

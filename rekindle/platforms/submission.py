@@ -44,11 +44,15 @@ class Definition:
     def written(self) -> Iterator[Path]:
         """The definition itself as a file, with all others beside it, as long as the block runs."""
         with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-            for name, content in self.files.items():
-                path = Path(folder, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            write_files(Path(folder), self.files)
             yield Path(folder, self.entry)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their paths below the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,6 +107,11 @@ class PlatformSection(Section):
                 problems.append(Problem(what, where, f"set {where}: {needed.example}", code))
         return tuple(problems)
 
+    def refuse_if_incomplete(self) -> None:
+        """SpecError with all that is `missing`, if anything is."""
+        if problems := self.missing():
+            raise SpecError(problems)
+
     @classmethod
     def needed(cls) -> dict[str, Needed]:
         """The settings that are needed, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.launcher import Action, Allowed, Cause, Follow, GiveUp, Job, Start, decide
+from rekindle.platforms.launcher import Action, Allowed, Cause, GiveUp, Job, Start, decide
 from rekindle.platforms.vertex.launcher import job_of
 
 
@@ -23,9 +23,9 @@ GAVE_WAY = job("b", "CANCELLED", 12, 14)
 
 CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
     "nothing is there": ([], Start(1, 100), []),
-    "one is waiting": ([A["QUEUED"]], Follow(A["QUEUED"]), []),
-    "one is paused": ([A["PAUSED"]], Follow(A["PAUSED"]), []),
-    "one succeeded": ([A["SUCCEEDED"]], Follow(A["SUCCEEDED"]), []),
+    "one is waiting": ([A["QUEUED"]], A["QUEUED"], []),
+    "one is paused": ([A["PAUSED"]], A["PAUSED"], []),
+    "one succeeded": ([A["SUCCEEDED"]], A["SUCCEEDED"], []),
     "one failed": ([A["FAILED"]], Start(2, 95), []),
     "one expired": ([A["EXPIRED"]], Start(2, 95), []),
     "one succeeded in part": ([A["PARTIALLY_SUCCEEDED"]], Start(2, 95), []),
@@ -39,17 +39,17 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
         GiveUp(A["CANCELLED"], "cancelled", "another user or process cancelled it"),
         [],
     ),
-    "two at once": ([DURING_A, A["RUNNING"]], Follow(A["RUNNING"]), [DURING_A]),
-    "two at once, one being cancelled": ([A["RUNNING"], B["CANCELLING"]], Follow(A["RUNNING"]), []),
+    "two at once": ([DURING_A, A["RUNNING"]], A["RUNNING"], [DURING_A]),
+    "two at once, one being cancelled": ([A["RUNNING"], B["CANCELLING"]], A["RUNNING"], []),
     "the older of two failed": ([A["FAILED"], DURING_A], Start(2, 95), [DURING_A]),
     "one gave way, the other failed": ([A["FAILED"], GAVE_WAY], Start(2, 95), []),
-    "one gave way, the other runs": ([A["RUNNING"], GAVE_WAY], Follow(A["RUNNING"]), []),
+    "one gave way, the other runs": ([A["RUNNING"], GAVE_WAY], A["RUNNING"], []),
     "the younger of two succeeded": (
         [A["RUNNING"], B["SUCCEEDED"]],
-        Follow(B["SUCCEEDED"]),
+        B["SUCCEEDED"],
         [A["RUNNING"]],
     ),
-    "an unknown state": ([job("a", "NEW", 10)], Follow(job("a", "NEW", 10)), []),
+    "an unknown state": ([job("a", "NEW", 10)], job("a", "NEW", 10), []),
     "the time is up": (
         [job("a", "FAILED", 10, 110)],
         GiveUp(job("a", "FAILED", 10, 110), "failed", "0.0277778 h are all that the step may take"),
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
     ),
     "the same moment": (
         [job("b", "QUEUED", 10), job("a", "QUEUED", 10)],
-        Follow(job("a", "QUEUED", 10)),
+        job("a", "QUEUED", 10),
         [job("b", "QUEUED", 10)],
     ),
 }

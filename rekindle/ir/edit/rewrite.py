@@ -4,6 +4,7 @@ what a definition runs without reading all of it into a Graph."""
 
 import copy
 import graphlib
+import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -184,6 +185,12 @@ def executors(
             yield from executors(spec, inner, at)
         elif container := known.get(inner["executorLabel"], {}).get("container"):
             yield at, container
+
+
+def launched(spec: Mapping[str, Any], command: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each launcher, a container with this `command`, is told, by the step it stands for."""
+    found = ((path, one) for path, one in executors(spec) if one.get("command") == [*command])
+    return {path: json.loads(one["args"][0]) for path, one in found}
 
 
 def asked_of(container: Mapping[str, Any]) -> str:

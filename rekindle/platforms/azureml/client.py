@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
+from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SECTION = "platforms.azureml"
 _INSTALL = ("azureml", "pip install 'rekindle[azure]'")
+LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
 ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
@@ -81,8 +82,7 @@ def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
 @contextlib.contextmanager
 def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
     """Who asks, without the SDK, which takes a second to import; PlatformError for Azure's."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     try:
         from azure.core.exceptions import AzureError
         from azure.identity import DefaultAzureCredential
@@ -166,7 +166,7 @@ def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     request = getattr(getattr(error, "response", None), "request", None)
     refusing = str(getattr(request, "url", "")).partition("?")[0]
     if isinstance(error, ClientAuthenticationError) or status == 401:
-        fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
+        fix = LOGIN
     elif status == 403 and ".blob." in refusing:
         fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:

@@ -19,13 +19,12 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import reads
-from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
+from rekindle.platforms.azureml.client import ARM, LOGIN, images, steps, workspace_path
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
-_LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
 _RIGHTS = "2022-04-01"
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
 
@@ -95,7 +94,7 @@ class Subscription:
         try:
             self.token(ARM)
         except ClientAuthenticationError as error:
-            raise RequestError(_reason(error), fix=_LOGIN) from None
+            raise RequestError(_reason(error), fix=LOGIN) from None
         except AzureError as error:
             raise NotChecked(_reason(error)) from None
         return "a token for Azure Resource Manager"
@@ -109,7 +108,7 @@ class Subscription:
             return self._tokens[resource]
 
     def bearer(self, resource: str) -> dict[str, str]:
-        """The same as a header; Unasked where that service gives none."""
+        """The same as a header; NotChecked where that service gives none."""
         try:
             return {"Authorization": f"Bearer {self.token(resource)}"}
         except Exception as error:  # noqa: BLE001 - azure.core's, by many names

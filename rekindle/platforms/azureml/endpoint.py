@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from rekindle.catalog.prices import book
+from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
@@ -51,9 +51,7 @@ class AzureMLEndpoint:
         self.address = f"{self.path.rpartition('/')[2]} in {where(place)}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        price = book().find(self.machine, self._location)
-        usd = price.on_demand_usd_per_hour if price else None
-        return f"{self.replicas} x {self.machine}", usd and usd * 24 * self.replicas
+        return per_day(self.machine, self._location, self.replicas)
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         shares = (self._endpoint() or {}).get("properties", {}).get("traffic") or {}

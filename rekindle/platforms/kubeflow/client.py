@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
-from rekindle.ir.edit.rewrite import asked_of, executors
+from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
@@ -108,8 +108,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: KubeflowSpec) -> Iterator[Server]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     import warnings
 
     import kfp
@@ -229,39 +228,36 @@ def _said(error: Exception) -> str:
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
-    found = []
-    for path, container in _containers(definition):
-        if (trainer := _trainer(container)) is None:
+    spec, found = spec_of(definition), []
+    jobs = trainers(spec)
+    for path, container in executors(spec):
+        if path not in jobs:
             found.append(PlannedStep(path, f"pod {asked_of(container)}".rstrip()))
             continue
-        limits = trainer["resourcesPerNode"].get("limits", {})
+        limits = jobs[path]["resourcesPerNode"].get("limits", {})
         asked = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
-        found.append(PlannedStep(path, f"node {asked}".rstrip(), trainer["numNodes"]))
+        found.append(PlannedStep(path, f"node {asked}".rstrip(), jobs[path]["numNodes"]))
     return tuple(found)
 
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
-    nodes = {trainer.get("image", "") for trainer in trainers(definition)}
-    return frozenset(nodes | {one.get("image", "") for _, one in _containers(definition)}) - {""}
+    spec = spec_of(definition)
+    nodes = {trainer.get("image", "") for trainer in trainers(spec).values()}
+    return frozenset(nodes | {one.get("image", "") for _, one in executors(spec)}) - {""}
 
 
-def trainers(definition: Definition) -> list[dict[str, Any]]:
+def trainers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The `trainer` of the TrainJob of each distributed step."""
-    return [found for _, one in _containers(definition) if (found := _trainer(one)) is not None]
+    told = launched(spec, LAUNCHER).items()
+    return {path: one["job"]["spec"]["trainer"] for path, one in told}
+
+
+def spec_of(definition: Definition) -> dict[str, Any]:
+    """The pipeline, without the settings behind it."""
+    return dict(next(iter(yaml.load_all(definition.text, LOADER))))
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     graph = read(Definition(files).text.decode())
     return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
-
-
-def _trainer(container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a launcher is told of its TrainJob; None for another container."""
-    if container.get("command") != list(LAUNCHER):
-        return None
-    return dict(json.loads(container["args"][0])["job"]["spec"]["trainer"])
-
-
-def _containers(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return executors(next(iter(yaml.load_all(definition.text, LOADER))))

@@ -19,7 +19,7 @@ from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about
-from rekindle.platforms.kubeflow.client import images, token_of, trainers
+from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
@@ -53,7 +53,7 @@ def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> 
     for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
         yield ask("image", "image", image, wanted)
     yield Check("cluster", "kubectl's context", functools.partial(cluster, place), login=True)
-    if definition is None or trainers(definition):
+    if definition is None or trainers(spec_of(definition)):
         name = f"clustertrainingruntime {place.runtime}"
         yield Check("runtime", name, functools.partial(runtime, place))
     if place.gateway:

@@ -123,8 +123,9 @@ class _Nodes:
     """Argo's nodes, by what their ids end with."""
 
     def __init__(self, details: Iterable[Any]) -> None:
-        began = [(_moment(one.start_time) or _EPOCH, one.pod_name, one) for one in details]
-        self.all = [one for _, _, one in sorted(began, key=lambda row: row[:2])]
+        self.all = sorted(
+            details, key=lambda one: (_moment(one.start_time) or _EPOCH, one.pod_name)
+        )
         self.by_id = {_end(one.pod_name): one for one in self.all}
         self.before: dict[str, Any] = {}
         for one in self.all:

@@ -37,20 +37,20 @@ _OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/"
 _QUEUES = "kueue.x-k8s.io/"
 
 
-class Clash(Exception):
-    """Two pieces say different things of one; the text says what."""
+ONE_OF_TWO = "take it out, or what says the other"
 
 
 class Misfit(Exception):
-    """A setting that the pods of a TrainJob cannot have: `what` it is, and the `fix`."""
+    """A setting that the pods of a TrainJob cannot have, or two that say different things of one:
+    `what` it is, and the `fix`."""
 
-    def __init__(self, what: str, fix: str) -> None:
+    def __init__(self, what: str, fix: str = ONE_OF_TWO) -> None:
         super().__init__(what)
         self.fix = fix
 
 
 def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
-    """What both say; Clash where they differ. `joined({"a": {"x": 1}}, {"a": {"y": 2}})` is
+    """What both say; Misfit where they differ. `joined({"a": {"x": 1}}, {"a": {"y": 2}})` is
     `{"a": {"x": 1, "y": 2}}`."""
     made = dict(first)
     for key, value in second.items():
@@ -63,7 +63,7 @@ def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
         elif isinstance(before, list) and isinstance(value, list):
             made[key] = _lists(before, value, key, at)
         elif before != value:
-            raise Clash(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
+            raise Misfit(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
     return made
 
 
@@ -76,7 +76,7 @@ def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[An
         if key == "containers" and name in made:
             made[name] = joined(made[name], item, f"{where}.{name}")
         elif made.setdefault(name, item) != item:
-            raise Clash(f"`{where.lstrip('.')}` would have two of the name `{name}`")
+            raise Misfit(f"`{where.lstrip('.')}` would have two of the name `{name}`")
     return list(made.values())
 
 
@@ -194,7 +194,7 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
         mount |= {"subPath": entry["subPath"]} if entry.get("subPath") else {}
     paths = [mount["mountPath"] for mount in mounts]
     if twice := [path for path in paths if paths.count(path) > 1]:
-        raise Clash(f"two volumes would be mounted at {twice[0]}")
+        raise Misfit(f"two volumes would be mounted at {twice[0]}")
     container = {"name": NODE, "volumeMounts": mounts}
     return {"spec": {"volumes": volumes, "containers": [container]}} if entries else {}
 

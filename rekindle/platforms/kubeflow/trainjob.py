@@ -26,7 +26,7 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.settings import NODE, Clash, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import NODE, ONE_OF_TWO, Misfit, Piece, joined
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
@@ -35,7 +35,6 @@ MACHINE = "node.kubernetes.io/instance-type"
 # for the nodes: their machines, their volumes, their variables.
 LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
 
-_FIX = "take it out, or what says the other"
 Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"
@@ -65,8 +64,6 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
             made = joined(made, part())
         except Misfit as misfit:
             found.append(Problem(f"{who}, and {misfit}", where, misfit.fix))
-        except Clash as clash:
-            found.append(Problem(f"{who}, and {clash}", where, _FIX))
     return made, found
 
 
@@ -223,7 +220,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         yield from put_together(step, place)[1]
         for name in sorted(set(step.container.env) & ({*place.secrets} | settings.variables(step))):
             what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
-            yield Problem(what, step.where, _FIX)
+            yield Problem(what, step.where, ONE_OF_TWO)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:

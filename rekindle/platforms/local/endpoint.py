@@ -124,7 +124,6 @@ class LocalEndpoint:
     def _want(self, number: int, **changes: object) -> None:
         """Change what is wanted, and wait until the router has read it."""
         self.wanted = dataclasses.replace(self.wanted, number=number, **changes)  # type: ignore[arg-type]
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = messages.WANTED_JSON.dump_json(self.wanted).decode()
         write_atomically(self.folder / messages.WANTED, text)
         versions = {model.version for model in self.wanted.models}
@@ -160,9 +159,7 @@ class LocalEndpoint:
         self, method: str, path: str, headers: Mapping[str, str], body: str | None = None
     ) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
-        try:
+        with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read().decode()
-        finally:
-            connection.close()

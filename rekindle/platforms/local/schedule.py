@@ -114,8 +114,7 @@ class Here:
         files = self.files(job, schedule)
         if self.systemd:
             for path, text in files.items():
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(Path(path), text)
+                write_atomically(path, text)
             _run(*_SYSTEMCTL, "daemon-reload")
             _run(*_SYSTEMCTL, "enable", f"rekindle-{job.name}.timer")
             _run(*_SYSTEMCTL, "restart", f"rekindle-{job.name}.timer")

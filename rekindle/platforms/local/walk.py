@@ -9,13 +9,13 @@ After a failure nothing begins but nodes that run `always` (exit handlers) and w
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rekindle.errors import StepError
 from rekindle.ir import graph as ir
 from rekindle.ir.condition import evaluate
-from rekindle.ir.graph import Dag, FromTask, SubDag
+from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
@@ -60,11 +60,7 @@ class Frame:
 
     def end(self) -> End:
         """How the whole Dag ended: the first failure decides."""
-        for status in ("failed", "stopped"):
-            for end in self.ended.values():
-                if end.status == status:
-                    return dataclasses.replace(end, values=self.outputs())
-        return End("succeeded", self.outputs())
+        return dataclasses.replace(_worst(self.ended.values()), values=self.outputs())
 
     def outputs(self) -> Values:
         parameters, artifacts = self.dag.parameters.items(), self.dag.artifacts.items()
@@ -72,6 +68,13 @@ class Frame:
             {n: v for n, s in parameters if (v := self.first(s, "parameters")) is not None},
             {n: v for n, s in artifacts if (v := self.first(s, "artifacts")) is not None},
         )
+
+    def read(self, source: FromInput | FromTask, kind: str) -> Any:
+        """The parameter or artifact that a node inside is given; None where there is none."""
+        if isinstance(source, FromTask):
+            return self.first((source,), kind)
+        value = getattr(self.inputs, kind).get(source.name)
+        return value if value is None else element(value, source.keys)
 
     def first(self, sources: Sequence[FromTask], kind: str) -> Any:
         """The value of the first source that has one."""
@@ -102,9 +105,14 @@ class Opened:
         ends = [frame.end() for frame in self.turns]
         if self.node.loop is None:
             return ends[0]
-        worst = [e for status in ("failed", "stopped") for e in ends if e.status == status]
         values = collected(self.node.dag, [end.values for end in ends])
-        return dataclasses.replace(worst[0], values=values) if worst else End("succeeded", values)
+        return dataclasses.replace(_worst(ends), values=values)
+
+
+def _worst(ends: Iterable[End]) -> End:
+    """The first that failed, else the first that was stopped, else a success."""
+    ranked = (end for status in ("failed", "stopped") for end in ends if end.status == status)
+    return next(ranked, End("succeeded"))
 
 
 def collected(dag: Dag, turns: list[Values]) -> Values:
@@ -292,7 +300,7 @@ class Walk:
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
         """The node's inputs, and the name of one that an upstream step did not give, if any."""
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
-        files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
+        files = {name: frame.read(b, "artifacts") for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
             if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
                 continue
@@ -315,11 +323,8 @@ class Walk:
         match binding:
             case ir.Constant(value):
                 return value
-            case ir.FromInput(name, keys):
-                value = frame.inputs.parameters.get(name)
-                return value if value is None else element(value, keys)
-            case ir.FromTask():
-                return frame.first((binding,), "parameters")
+            case FromInput() | FromTask():
+                return frame.read(binding, "parameters")
             case ir.FinalStatus(task):
                 return self._status(frame, node, task)
         return None
@@ -375,13 +380,6 @@ def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
         return
     for inner in node.dag.ordered():
         yield from _leaves(inner, f"{path}/{inner.name}")
-
-
-def _artifact(frame: Frame, source: ir.FromInput | ir.FromTask) -> Given | None:
-    if isinstance(source, ir.FromInput):
-        return frame.inputs.artifacts.get(source.name)
-    found: Given | None = frame.first((source,), "artifacts")
-    return found
 
 
 def _holds(node: ir.AnyNode, inputs: Values) -> bool:

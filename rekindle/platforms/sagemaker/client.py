@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
+from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
@@ -72,8 +72,7 @@ def page(place: SageMakerSpec, arn: str) -> str:
 @contextlib.contextmanager
 def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any]]:
     """Clients by service, with `more` settings of botocore; PlatformError for what they raise."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     try:
         from boto3.session import Session
         from botocore.config import Config

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.catalog.prices import book
+from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.sagemaker.client import where
 from rekindle.platforms.sagemaker.doctor import Account
@@ -50,9 +50,7 @@ class SageMakerEndpoint:
         self.machine = deploy.machine or place.machine
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        price, replicas = book().find(self.machine, self.place.region), self.deploy.replicas
-        usd = price.on_demand_usd_per_hour if price else None
-        return f"{replicas} x {self.machine}", None if usd is None else 24 * replicas * usd
+        return per_day(self.machine, self.place.region, self.deploy.replicas)
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         with self.account.client("sagemaker") as api:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError, first_line
-from rekindle.ir.edit.rewrite import asked_of, executors
+from rekindle.errors import PlatformError, UnreachableError, first_line
+from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
@@ -33,6 +33,8 @@ _SECTION = "platforms.vertex"
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _QUOTA = re.compile(r"exceed quota limits|quotas are exceeded")  # of machines, not of calls
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
+LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _DEFAULT = "the service's default machine"
 
 
@@ -60,8 +62,7 @@ class Project:
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
 
-        scopes = ["https://www.googleapis.com/auth/cloud-platform"]
-        return AuthorizedSession(google.auth.default(scopes=scopes)[0])  # type: ignore[no-untyped-call]
+        return AuthorizedSession(google.auth.default(scopes=SCOPES)[0])  # type: ignore[no-untyped-call]
 
     @functools.cached_property
     def pipelines(self) -> "api.PipelineServiceClient":
@@ -124,8 +125,7 @@ def page(place: VertexSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: VertexSpec) -> Iterator[Project]:
     """The project's clients; what they raise becomes a PlatformError."""
-    if problems := place.missing():
-        raise SpecError(problems)
+    place.refuse_if_incomplete()
     try:
         from google.api_core import exceptions, retry
         from google.auth.exceptions import GoogleAuthError
@@ -164,7 +164,7 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     error = getattr(error, "cause", None) or error  # of a RetryError
     kind, unasked = PlatformError, isinstance(error, TransportError)
     if isinstance(error, GoogleAuthError | exceptions.Unauthorized) and not unasked:
-        fix = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+        fix = LOGIN
     elif isinstance(error, exceptions.Forbidden):
         fix = "rekindle doctor CONFIG --platform vertex prints the roles that are needed"
     elif isinstance(error, exceptions.NotFound):
@@ -186,7 +186,7 @@ def job_of(definition: Definition) -> dict[str, Any]:
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: on machines of which type."""
     spec, found = job_of(definition)["pipelineSpec"], []
-    told = launchers(spec)
+    told = launched(spec, LAUNCHER)
     for path, container in executors(spec):
         if path not in told:
             found.append(PlannedStep(path, asked_of(container) or _DEFAULT))
@@ -198,16 +198,10 @@ def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     return tuple(found)
 
 
-def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What each launcher is told, by the step that it stands for."""
-    found = ((path, one["args"]) for path, one in executors(spec) if one.get("command") == LAUNCHER)
-    return {path: json.loads(args[0]) for path, args in found}
-
-
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
     spec = job_of(definition)["pipelineSpec"]
-    jobs = [told["job"]["jobSpec"] for told in launchers(spec).values()]
+    jobs = [told["job"]["jobSpec"] for told in launched(spec, LAUNCHER).values()]
     nodes = {pool["containerSpec"]["imageUri"] for job in jobs for pool in job["workerPoolSpecs"]}
     return frozenset(nodes | {container["image"] for _, container in executors(spec)})
 

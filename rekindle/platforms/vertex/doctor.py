@@ -20,11 +20,9 @@ from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
-from rekindle.platforms.vertex.client import images
+from rekindle.platforms.vertex.client import LOGIN, SCOPES, images
 from rekindle.spec.platforms import VertexSpec
 
-_LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
-_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _YOURS = (
     "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get",
     "aiplatform.pipelineJobs.list", "aiplatform.pipelineJobs.cancel",
@@ -87,13 +85,13 @@ class Project:
             fix = "pip install google-cloud-aiplatform"
             raise RequestError(f"{error.name} is not installed here", fix=fix) from None
         try:
-            found: Any = google.auth.default(scopes=_SCOPES)[0]
+            found: Any = google.auth.default(scopes=SCOPES)[0]
             found.refresh(Request())
         except exceptions.GoogleAuthError as error:
             said = first_line(error, error.args[0] if error.args else "")
             if error.retryable or isinstance(error, exceptions.TransportError):
                 raise NotChecked(said) from None
-            raise RequestError(said, fix=_LOGIN) from None
+            raise RequestError(said, fix=LOGIN) from None
         self._credentials = found
         return str(getattr(found, "service_account_email", "") or "a user of gcloud")
 

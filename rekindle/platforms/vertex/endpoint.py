@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rekindle.catalog.prices import book
+from rekindle.catalog.prices import per_day
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex.client import connected
@@ -50,9 +50,7 @@ class VertexEndpoint:
         self.address, self.main = f"{self.url}/endpoints/{self.id}:predict", f"endpoints/{self.id}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        price, count = book().find(self.machine, self.place.region), self.deploy.replicas
-        usd = price.on_demand_usd_per_hour if price else None
-        return f"{count} x {self.machine}", usd and 24 * usd * count
+        return per_day(self.machine, self.place.region, self.deploy.replicas)
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         shares = (found := self._own(self.main)).get("trafficSplit", {})

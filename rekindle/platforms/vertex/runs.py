@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from rekindle.ir.edit.rewrite import launched
 from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected
+from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
@@ -47,7 +49,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        told = client.launchers(job["pipelineSpec"])
+        told = launched(job["pipelineSpec"], LAUNCHER)
         tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()])
         found = [_step(name, task, now) for name, task in _tasks(job).items()]
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)

@@ -102,27 +102,24 @@ def pause(place: VertexSpec, name: str) -> Schedule:
 
 def delete(place: VertexSpec, name: str) -> bool:
     with connected(place) as project:
-        found = _named(project, name)
+        found = _ours(project, name)
         for one in found:
             _deleted(project, one)
         return bool(found)
 
 
-def _ours(project: Project) -> "list[api.Schedule]":
-    """Schedules whose jobs carry our label, the oldest first."""
+def _ours(project: Project, name: str = "") -> "list[api.Schedule]":
+    """Schedules whose jobs carry our label, of a config or all, the oldest first."""
     found = project.schedules.list_schedules(parent=project.parent, **project.patience)
-    labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in found]
+    named = (one for one in found if name in ("", one.display_name))
+    labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in named]
     ours = [one for one, own in labels if own.get("rekindle") == "true"]
     return sorted(ours, key=lambda one: (one.create_time, one.name))
 
 
-def _named(project: Project, name: str) -> "list[api.Schedule]":
-    return [one for one in _ours(project) if one.display_name == name]
-
-
 def _settled(project: Project, name: str) -> "api.Schedule | None":
     """The newest of that name, or None."""
-    found = newest(_named(project, name), functools.partial(_deleted, project))
+    found = newest(_ours(project, name), functools.partial(_deleted, project))
     return found[0] if found else None
 
 

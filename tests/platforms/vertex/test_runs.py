@@ -14,10 +14,12 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos a
 from google.cloud import aiplatform_v1 as api
 
 from rekindle.errors import PlatformError, UnreachableError
+from rekindle.ir.edit.rewrite import launched
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.platforms.submission import Definition, RunTag
 from rekindle.platforms.vertex import client, runs
-from rekindle.platforms.vertex.client import labels_of, launchers, submit
+from rekindle.platforms.vertex.client import labels_of, submit
+from rekindle.platforms.vertex.compile import LAUNCHER
 from rekindle.records import StepRecord
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
@@ -198,7 +200,7 @@ def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -
     made = definition(module("behaviour").gathered, place, folder="x")
     id = submit(made, place, mark("a")).id
     project.task(id, "gather", "RUNNING", start_time=ago(60), **ran(12))
-    name = launchers(client.job_of(made)["pipelineSpec"])["gather"]["job"]["displayName"]
+    name = launched(client.job_of(made)["pipelineSpec"], LAUNCHER)["gather"]["job"]["displayName"]
     labels = labels_of(mark("a"))
     ended = [
         api.CustomJob(display_name=name, labels=given, state=f"JOB_STATE_{state}")
