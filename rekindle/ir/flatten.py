@@ -257,17 +257,22 @@ def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Sour
     return found
 
 
+def element(value: Any, keys: tuple[str, ...], where: str) -> Any:
+    """What `keys` lead to in a struct whose value is known."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
+        value = value[key]
+    return value
+
+
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
     """What `keys` lead to, at once where the value is known."""
     if not keys:
         return source
     match source:
         case ir.Constant(value):
-            for key in keys:
-                if not isinstance(value, dict) or key not in value:
-                    raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
-                value = value[key]
-            return ir.Constant(value)
+            return ir.Constant(element(value, keys, where))
         case Given() | Output():
             return dataclasses.replace(source, keys=(*source.keys, *keys))
     raise UnsupportedError("an element of a list or of formatted text", where=where)

@@ -12,7 +12,18 @@ from typing import Any
 
 import rekindle
 from rekindle.ir.edit.rewrite import OWN_IMAGES
-from rekindle.ir.flatten import FirstOf, Flat, Given, Guard, Listed, Output, Source, Text, sources
+from rekindle.ir.flatten import (
+    FirstOf,
+    Flat,
+    Given,
+    Guard,
+    Listed,
+    Output,
+    Source,
+    Text,
+    element,
+    sources,
+)  # fmt: skip
 from rekindle.ir.graph import Constant, Importer, Ports, Step
 from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
@@ -129,9 +140,7 @@ def _encoded(
             if name in given:
                 return {"parameter": name, "keys": list(keys)}
             value = known.get(name)
-            for key in keys:
-                value = value[key] if isinstance(value, dict) else None
-            return {"constant": value}
+            return {"constant": None if value is None else element(value, keys, name)}
         case Output(path, name, keys):
             return {"step": path, "output": name, "keys": list(keys)}
         case Listed(items):

@@ -194,7 +194,8 @@ def image(there: Subscription, wanted: Image) -> str:
     host = wanted.host
     if not host.endswith(".azurecr.io"):
         raise NotChecked(f"{host} is not a registry of Azure")
-    who = {"grant_type": "access_token", "service": host, "access_token": there.token(ARM)}
+    token = there.bearer(ARM)["Authorization"].removeprefix("Bearer ")
+    who = {"grant_type": "access_token", "service": host, "access_token": token}
     refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
     scope = {
         "grant_type": "refresh_token", "service": host, "refresh_token": refresh,

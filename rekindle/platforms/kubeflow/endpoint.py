@@ -165,7 +165,8 @@ class KubeflowEndpoint:
         """See `Endpoint.retain`: pods get time to answer (`terminationGracePeriodSeconds`)."""
         for kind in (self.kind, "Service"):
             for one in self._listed(kind):
-                if one["metadata"]["labels"].get(VERSION, next(iter(versions))) not in versions:
+                version = one["metadata"]["labels"].get(VERSION)  # none: the Service of all of them
+                if version is not None and version not in versions:
                     self._delete(kind, one)
 
     def delete(self) -> None:

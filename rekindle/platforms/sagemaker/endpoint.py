@@ -299,6 +299,8 @@ class SageMakerEndpoint:
         with contextlib.suppress(PlatformError), self.account.client("logs") as api:
             named = {"logGroupName": group, "logStreamNamePrefix": f"{variant}/"}
             streams = api.describe_log_streams(**named)["logStreams"]
+            if not streams:  # its container has not begun
+                return ""
             newest = max(streams, key=lambda one: one.get("lastEventTimestamp", 0))
             stream = {"logGroupName": group, "logStreamName": newest["logStreamName"]}
             events = api.get_log_events(**stream, limit=_LOG_LINES)["events"]

@@ -53,6 +53,8 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
 
 def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Log:
     """The lines of every machine since; those of several begin with its name."""
+    if not step.log:
+        return Log("", cursor)  # it has not begun
     group, _, job = step.log.rpartition(":")
     seen: dict[str, str] = json.loads(cursor or "{}")
     text = list[str]()

@@ -10,6 +10,8 @@ from kfp import dsl
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.flatten import Given
+from rekindle.platforms import bundle
 from tests.platforms.local.runs import module
 from tests.support.sagemaker_compile import (
     ECR,
@@ -245,3 +247,10 @@ def test_a_wrong_request_is_refused_with_its_place_and_a_way_out(case: str) -> N
     assert says in str(caught.value)
     for problem in caught.value.problems:
         assert problem.where, problem
+
+
+def test_an_element_that_a_fixed_struct_lacks_is_named() -> None:
+    asked, known = Given("settings", ("lr",)), {"settings": {"lr": 0.1}}
+    assert bundle._encoded(asked, {}, known) == {"constant": 0.1}
+    with pytest.raises(UnsupportedError, match=r"there is no `rate` in \{.lr.: 0.1\}"):
+        bundle._encoded(Given("settings", ("rate",)), {}, known)

@@ -227,7 +227,7 @@ def test_a_version_that_never_becomes_ready_leaves_the_one_before_alone(
 def test_a_first_version_that_never_becomes_ready_leaves_nothing_and_can_be_tried_again(
     world, versions
 ) -> None:
-    world.account.broken = {"1"}
+    world.account.broken, world.account.streams = {"1"}, 0  # the image was not pulled
     event = world.rollout().to(versions["1"])
     assert "did not pass the ping health check" in event.reason
     assert world.end == ("rolled_back", "", {}, [[], []], 0)

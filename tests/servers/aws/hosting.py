@@ -52,6 +52,7 @@ class Hosting(Account):
         self.history: list[tuple[float, dict[str, float]]] = []
         self.per_minute, self.ahead, self.quota = 2_000, 0.0, 20
         self.silent = self.late = False
+        self.streams = 2  # of the log of each instance
         self.evidence: dict[str, Any] = {}
         self.packages: dict[str, dict[str, Any]] = {}
         for kind, noun in _NOUNS.items():
@@ -343,7 +344,7 @@ class Hosting(Account):
     def endpoint_streams(self, logGroupName: str, logStreamNamePrefix: str) -> dict[str, Any]:
         if not any(logStreamNamePrefix.split("-")[-2] == f"v{version}" for version in self.broken):
             raise Refused("ResourceNotFoundException", "The specified log group does not exist.")
-        names = [f"{logStreamNamePrefix}i-{i}" for i in range(2)]
+        names = [f"{logStreamNamePrefix}i-{i}" for i in range(self.streams)]
         return {
             "logStreams": [
                 {"logStreamName": n, "lastEventTimestamp": i} for i, n in enumerate(names)
