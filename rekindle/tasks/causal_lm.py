@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings, TokenTask
+from rekindle.tasks.base import Modality, Settings, TokenTask, flattened
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class CausalLM(pretrained.HubTask, TokenTask):
         import numpy as np
         import torch
 
-        ids_F, lengths_N = _joined(table, "input_ids")
-        supervised_F, _ = _joined(table, "supervised")
+        ids_F, lengths_N = flattened(table, "input_ids")
+        supervised_F, _ = flattened(table, "supervised")
         if rows is not None:
             kept_F = np.repeat(rows >= 0, lengths_N)
             ids_F, supervised_F = ids_F[kept_F], supervised_F[kept_F]
@@ -230,15 +230,6 @@ def _row(
             begin = max(start, int(ends[chosen[0] - 1]))
             covered += len(text[begin : int(ends[chosen[-1]])].encode())
     return ids, supervised, covered
-
-
-def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
-    """The values of a list column in one array, and how many each row has."""
-    import numpy as np
-
-    column = table.column(name).combine_chunks()
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-    return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
 _tokenizer = lru_cache(maxsize=4)(pretrained.read_tokenizer)
