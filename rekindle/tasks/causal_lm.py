@@ -77,7 +77,6 @@ class CausalLM(pretrained.HubTask, TokenTask):
         }  # fmt: skip
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
-        import numpy as np
         import pyarrow as pa
 
         chat = settings["form"] == "chat"
@@ -86,14 +85,10 @@ class CausalLM(pretrained.HubTask, TokenTask):
         encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
         pairs = zip(encoded, rendered, strict=True)
         rows = [_row(encoding, text, spans, settings) for encoding, (text, spans) in pairs]
-        starts = np.cumsum([0, *(len(ids) for ids, _, _ in rows)], dtype=np.int32)
-        empty = np.array([not supervised.any() for _, supervised, _ in rows], bool)
-        flat = np.fromiter((i for ids, _, _ in rows for i in ids), np.int32, count=int(starts[-1]))
-        marks = np.concatenate([np.zeros(0, np.uint8), *(marks for _, marks, _ in rows)])
-        ids = pa.ListArray.from_arrays(pa.array(starts), pa.array(flat), mask=pa.array(empty))
+        ids = [ids if supervised.any() else None for ids, supervised, _ in rows]
         return {
-            "input_ids": ids,
-            "supervised": pa.ListArray.from_arrays(pa.array(starts), pa.array(marks)),
+            "input_ids": pa.array(ids, pa.list_(pa.int32())),
+            "supervised": pa.array([marks for _, marks, _ in rows], pa.list_(pa.uint8())),
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
         }
 
