@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import pyarrow as pa
 from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesWriter, label_counts
 from rekindle.data.executor import Executor, Order
 from rekindle.data.split import content_hashes, stored_hashes
-from rekindle.data.store import Store
+from rekindle.data.store import Entry, Store, kept
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
 
@@ -108,12 +108,11 @@ def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
             start, first = number, row
 
 
-def hash_run(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with the hashes of a run of rows, dealt into groups."""
-    store, which, name = Store(order["store"]), order["which"], f"{item['split']}.arrow"
-    if found := store.find(item["key"]):
-        return found
-    with store.writing(item["key"]) as folder, contextlib.ExitStack() as opened:
+@kept
+def hash_run(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """With the hashes of a run of rows, dealt into groups."""
+    which, name = order["which"], f"{item['split']}.arrow"
+    with contextlib.ExitStack() as opened:
         batches: Any
         if which in ("keep", "exact"):
             batches, column = store.column(item["from"], name, "hash").chunks, "hash"
@@ -123,8 +122,8 @@ def hash_run(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
             column = next((name for name in _READABLE if name in names), "hash")  # not of images
             batches = ExamplesFile(path, columns=(column,))
         hashed = np.concatenate([*_hashed(batches, column, item["batches"], which)])
-        _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
-        return store.commit(item["key"], folder, {})
+    _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
+    return {}
 
 
 def _hashed(batches: Any, column: str, run: Sequence[int], which: str) -> Iterator[Entries]:
@@ -176,22 +175,18 @@ def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entr
     return entries[np.lexsort((entries["low"], entries["high"]))]
 
 
-def compare_group(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with the later copies among one group of hashes, dealt to their files; or `leaks`,
-    the findings of contents that stand in several splits."""
-    store = Store(order["store"])
-    if found := store.find(item["key"]):
-        return found
+@kept
+def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """With the later copies among one group of hashes, dealt to their files; or `leaks`, the
+    findings of contents that stand in several splits."""
     entries = _of_group(store, order["runs"], item["group"])
     low, high = entries["low"], entries["high"]
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
-    with store.writing(item["key"]) as folder:
-        if order["which"] == "keep":
-            leaks = _leaks(store, order["files"], entries, same).to_json()
-            return store.commit(item["key"], folder, {"leaks": leaks})
-        copies = entries[1:][same]
-        _deal(folder, copies["row"], copies["file"], len(order["files"]))
-        return store.commit(item["key"], folder, {})
+    if order["which"] == "keep":
+        return {"leaks": _leaks(store, order["files"], entries, same).to_json()}
+    copies = entries[1:][same]
+    _deal(folder, copies["row"], copies["file"], len(order["files"]))
+    return {}
 
 
 def _leaks(
@@ -226,26 +221,23 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
         return f"{batch.column('id')[row].as_py()} in {split}", value
 
 
-def thin(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with a file of examples without its copies, if it has any, and their labels."""
-    store = Store(order["store"])
-    if found := store.find(item["key"]):
-        return found
+@kept
+def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """With a file of examples without its copies, if it has any, and their labels."""
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
     rows, name = np.unique(np.concatenate(dealt)), item["split"]
-    dropped, known, first = Counter[str](), dict[str, Any](), 0
-    with store.writing(item["key"]) as folder, contextlib.ExitStack() as opened:
-        if len(rows):
-            path = opened.enter_context(store.reading(item["from"], f"{name}.arrow"))
-            examples = ExamplesFile(path)
-            with ExamplesWriter(folder, examples.schema, (name,)) as writer:
-                for batch in examples:
-                    kept = ~np.isin(np.arange(first, first + len(batch)), rows)
-                    table, first = pa.table(batch), first + len(batch)
-                    dropped.update(label_counts(table.filter(pa.array(~kept))))
-                    writer.write(name, table.filter(pa.array(kept)))
-            known = {"batches": writer.batches()[name], "dropped": dropped}
-        return store.commit(item["key"], folder, known)
+    if not len(rows):
+        return {}
+    dropped, first = Counter[str](), 0
+    with store.reading(item["from"], f"{name}.arrow") as path:
+        examples = ExamplesFile(path)
+        with ExamplesWriter(folder, examples.schema, (name,)) as writer:
+            for batch in examples:
+                copies = np.isin(np.arange(first, first + len(batch)), rows)
+                table, first = pa.table(batch), first + len(batch)
+                dropped.update(label_counts(table.filter(pa.array(copies))))
+                writer.write(name, table.filter(pa.array(~copies)))
+    return {"batches": writer.batches()[name], "dropped": dropped}
 
 
 def _bands(text: str) -> bytes:

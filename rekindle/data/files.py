@@ -13,9 +13,9 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -28,6 +28,7 @@ from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _FORMATS = {
@@ -74,6 +75,20 @@ class ContentHash:
 def combined(hashes: Sequence[str]) -> str:
     """The hash of blocks of a file, or of sources, that are read together."""
     return hashes[0] if len(hashes) == 1 else digest(list(hashes))
+
+
+def grouped(items: Iterable[T], *limits: tuple[Callable[[T], float], float]) -> Iterator[list[T]]:
+    """Items in runs, as long as the sum of no measure exceeds its limit; an item alone may."""
+    group, sums = list[T](), [0.0] * len(limits)
+    for item in items:
+        sizes = [measure(item) for measure, _ in limits]
+        sums = [held + size for held, size in zip(sums, sizes, strict=True)]
+        if group and any(held > most for held, (_, most) in zip(sums, limits, strict=True)):
+            yield group
+            group, sums = [], sizes
+        group.append(item)
+    if group:
+        yield group
 
 
 def _version(info: Mapping[str, Any]) -> str:

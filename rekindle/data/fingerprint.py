@@ -196,7 +196,7 @@ def _looked(
     order = {**settings, "window": str(window or "")}
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
     found, contents, cuts = cut(source, data, executor)
-    items = [piece.item("") for piece in found] or [dict[str, Any]()]
+    items = [piece.item() for piece in found] or [dict[str, Any]()]
     return executor.map(f"{__name__}:{how}", {**order, **cuts}, items, ""), contents
 
 

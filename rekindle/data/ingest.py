@@ -30,7 +30,7 @@ from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
-from rekindle.data.store import Store
+from rekindle.data.store import Entry, Store, kept
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 _TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
 _AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
-Entry = Mapping[str, Any]
 
 
 def ingest(
@@ -97,7 +96,7 @@ class _Part:
         found, self.contents, cuts = cut(self.opened, self.data, self.executor)
         order |= cuts
         if self.modality == "image" and order["shape"] is None and len(found) > 1:
-            shapes = (self._shape(order, one.item("")) for one in found)
+            shapes = (self._shape(order, one.item()) for one in found)
             order["shape"] = next(filter(None, shapes), None)
         aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
         settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
@@ -105,7 +104,7 @@ class _Part:
             settings.append(order["window"])
         if self.opened.names_files:  # and what they hold is not known before
             settings.append(source)
-        self.items = [one.item(one.key([settings, code()])) for one in found]
+        self.items = [one.item([settings, code()]) for one in found]
 
     def seen(self) -> str:
         """The fingerprint of what was read."""
@@ -289,22 +288,19 @@ def _count(files: Iterable[ExamplesPart]) -> int:
     return sum(sum(file.batches) for file in files)
 
 
-def ingest_piece(order: Order, item: Entry) -> Entry:
-    """The entry of a piece of the source, or of all of it, in the store; `new` if it was not there.
-    Raises DataError where files are not those that were measured."""
-    store = Store(order["store"])
-    if found := store.find(item["key"]):
-        return {**found, "new": False}
+@kept
+def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """Of a piece of the source, or of all of it. Raises DataError where files are not those that
+    were measured."""
     data, window = DataSpec.model_validate(order["data"]), parse_window(order["window"])
     source = source_of(order, item, data, order["modality"])
     piece = _Piece(data, order["modality"], window, order["shape"])
-    with store.writing(item["key"]) as folder:
-        check_versions(source)
-        piece.write(source, folder)
-        check_versions(source)
-        if isinstance(source, FileSource) and not _by_column(data, window):
-            piece.seen = source.named
-        return {**store.commit(item["key"], folder, piece.known()), "new": True}
+    check_versions(source)
+    piece.write(source, folder)
+    check_versions(source)
+    if isinstance(source, FileSource) and not _by_column(data, window):
+        piece.seen = source.named
+    return piece.known()
 
 
 def _by_column(data: DataSpec, window: Window | None) -> bool:
@@ -406,20 +402,16 @@ def count_times(order: Order, item: Entry) -> list[list[int]]:
     return [digits.tolist(), total[digits].tolist()]
 
 
-def divide_piece(order: Order, item: Entry) -> Entry:
-    """The entry of an undivided piece, divided by the cuts."""
-    store, data = Store(order["store"]), DataSpec.model_validate(order["data"])
-    if found := store.find(item["key"]):
-        return found
-    schema = examples.schema_of(order["modality"], data.slices)
+@kept
+def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """Of an undivided piece, divided by the cuts."""
+    schema = examples.schema_of(order["modality"], tuple(order["data"]["slices"]))
     undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
-    with store.writing(item["key"]) as folder, undivided as path:
-        with ExamplesWriter(folder, schema) as writer:
-            splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])
-            for batch in examples.ExamplesFile(path):
-                indices = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
-                kept = indices >= 0
-                gap += int(np.count_nonzero(~kept))
-                splits.add(pa.table(batch).filter(pa.array(kept)), indices[kept])
-        known = {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap}
-        return store.commit(item["key"], folder, known)
+    with undivided as path, ExamplesWriter(folder, schema) as writer:
+        splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])
+        for batch in examples.ExamplesFile(path):
+            indices = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
+            inside_N = indices >= 0
+            gap += int(np.count_nonzero(~inside_N))
+            splits.add(pa.table(batch).filter(pa.array(inside_N)), indices[inside_N])
+    return {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap}

@@ -19,6 +19,7 @@ With `classes`, a window draws equally often from each class, which goes through
 random order, on and on, from one epoch to the next. With `shares`, it draws so from sources: each
 window has shards of all of them, where a source has fewer shards than there are windows all."""
 
+import functools
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
@@ -123,8 +124,8 @@ class SampleOrder:
         wanted = max(windows, self.rows // WINDOW_ROWS, len(rows) // WINDOW_SHARDS)
         most = self._total // (BUCKET_BATCHES * global_batch_size)
         self._windows = max(1, min(wanted, most, int(np.bincount(self._sources).max())))
-        self._place, self._batches = (-1, -1), _Sequences(*(np.zeros(1, np.int64),) * 2)
-        self._epoch = -1, _Epoch([], np.zeros(1, np.int64))
+        self._cut = functools.lru_cache(2)(self._epoch)  # the next one's first window is asked for
+        self._batches = functools.lru_cache(1)(self._load)
 
     def batch(self, step: int) -> Batch:
         """Global batch `step` (from 0); unpacked, `slots` is 0, 1, 2, ..."""
@@ -132,10 +133,8 @@ class SampleOrder:
         size, epoch = self.global_batch_size, self._cut(number)
         firsts = epoch.before[:-1] // size
         window = int(np.searchsorted(firsts, position, side="right")) - 1
-        if self._place != (number, window):
-            self._batches, self._place = self._load(number, window), (number, window)
         start = (position - int(firsts[window])) * size
-        found = self._batches.part(start, start + size)
+        found = self._batches(number, window).part(start, start + size)
         return Batch(found.rows, np.repeat(np.arange(size, dtype=np.int64), np.diff(found.starts)))
 
     def steps(self, epochs: float) -> int:
@@ -151,10 +150,8 @@ class SampleOrder:
         """Batches in one pass over the rows, the short last one included."""
         return -(-self._total // self.global_batch_size)
 
-    def _cut(self, number: int) -> _Epoch:
+    def _epoch(self, number: int) -> _Epoch:
         """An epoch's shards, those of each source shuffled and divided among the windows."""
-        if self._epoch[0] == number:
-            return self._epoch[1]
         window_of = np.full(len(self._filled), -1)
         for source in np.unique(self._sources):
             mine = np.flatnonzero(self._sources == source)
@@ -176,8 +173,7 @@ class SampleOrder:
                 windows.append(np.sort(np.concatenate([by_window[: begins[0]], own])))
                 kept.append(window + 1)
                 first = window + 1
-        self._epoch = number, _Epoch(windows, drawn[kept])
-        return self._epoch[1]
+        return _Epoch(windows, drawn[kept])
 
     def _drawn_before(self, window_of: Indices) -> Indices:
         """[windows + 1, sources]: sequences that are drawn from each source before a window, in

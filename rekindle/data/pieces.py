@@ -13,7 +13,7 @@ import datetime as dt
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import fsspec
 import numpy as np
@@ -46,37 +46,25 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Files, or a part of one; the `content` of each, as far as rows depend on it."""
+    """Files, a part of one, or of a data set of the hub: what `source_of` takes, and what its rows
+    depend on."""
 
-    files: tuple[SourceFile, ...]
-    content: tuple[str, ...]
+    facts: Mapping[str, Any]
+    content: Sequence[Any]
 
-    def key(self, settings: Any) -> str:
-        """Identifies what reading it with these settings gives."""
-        read = [[f.name, f.split, f.start, f.end, f.line, str(f.partition)] for f in self.files]
-        return digest([settings, read, list(self.content)])
-
-    def item(self, key: str) -> dict[str, Any]:
-        """The piece as JSON, for a worker."""
-        facts = []
-        for f in self.files:
+    @classmethod
+    def of(cls, files: Sequence[SourceFile], hashes: Sequence[str]) -> Self:
+        facts, read = [], []
+        for f in files:
             partition = f.partition.isoformat() if f.partition else ""
-            part = [f.start, f.end, f.line, f.version]
-            facts.append([f.path, f.name, f.size, partition, f.split, *part])
-        return {"key": key, "files": facts}
+            part = [f.start, f.end, f.line]
+            facts.append([f.path, f.name, f.size, partition, f.split, *part, f.version])
+            read.append([f.name, f.split, *part, str(f.partition)])
+        return cls({"files": facts}, [read, list(hashes)])
 
-
-@dataclasses.dataclass(frozen=True)
-class HubPiece:
-    """The same of a data set of the hub: a part, as `HubSource.parts` gives it."""
-
-    part: tuple[str, str, str, int, int]
-
-    def key(self, settings: Any) -> str:
-        return digest([settings, self.part])
-
-    def item(self, key: str) -> dict[str, Any]:
-        return {"key": key, "hub": self.part}
+    def item(self, settings: Any = None) -> dict[str, Any]:
+        """As JSON, for a worker; `key` identifies what reading it with these settings gives."""
+        return {"key": digest([settings, *self.content]), **self.facts}
 
 
 def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> Source:
@@ -99,11 +87,11 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
 
 def cut(
     source: Source, data: DataSpec, executor: Executor
-) -> tuple[Sequence[Piece | HubPiece], dict[str, str], dict[str, Any]]:
+) -> tuple[list[Piece], dict[str, str], dict[str, Any]]:
     """The pieces of a source, none if it has none; the hash of each of its files by path, and the
     order for workers that read a piece by `source_of`."""
     if isinstance(source, HubSource):
-        return [HubPiece(part) for part in source.parts()], {}, {}
+        return [Piece({"hub": part}, [part]) for part in source.parts()], {}, {}
     if not isinstance(source, FileSource):
         return [], {}, {}
     blocks, located = measured(source, data.source, executor), source.files
@@ -126,21 +114,17 @@ def _written_to(path: str) -> DataError:
 
 def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:
     """The blocks of every file, by path."""
-    items, size = list[list[Any]](), 0
+    cuts = list[list[Any]]()
     for file in source.files.files:
         for start in range(0, max(file.size, 1), files.PIECE_BYTES):
             end = min(start + files.PIECE_BYTES, file.size)
-            if not items or size + end - start > files.PIECE_BYTES:
-                items.append([])
-                size = 0
-            items[-1].append([file.path, start, end, file.size, _lines_of(file, source)])
-            size += end - start
+            cuts.append([file.path, start, end, file.size, _lines_of(file, source)])
+    items = [*files.grouped(cuts, (lambda cut: cut[2] - cut[1], files.PIECE_BYTES))]
     listed = [[f.path, f.version] for f in source.files.files]
     work = digest(["measure", uri, listed])
     found = executor.map(f"{__name__}:measure", {"source": uri}, items, work)
     blocks: dict[str, list[Block]] = {}
-    every = zip(itertools.chain(*items), itertools.chain(*found), strict=True)
-    for (path, *_), (sha256, newlines, quotes) in every:
+    for (path, *_), (sha256, newlines, quotes) in zip(cuts, itertools.chain(*found), strict=True):
         blocks.setdefault(path, []).append(Block(sha256, newlines, tuple(quotes)))
     return blocks
 
@@ -222,7 +206,7 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
             groups.append([])
             size = file.size
         groups[-1].append((file, hashes[file.path]))
-    return [Piece(*zip(*group, strict=True)) for group in groups]
+    return [Piece.of(*zip(*group, strict=True)) for group in groups]
 
 
 def _parts(
@@ -265,11 +249,9 @@ def _row_groups(file: SourceFile, content: str) -> Iterator[tuple[SourceFile, st
             return  # its reader says what is wrong
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
     share = file.size / max(sum(group.total_byte_size for group in groups), 1)
-    start, size, line, rows = 0, 0.0, 1, 0
-    for number, group in enumerate(groups):
-        own = group.total_byte_size * share
-        if number > start and size + own > files.PIECE_BYTES:
-            yield dataclasses.replace(file, start=start, end=number, line=line), content
-            start, size, line, rows = number, 0.0, line + rows, 0
-        size, rows = size + own, rows + group.num_rows
-    yield dataclasses.replace(file, start=start, end=len(groups), line=line), content
+    start, line = 0, 1
+    about_bytes = (lambda group: group.total_byte_size * share, files.PIECE_BYTES)
+    for run in files.grouped(groups, about_bytes):
+        end = start + len(run)
+        yield dataclasses.replace(file, start=start, end=end, line=line), content
+        start, line = end, line + sum(group.num_rows for group in run)

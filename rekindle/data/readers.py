@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
 from rekindle.data.encodings import encoding_of
-from rekindle.data.files import SourceFile, delimiter_of
+from rekindle.data.files import SourceFile, delimiter_of, grouped
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
@@ -226,24 +226,16 @@ def _parquet_batches(
     if nested := [path for path in strings if "." in path]:
         file = pa.PythonFile(stream, mode="r")
         parquet = pa.parquet.ParquetFile(file, pre_buffer=False, read_dictionary=nested)
-    held: list[pa.RecordBatch] = []
-    rows = size = begun = 0
-    batches = (
-        batch
-        for group in wanted  # pyarrow joins no dictionaries in lists
-        for batch in parquet.iter_batches(at_once, [group], columns, use_threads=False)
-    )
-    for batch in batches:
-        pieces = _plain(batch, begun)
-        begun += len(batch)
-        for piece in pieces:
-            if held and (rows + len(piece) > _PARQUET_ROWS or size + piece.nbytes > _HELD_BYTES):
-                yield _joined(held)
-                held, rows, size = [], 0, 0
-            held.append(piece)
-            rows, size = rows + len(piece), size + piece.nbytes
-    if held:
-        yield _joined(held)
+
+    def pieces() -> Iterator[pa.RecordBatch]:
+        begun = 0
+        for group in wanted:  # pyarrow joins no dictionaries in lists
+            for batch in parquet.iter_batches(at_once, [group], columns, use_threads=False):
+                yield from _plain(batch, begun)
+                begun += len(batch)
+
+    held = grouped(pieces(), (len, _PARQUET_ROWS), (lambda piece: piece.nbytes, _HELD_BYTES))
+    return map(_joined, held)  # which keeps no group while the next one is read
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, row_tokens
 from rekindle.data.order import best_fit
 from rekindle.data.split import stored_hashes
-from rekindle.data.store import Store
+from rekindle.data.store import Entry, Store, kept
 from rekindle.errors import DataError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import MixedRows, ShardFile, ShardManifest
@@ -203,12 +203,10 @@ def encode_batch(
     return pa.record_batch({**columns, **encoded})
 
 
-def encode(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of a shard in the store: `encoded` examples, `rows` of them that hold something to
-    learn from, their `tokens`; `new` if it was not there."""
-    store = Store(order["store"])
-    if found := store.find(item["key"]):
-        return {**found, "new": False}
+@kept
+def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+    """Of a shard: `encoded` examples, `rows` of them that hold something to learn from, their
+    `tokens`."""
     task, labels = load_task(order["task"]), {name: i for i, name in enumerate(order["labels"])}
     if order["shared"]:
         assets = store.shared(order["assets"])
@@ -216,26 +214,23 @@ def encode(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
     else:
         assets, path = Path(order["assets"]), Path(order["examples"], item["path"])
     rows = encoded = 0
-    with store.writing(item["key"]) as folder:
-        with contextlib.ExitStack() as opened:
-            writer = None
-            for examples in _read(ExamplesFile(path), item["batch"], item["skip"], item["rows"]):
-                batch = encode_batch(task, examples, labels, order["settings"], assets)
-                encoded += len(batch)
-                if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
-                    batch = batch.filter(batch.column("input_ids").is_valid())
-                rows += len(batch)
-                if not len(batch):
-                    continue
-                if writer is None:
-                    file = opened.enter_context((folder / SHARD).open("wb"))
-                    sink = pa.PythonFile(file, mode="w")
-                    writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
-                writer.write_batch(batch)
-        known = {"encoded": encoded, "rows": rows}
-        if rows:
-            known |= _facts(folder / SHARD, order["settings"])
-        return {**store.commit(item["key"], folder, known), "new": True}
+    with contextlib.ExitStack() as opened:
+        writer = None
+        for examples in _read(ExamplesFile(path), item["batch"], item["skip"], item["rows"]):
+            batch = encode_batch(task, examples, labels, order["settings"], assets)
+            encoded += len(batch)
+            if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
+                batch = batch.filter(batch.column("input_ids").is_valid())
+            rows += len(batch)
+            if not len(batch):
+                continue
+            if writer is None:
+                file = opened.enter_context((folder / SHARD).open("wb"))
+                sink = pa.PythonFile(file, mode="w")
+                writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
+            writer.write_batch(batch)
+    facts = _facts(folder / SHARD, order["settings"]) if rows else {}
+    return {"encoded": encoded, "rows": rows, **facts}
 
 
 def _facts(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

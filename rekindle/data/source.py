@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rekindle.data import hub
 from rekindle.data.columns import RawBatch, Source, content_of
-from rekindle.data.files import Files, SourceFile, locate
+from rekindle.data.files import Files, SourceFile, grouped, locate
 from rekindle.data.readers import READERS
 from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
@@ -109,7 +109,8 @@ class FileSource(Source):
                 findings.add("malformed", file.name, f"it holds more than {MOST_BYTES >> 20} MiB")
             elif self._has_split(file, findings):
                 chosen.append(file)
-        for files in _held_at_once(chosen):
+        at_once = (lambda file: file.size, MOST_BYTES), (lambda file: 1, _IMAGES_AT_ONCE)
+        for files in grouped(chosen, *at_once):
             for split in dict.fromkeys(file.split for file in files):
                 group = [file for file in files if file.split == split]
                 labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
@@ -126,20 +127,6 @@ class FileSource(Source):
         fix = "name files or folders train, validation, test; or split by hash"
         findings.note("cannot derive a split from the file name", where=file.name, fix=fix)
         return False
-
-
-def _held_at_once(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Files in groups that fit into the memory together."""
-    group: list[SourceFile] = []
-    size = 0
-    for file in files:
-        size += file.size
-        if group and (len(group) == _IMAGES_AT_ONCE or size > MOST_BYTES):
-            yield group
-            group, size = [], file.size
-        group.append(file)
-    if group:
-        yield group
 
 
 class BundledSource(Source):

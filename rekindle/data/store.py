@@ -7,13 +7,14 @@ so a store takes repeated writes. Whole files from elsewhere are checked against
 
 import atexit
 import contextlib
+import functools
 import json
 import logging
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,23 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             return bytes(self._fs.cat_file(f"{self._path}/{path}"))
         return None
+
+
+Entry = Mapping[str, Any]
+
+
+def kept(make: Callable[..., dict[str, Any]]) -> Callable[[Entry, Entry], Entry]:
+    """A function for executors: the entry of an item in the order's store, and whether it is `new`.
+    Where it is not there, `make` (of order, item, store and folder) fills the folder, and returns
+    what is known of its files."""
+
+    @functools.wraps(make)
+    def entry(order: Entry, item: Entry) -> Entry:
+        store = Store(order["store"])
+        if found := store.find(item["key"]):
+            return {**found, "new": False}
+        with store.writing(item["key"]) as folder:
+            known = make(order, item, store, folder)
+            return {**store.commit(item["key"], folder, known), "new": True}
+
+    return entry

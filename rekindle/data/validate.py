@@ -173,8 +173,7 @@ class Findings:
         for kind, fault in found["faults"].items():
             made._faults[kind] = Fault(fault["count"], [BadRow(**row) for row in fault["first"]])
         for what, fix, places in found["notes"]:
-            for place in places:
-                made.note(what, where=place, fix=fix)
+            made._notes[what, fix] = Fault(len(places), [BadRow(place) for place in places])
         return made
 
     def problems(self) -> list[Problem]:

@@ -20,6 +20,7 @@ _PARTITION_FORMAT = {
 }  # fmt: skip
 _PLACEHOLDER = re.compile(r"\{window(?::([^{}]+))?\}")
 _DIRECTIVES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}"}
+_DIRECTIVE = re.compile(f"({'|'.join(_DIRECTIVES)})")
 _FINENESS = {"%Y": "year", "%m": "month", "%d": "day", "%H": "hour"}
 _DEADLINE = dt.datetime(9999, 12, 31)
 
@@ -157,23 +158,24 @@ def _end_of(text: str) -> dt.datetime:
 
 @dataclasses.dataclass(frozen=True)
 class Partitions:
-    """A path with `{window}` or, once or several times, the like of `{window:%Y-%m}` in it."""
+    """A path with `{window}` or, once or several times, the like of `{window:%Y-%m}` in it: the
+    globs around the formats, and the formats at odd places between them."""
 
-    path: str
-    default_format: str
+    parts: tuple[str, ...]
 
     @classmethod
     def of(cls, path: str, spec: WindowSpec) -> Self:
         """The partitions of `path`; raises RequestError for a format that does not order time."""
         default = _PARTITION_FORMAT[step(spec).unit]
-        for match in _PLACEHOLDER.finditer(path):
-            text = match[1] or default
-            leftover = re.sub("|".join(_DIRECTIVES), "", text)
+        parts = _PLACEHOLDER.split(path)
+        parts[1::2] = [text or default for text in parts[1::2]]
+        for text in parts[1::2]:
+            leftover = _DIRECTIVE.sub("", text)
             if leftover == text or "%" in leftover or "/" in leftover:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
-                what = f"{match[0]} is not a format of a time"
+                what = f"{{window:{text}}} is not a format of a time"
                 raise RequestError(what, where="data.source", fix=fix)
-        return cls(path, default)
+        return cls(tuple(parts))
 
     @property
     def unit(self) -> str:
@@ -182,19 +184,13 @@ class Partitions:
 
     @property
     def glob(self) -> str:
-        return _PLACEHOLDER.sub("*", self.path)
+        return "*".join(self.parts[::2])
 
     def time_of(self, path: str) -> dt.datetime | None:
         """The start of the partition that holds the file `path`; None if it is not ours."""
-        pattern, position = "", 0
-        for placeholder in _PLACEHOLDER.finditer(self.path):
-            pattern += _glob_pattern(self.path[position : placeholder.start()])
-            text = placeholder[1] or self.default_format
-            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", text)
-            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
-            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
-            position = placeholder.end()
-        match = re.fullmatch(pattern + _glob_pattern(self.path[position:]), path)
+        patterns = [_glob_pattern(part) for part in self.parts]
+        patterns[1::2] = [_time_pattern(text) for text in self.parts[1::2]]
+        match = re.fullmatch("".join(patterns), path)
         if match is None:
             return None
         fields = {"%Y": 1, "%m": 1, "%d": 1, "%H": 0}
@@ -206,8 +202,13 @@ class Partitions:
             return None
 
     def _names(self) -> list[str]:
-        formats = "/".join(m[1] or self.default_format for m in _PLACEHOLDER.finditer(self.path))
-        return re.findall("|".join(_DIRECTIVES), formats)
+        return [name for text in self.parts[1::2] for name in _DIRECTIVE.findall(text)]
+
+
+def _time_pattern(text: str) -> str:
+    """A format as a regular expression with a group for each directive."""
+    groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
+    return "".join(groups.get(piece, re.escape(piece)) for piece in _DIRECTIVE.split(text))
 
 
 def _glob_pattern(text: str) -> str:

@@ -34,11 +34,11 @@ class Engine(Protocol):
     package: str
     """The module that has to be importable, from the extra of the engine's name."""
 
-    aside: tuple[str, ...]
+    aside: tuple[str, ...] = ()
     """Sections of `train.engine_config` that say where numbers lie, not what they are: with another
     value the same training goes on."""
 
-    program: str
+    program: str = ""
     """The module that torchrun starts on a rank: `python -m MODULE JOB.json`; "" for a stepper."""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
@@ -46,6 +46,7 @@ class Engine(Protocol):
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
         """What has to be on PATH."""
+        return ()
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""

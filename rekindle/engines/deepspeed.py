@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, at, contradictions
+from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, contradictions
 from rekindle.errors import StepError, did_you_mean
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ _KNOWN = (
 )  # fmt: skip
 # of its sections, what tests have seen; with others a model may be exported wrong without a word
 _SEEN = {
-    "zero_optimization": (
+    ("zero_optimization",): (
         "stage", "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
         "ignore_unused_parameters", "log_trace_cache_warnings", "offload_optimizer",
         "offload_param", "overlap_comm",
@@ -79,16 +79,14 @@ _SEEN = {
         "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
         "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
     ),
-    "optimizer": ("type", "params"),
-    "params": ("lr", "betas", "eps", "weight_decay", "torch_adam"),
-    "bf16": ("enabled",),
-    "offload_optimizer": ("device", "pin_memory", "buffer_count", "ratio"),
-    "offload_param": ("device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
+    ("zero_optimization", "offload_optimizer"): ("device", "pin_memory", "buffer_count", "ratio"),
+    ("zero_optimization", "offload_param"): (
+        "device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu",
+    ),
+    ("bf16",): ("enabled",),
+    ("optimizer",): ("type", "params"),
+    ("optimizer", "params"): ("lr", "betas", "eps", "weight_decay", "torch_adam"),
 }  # fmt: skip
-_PLACES = (
-    ("zero_optimization",), ("zero_optimization", "offload_optimizer"),
-    ("zero_optimization", "offload_param"), ("bf16",), ("optimizer",), ("optimizer", "params"),
-)  # fmt: skip
 # what others are by default, which does no harm; False where it is not here
 _DEFAULTS = {"adam_w_mode": True, "bias_correction": True, "mics_shard_size": -1, "nvme_path": None,
              "zero_hpz_partition_size": 1}  # fmt: skip
@@ -96,12 +94,11 @@ _DEFAULTS = {"adam_w_mode": True, "bias_correction": True, "mics_shard_size": -1
 _NARROW = "stage 0 in bf16 keeps no weights in full precision that could be saved"
 
 
-class DeepSpeed:
+class DeepSpeed(Engine):
     """`train.engine: deepspeed`; `train.engine_config` is a `ds_config.json`."""
 
     package = "deepspeed"
-    aside: tuple[str, ...] = ("zero_optimization",)
-    program = ""
+    aside = ("zero_optimization",)
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
         """What DeepSpeed does not know, and keys that rekindle decides: absent, "auto" or equal."""
@@ -149,7 +146,8 @@ class DeepSpeed:
         zero["stage"] = int(zero.get("stage", 1))
         moved = at(zero, "offload_optimizer", "device") == "cpu"
         asked = at(merged, "optimizer", "params") or {}
-        params = {k: v for k, v in asked.items() if k in _SEEN["params"]} | _adamw(train)
+        seen = _SEEN["optimizer", "params"]
+        params = {k: v for k, v in asked.items() if k in seen} | _adamw(train)
         if not moved and "torch_adam" not in params:
             # DeepSpeed's own is compiled on each machine
             params |= {"torch_adam": True, "fused": True}
@@ -393,8 +391,8 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
         fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
         yield (*CONFIG, key), f"DeepSpeed has no `{key}`", fix
     yield from _misshapen(given)
-    for place in _PLACES:
-        values, seen = at(given, *place), _SEEN[place[-1]]
+    for place, seen in _SEEN.items():
+        values = at(given, *place)
         for key in sorted(set(values if isinstance(values, Mapping) else ()) - set(seen)):
             open_ = values[key] is None and key.isidentifier()  # `stage:3` is a key, to YAML
             if not open_ and values[key] not in (_DEFAULTS.get(key, False), AUTO):

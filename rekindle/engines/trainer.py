@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Finding, contradictions
+from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, contradictions
 from rekindle.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ _TAKEN = (
 )  # fmt: skip
 
 
-class Trainer:
+class Trainer(Engine):
     package = "accelerate"
-    aside: tuple[str, ...] = ()
     program = "rekindle.train.hf_trainer"
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
@@ -68,9 +67,6 @@ class Trainer:
             fix = did_you_mean(key, (*_TAKEN, *owned)) or "remove it"
             yield (*CONFIG, key), f"rekindle does not hand on `{key}`", fix
         yield from contradictions(given, {(name,): rule for name, rule in owned.items()}, train)
-
-    def programs(self, train: TrainSpec) -> tuple[str, ...]:
-        return ()
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """Arguments without "auto"; those of paths, steps and devices are the program's."""

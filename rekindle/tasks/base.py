@@ -123,6 +123,15 @@ class Task(abc.ABC):
         return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
 
 
+def flattened(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The values of a list column in one array, and how many each row has; a null has none."""
+    import numpy as np
+
+    column = table.column(name).combine_chunks()
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
+
+
 class TokenTask(Task):
     """Predicts the next token: several examples may share a sequence, and the score of an example
     is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary, N examples.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings, TokenTask
+from rekindle.tasks.base import Modality, Settings, TokenTask, flattened
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class CausalLM(pretrained.HubTask, TokenTask):
         }  # fmt: skip
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
-        import numpy as np
         import pyarrow as pa
 
         chat = settings["form"] == "chat"
@@ -86,14 +85,10 @@ class CausalLM(pretrained.HubTask, TokenTask):
         encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
         pairs = zip(encoded, rendered, strict=True)
         rows = [_row(encoding, text, spans, settings) for encoding, (text, spans) in pairs]
-        starts = np.cumsum([0, *(len(ids) for ids, _, _ in rows)], dtype=np.int32)
-        empty = np.array([not supervised.any() for _, supervised, _ in rows], bool)
-        flat = np.fromiter((i for ids, _, _ in rows for i in ids), np.int32, count=int(starts[-1]))
-        marks = np.concatenate([np.zeros(0, np.uint8), *(marks for _, marks, _ in rows)])
-        ids = pa.ListArray.from_arrays(pa.array(starts), pa.array(flat), mask=pa.array(empty))
+        ids = [ids if supervised.any() else None for ids, supervised, _ in rows]
         return {
-            "input_ids": ids,
-            "supervised": pa.ListArray.from_arrays(pa.array(starts), pa.array(marks)),
+            "input_ids": pa.array(ids, pa.list_(pa.int32())),
+            "supervised": pa.array([marks for _, marks, _ in rows], pa.list_(pa.uint8())),
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
         }
 
@@ -128,8 +123,8 @@ class CausalLM(pretrained.HubTask, TokenTask):
         import numpy as np
         import torch
 
-        ids_F, lengths_N = _joined(table, "input_ids")
-        supervised_F, _ = _joined(table, "supervised")
+        ids_F, lengths_N = flattened(table, "input_ids")
+        supervised_F, _ = flattened(table, "supervised")
         if rows is not None:
             kept_F = np.repeat(rows >= 0, lengths_N)
             ids_F, supervised_F = ids_F[kept_F], supervised_F[kept_F]
@@ -230,15 +225,6 @@ def _row(
             begin = max(start, int(ends[chosen[0] - 1]))
             covered += len(text[begin : int(ends[chosen[-1]])].encode())
     return ids, supervised, covered
-
-
-def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
-    """The values of a list column in one array, and how many each row has."""
-    import numpy as np
-
-    column = table.column(name).combine_chunks()
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-    return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
 _tokenizer = lru_cache(maxsize=4)(pretrained.read_tokenizer)

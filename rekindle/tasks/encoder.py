@@ -25,7 +25,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings
+from rekindle.tasks.base import Modality, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ class EncoderTask(pretrained.HubTask):
         import numpy as np
         import torch
 
-        column = table.column("input_ids").combine_chunks()
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        lengths_B = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        flat, lengths_B = flattened(table, "input_ids")
         shape = (len(table), int(lengths_B.max(initial=1)))
         ids_BT = np.full(shape, settings["pad_token_id"], np.int64)
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]

@@ -40,7 +40,6 @@ class Peers:
     """This rank among tp and cp peers, its `kernel`, and `groups` (`parallel.takes_groups`)."""
 
     tp_rank: int = 0
-    cp_rank: int = 0
     tp_size: int = 1
     cp_size: int = 1
     cp_group: dist.ProcessGroup | None = None

@@ -34,7 +34,7 @@ from rekindle.launch.events import emit
 from rekindle.spec.model import CheckpointSpec
 from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
-from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
+from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, State, broken, step_of
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.snapshot import Snapshot
 from rekindle.train.storage import Folder, storage_of, write_error
@@ -139,7 +139,7 @@ class Checkpointer:
         self.pending: concurrent.futures.Future[_Outcome] | None = None
         self.started = -1
         self.seconds: deque[float] = deque(maxlen=3)
-        self.known: dict[str, Facts] = {}
+        self.known: dict[str, State] = {}  # of complete checkpoints
 
     def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
         """Copy `tensors` and start saving them, once the save before is done; a step is saved once.
@@ -237,7 +237,7 @@ class Checkpointer:
             return _Outcome(error)
         except OSError as error:
             return _Outcome(write_error(error, self.storage.root, sum(f.bytes for f in files)))
-        self.known[folder] = Facts.of(folder, body)
+        self.known[folder] = body["state"]
         try:
             self._forget(folder)
         except (OSError, CheckpointError) as error:
@@ -246,21 +246,19 @@ class Checkpointer:
 
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
-        complete = []
+        complete: dict[str, State] = {}
         for name in manifest.names_in(self.storage):
-            facts = self.known.get(name) or Facts.read(self.storage, name)
-            if facts is not None:
-                self.known[name] = facts
+            state = self.known.get(name) or manifest.state_of(self.storage, name)
             # a later step of an attempt before this one was there to resume from, and broken
             superseded = step_of(name) >= step_of(newest_one) and self.attempt not in name
-            if facts is not None and not (superseded and self.storage.abandoned(name)):
-                complete.append(facts)
+            if state is not None and not (superseded and self.storage.abandoned(name)):
+                complete[name] = self.known[name] = state
             elif self.attempt in name or self.storage.abandoned(name):
                 self._drop(name)
         kept = manifest.retained(complete, self.spec)
-        for facts in complete:
-            if facts.name not in kept:
-                self._drop(facts.name)
+        for name in complete:
+            if name not in kept:
+                self._drop(name)
 
     def _drop(self, folder: str) -> None:
         self.known.pop(folder, None)

@@ -17,9 +17,8 @@ from rekindle.spec.layout import Layout
 
 # torch 2.13 renamed all_gather_tensor_autograd, and warns where the old name is called
 all_gather_single_autograd: Callable[..., torch.Tensor] = (
-    _functional_collectives.all_gather_single_autograd
-    if hasattr(_functional_collectives, "all_gather_single_autograd")
-    else _functional_collectives.all_gather_tensor_autograd
+    getattr(_functional_collectives, "all_gather_single_autograd", None)
+    or _functional_collectives.all_gather_tensor_autograd
 )
 
 EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rekindle.errors import CheckpointError
 from rekindle.spec.heartbeat import beat
@@ -148,41 +148,27 @@ def step_of(name: str) -> int:
     return int(match[1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What retention knows of a complete checkpoint."""
-
-    name: str
-    validation_loss: float | None = None
-    train_seconds: float | None = None
-
-    @classmethod
-    def of(cls, name: str, manifest: Mapping[str, Any]) -> Self:
-        state = manifest["state"]
-        return cls(name, state.get("validation_loss"), state.get("train_seconds"))
-
-    @classmethod
-    def read(cls, storage: Storage, name: str) -> Self | None:
-        """None where nothing was committed."""
-        content = storage.read(f"{name}/{MANIFEST}")
-        if content is None:
-            return None
-        try:
-            return cls.of(name, json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return cls(name)
+def state_of(storage: Storage, name: str) -> State | None:
+    """The state of a complete checkpoint, {} where it is damaged; None if nothing was committed."""
+    content = storage.read(f"{name}/{MANIFEST}")
+    if content is None:
+        return None
+    try:
+        return dict(json.loads(content)["state"])
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
-def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
+def retained(complete: Mapping[str, State], spec: CheckpointSpec) -> set[str]:
     """The newest `keep`, the best, and the last of each span of training time, by name."""
-    ordered = sorted(complete, key=lambda facts: (step_of(facts.name), facts.name))
-    kept = {facts.name for facts in ordered[-spec.keep :]}
+    ordered = sorted(complete, key=lambda name: (step_of(name), name))
+    kept = set(ordered[-spec.keep :])
     if spec.keep_best:
-        losses = [(f.validation_loss, f.name) for f in ordered if f.validation_loss is not None]
-        judged = [pair for pair in losses if math.isfinite(pair[0])]
+        losses = ((complete[name].get("validation_loss"), name) for name in ordered)
+        judged = [(x, name) for x, name in losses if x is not None and math.isfinite(x)]
         kept |= {min(judged, key=lambda pair: pair[0])[1]} if judged else set()
     if spec.keep_every_hours:
-        timed = [(f.train_seconds, f.name) for f in ordered if f.train_seconds is not None]
-        last = {int(at // (spec.keep_every_hours * 3600)): name for at, name in timed}
-        kept |= set(last.values())
+        times = ((complete[name].get("train_seconds"), name) for name in ordered)
+        span = spec.keep_every_hours * 3600
+        kept |= set({int(at // span): name for at, name in times if at is not None}.values())
     return kept

@@ -132,7 +132,7 @@ def build(
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and modules.known(piece) is not None:
             peers = attention.Peers(
-                mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
+                mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
                 takes_groups(mesh.device),
             )  # fmt: skip
             attention.install(piece, peers)

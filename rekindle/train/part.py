@@ -76,7 +76,9 @@ class Part(nn.Module):
         self.key, self.device = micro.key, micro.count.device
         if self.training:
             seed(self.key, self.device)
-        batch = dict(micro.inputs)
+        batch: dict[str, Any] = dict(micro.inputs)
+        if self.ours and micro.documents is not None:
+            batch["documents"] = micro.documents
         if carried is not None:
             first = "pixels" if carried.is_floating_point() else "input_ids"
             batch[first if self.first else "inputs_embeds"] = carried
@@ -86,13 +88,10 @@ class Part(nn.Module):
             self.results.append(result.detach())
         return result
 
-    def states(self, network: nn.Module, batch: Tensors, micro: Micro) -> torch.Tensor:
+    def states(self, network: nn.Module, batch: Tensors) -> torch.Tensor:
         """[B, T, H] behind the last block."""
-        more: dict[str, Any] = {}
-        if self.ours and micro.documents is not None:
-            more = {"documents": micro.documents}
         body = modules.backbone(network)
-        return body(**batch, **more, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        return body(**batch, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""

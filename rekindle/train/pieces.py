@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
+from rekindle.data.signals import prompt_of
 from rekindle.errors import CheckpointError, DataError, RequestError
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
@@ -238,8 +239,8 @@ def _opening(turns: list[tuple[str, str]]) -> Opening:
         words = content.split(" ")
         cut = min(_OPENING_WORDS, max(1, len(words) // 2))
         return [(role, " ".join(words[:cut]))], " ".join(words[cut:])[:SAMPLE_CHARACTERS]
-    last = max(i for i, (role, _) in enumerate(turns) if role in ("assistant", "completion"))
-    return turns[:last], turns[last][1][:SAMPLE_CHARACTERS]
+    given = prompt_of(turns)
+    return given, turns[len(given)][1][:SAMPLE_CHARACTERS]
 
 
 MOST_ROWS, MOST_CHARACTERS = 8, 256 << 10

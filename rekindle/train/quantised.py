@@ -119,12 +119,18 @@ def facts(parts: Parts) -> dict[str, str]:
 
 def version() -> str:
     """Of bitsandbytes, whose operations it registers."""
+    found = _imported("bitsandbytes", "a base in 4 bits", "qlora", where="model.lora.base")
+    return str(found.__version__)
+
+
+def _imported(module: str, what: str, extra: str, where: str) -> Any:
+    """A module that `what` needs; StepError where it is not installed."""
     try:
-        return str(importlib.import_module("bitsandbytes").__version__)
+        return importlib.import_module(module)
     except ImportError as error:
-        what = f"a base in 4 bits needs bitsandbytes, which is not installed: {error}"
-        fix = "pip install 'rekindle[qlora]', in the image of the step where it has one"
-        raise StepError(what, where="model.lora.base", fix=fix) from None
+        what = f"{what} needs {module.partition('.')[0]}, which is not installed: {error}"
+        fix = f"pip install 'rekindle[{extra}]', in the image of the step where it has one"
+        raise StepError(what, where=where, fix=fix) from None
 
 
 _MULTIPLE = 16  # of both sides of a matrix, or the GPU has no product for it
@@ -133,12 +139,7 @@ _MULTIPLE = 16  # of both sides of a matrix, or the GPU has no product for it
 def convert(network: nn.Module, device: torch.device) -> None:
     """Have the linear layers of a network's blocks multiply in 8 bits. StepError without torchao,
     UnsupportedError where no matrix or no GPU will do."""
-    try:
-        torchao: Any = importlib.import_module("torchao.float8")
-    except ImportError as error:
-        what = f"fp8 needs torchao, which is not installed: {error}"
-        fix = "pip install 'rekindle[fp8]', in the image of the step where it has one"
-        raise StepError(what, where="train.precision", fix=fix) from None
+    torchao = _imported("torchao.float8", "fp8", "fp8", where="train.precision")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         what = f"{torch.cuda.get_device_name(device)} does not multiply in fp8"
         fix = "use GPUs that do (NVIDIA's L4, L40S, H100 and later), or bf16"

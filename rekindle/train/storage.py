@@ -31,9 +31,7 @@ DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt 
 
 
 def storage_of(root: str | Path) -> "Storage":
-    text = str(root)
-    if text.startswith("file://"):
-        return Folder(Path(text.removeprefix("file://")))
+    text = str(root).removeprefix("file://")
     return ObjectStore(text) if "://" in text else Folder(Path(text))
 
 

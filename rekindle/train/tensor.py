@@ -39,12 +39,15 @@ class Peers:
     def enter(self, stream: Tensor) -> Tensor:
         """The stream, [B, T, H], whole for every peer's columns; gradients come back as shares."""
         there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
-        return _turned(stream, there, back, self)
+        return self._turned(stream, there, back)
 
     def leave(self, share: Tensor) -> Tensor:
         """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
         there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
-        return _turned(share, there, back, self)
+        return self._turned(share, there, back)
+
+    def _turned(self, x: Tensor, there: str, back: str) -> Tensor:
+        return _Turn.apply(x, there, back, self.group, self.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class ColumnLinear(nn.Linear):
@@ -213,10 +216,6 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 # peers' add up to it), or divided along its second dimension. Where a whole tensor feeds divided
 # matrices, its gradient comes back as shares; each function turns one kind into another, and
 # gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
-
-
-def _turned(x: Tensor, there: str, back: str, peers: Peers) -> Tensor:
-    return _Turn.apply(x, there, back, peers.group, peers.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Turn(torch.autograd.Function):

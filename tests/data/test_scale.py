@@ -34,7 +34,7 @@ def keys(months):
     files = Files(tuple(listed(months)), "jsonl")
     source = FileSource(text_spec("memory://data/{window:%Y-%m}/*.jsonl"), "text", files=files)
     blocks = {file.path: [Block(f"{hash(file.name):032x}")] for file in files.files}
-    return [one.item(one.key(["settings"]))["key"] for one in pieces(source, blocks)]
+    return [one.item(["settings"])["key"] for one in pieces(source, blocks)]
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def check_context(here: Here) -> Iterator[Row]:
     for lengths in ((1,), (5, 2, 1)):
         for kernel in kinds:
             given = _long(here, 3, lengths)
-            call = Call(True, None, 0.0, None, Peers(kernel=kernel, cp_rank=3, cp_size=4))
+            call = Call(True, None, 0.0, None, Peers(kernel=kernel, cp_size=4))
             qkv = [x.requires_grad_() for x in (given.query, given.key, given.value)]
             attend: Any = attention._varlen if kernel == "varlen" else attention._by_document
             here.synchronise()

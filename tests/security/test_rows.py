@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from rekindle.data import reference
 from rekindle.data.files import SourceFile
-from rekindle.data.source import _held_at_once, open_source
+from rekindle.data.roles import wanted_columns
+from rekindle.data.source import open_source
+from rekindle.data.validate import Findings
 from rekindle.errors import DataError
 from tests.data.corpora import ingested, text_spec, write_jsonl
 from tests.support.data_images import png
@@ -193,12 +195,14 @@ def test_images_are_held_by_their_size(tmp_path, monkeypatch):
     for i in range(60):
         (tmp_path / "in" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / f"c{i % 2}" / f"{i}.png").write_bytes(png([[i, 1], [2, 3]]))
-    files = open_source(text_spec(tmp_path / "in"), "image").files.files
-    assert [len(group) for group in _held_at_once(files)] == [60]
+    data = text_spec(tmp_path / "in")
+    source, columns = open_source(data, "image"), wanted_columns(data, "image")
+    files = source.files.files
+    assert [len(batch) for batch in source.read(columns, Findings())] == [60]
     monkeypatch.setattr("rekindle.data.source.MOST_BYTES", 7 * files[0].size)
-    groups = list(_held_at_once(files))
-    assert sum(map(len, groups)) == 60
-    assert max(sum(file.size for file in group) for group in groups) <= 7 * files[0].size
+    held, size_of = [*source.read(columns, Findings())], {file.name: file.size for file in files}
+    assert sum(map(len, held)) == 60
+    assert max(sum(map(size_of.get, batch.names)) for batch in held) <= 7 * files[0].size
     with (tmp_path / "in" / "c0" / "huge.png").open("wb") as file:
         file.truncate(8 * files[0].size)
     with pytest.raises(DataError, match="holds more than"):

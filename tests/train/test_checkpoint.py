@@ -30,7 +30,7 @@ from rekindle.train import storage
 from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
-from rekindle.train.manifest import Facts, retained
+from rekindle.train.manifest import retained
 from tests.support.s3 import s3_server
 from tests.train import checkpoint_cases
 
@@ -252,9 +252,11 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path):
 )
 def test_what_is_kept(spec, kept):
     losses = {2: 3.0, 4: 1.0, 6: float("nan"), 8: 1.5}
-    complete = [
-        Facts(f"step-{step:09d}.00000000", losses.get(step), step * 1000.0) for step in range(1, 10)
-    ]
+    complete = {
+        f"step-{step:09d}.00000000": {
+            "validation_loss": losses.get(step), "train_seconds": step * 1000.0,
+        } for step in range(1, 10)
+    }  # fmt: skip
     names = retained(complete, CheckpointSpec(**spec))
     assert sorted(int(name[5:14]) for name in names) == kept
 

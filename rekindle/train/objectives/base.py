@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from rekindle.tasks.base import flattened
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
 
 if TYPE_CHECKING:
@@ -100,13 +101,11 @@ def by_length(chosen: Chosen) -> tuple[pa.Table, np.ndarray]:
 
 def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
     """The texts of a table one after the other, in one sequence [1, F]; where each begins."""
-    column = table.column("input_ids").combine_chunks()
-    lengths_B = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    ids_F = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    ids_F, lengths_B = flattened(table, "input_ids")
     starts_B = np.cumsum(lengths_B) - lengths_B
     positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
     inputs = {
-        "input_ids": torch.from_numpy(ids_F)[None],
+        "input_ids": torch.from_numpy(ids_F.astype(np.int64))[None],
         "position_ids": torch.from_numpy(positions_F)[None],
     }
     return inputs, starts_B, Documents.of_texts(lengths_B.tolist())
@@ -117,9 +116,10 @@ def sendable(hidden: torch.Tensor) -> torch.Tensor:
     return hidden.clone() if hidden._is_view() else hidden.contiguous()
 
 
-def of_targets(values_BTH: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+def of_targets(values_BTH: torch.Tensor, micro: Micro) -> torch.Tensor:
     """The tokens that are to be predicted from, one after the other: [N, H]."""
-    return values_BTH.flatten(0, 1).index_select(0, targets_N)
+    assert micro.targets is not None
+    return values_BTH.flatten(0, 1).index_select(0, micro.targets)
 
 
 def row(*values: torch.Tensor) -> torch.Tensor:

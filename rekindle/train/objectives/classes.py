@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rekindle.families import Modules
+from rekindle.tasks.base import flattened
 from rekindle.tasks.encoder import TextClassification
 from rekindle.train import modules
 from rekindle.train.micro import Chosen, Documents, Ints, Micro, Tensors
@@ -65,20 +66,11 @@ class Classes(Objective):
             longest = size * batches.rounded(-(-max(found) // size))
             return [_filled(m, longest, pad) for m in micro]
         longest = batches.rounded(max(found, default=1))
-
-        def one(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if name not in ("input_ids", "attention_mask"):
-                return tensor
-            value = pad if name == "input_ids" else 0
-            return F.pad(tensor, (0, longest - tensor.shape[1]), value=value)
-
-        padded = ({name: one(name, t) for name, t in m.inputs.items()} for m in micro)
-        return [dataclasses.replace(m, inputs=i) for m, i in zip(micro, padded, strict=True)]
+        return [dataclasses.replace(m, inputs=_padded(m.inputs, longest, pad)) for m in micro]
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.weights is not None
         if micro.documents is not None:
-            batch["documents"] = micro.documents  # type: ignore[assignment]
             part.documents = len(micro.documents.queries)
         if not part.last:
             return part.hidden(batch)
@@ -99,20 +91,26 @@ class Classes(Objective):
         return {"label": pa.array(random.integers(0, classes, len(texts)), pa.int32())}
 
 
+def _padded(inputs: Tensors, length: int, pad: int) -> Tensors:
+    """With sequences of this length; what has none, such as pixels, stays as it is."""
+    values = {"input_ids": pad, "attention_mask": 0, "position_ids": 0}
+    return {
+        name: F.pad(x, (0, length - x.shape[1]), value=values[name]) if name in values else x
+        for name, x in inputs.items()
+    }
+
+
 def _filled(micro: Micro, length: int, pad: int) -> Micro:
     """Joined texts, and behind them one more whose result is dropped."""
     assert micro.documents is not None
     room = length - micro.inputs["input_ids"].shape[1]
     if not room:
         return micro
-    inputs = {
-        name: F.pad(tensor, (0, room), value=pad if name == "input_ids" else 0)
-        for name, tensor in micro.inputs.items()
-    }
     # in pieces no longer than a text may be: attention costs their square
     most = max(micro.documents.queries)
     rest = [most] * (room // most) + ([room % most] if room % most else [])
     documents = Documents.of_texts([*micro.documents.queries, *rest])
+    inputs = _padded(micro.inputs, length, pad)
     return dataclasses.replace(micro, inputs=inputs, documents=documents)
 
 
@@ -207,33 +205,29 @@ class Tags(Objective):
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
         table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
-        real_W = np.repeat(rows >= 0, _lengths(table, "places"))
+        real_W = np.repeat(rows >= 0, flattened(table, "places")[1])
         if batches.joined:
             inputs, starts_B, documents = base.joined(table)
         else:
             inputs, documents = batches.task.collate(table, batches.settings), None
             starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
         words_N, targets_N = _targets(table, starts_B, real_W)
-        labels_W = table.column("label").combine_chunks().flatten().to_numpy()
+        labels_W, _ = flattened(table, "label")
         return Micro(
             inputs=inputs, labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
             targets=torch.from_numpy(targets_N), documents=documents, key=key, count=count,
         )  # fmt: skip
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
-        assert micro.targets is not None
-        if micro.documents is not None:
-            batch["documents"] = micro.documents  # type: ignore[assignment]
         theirs_BTC = taught(part, batch)
-        theirs_NC = None if theirs_BTC is None else base.of_targets(theirs_BTC, micro.targets)
-        logits_NC = base.exact(base.of_targets(logits_of(part, batch), micro.targets))
+        theirs_NC = None if theirs_BTC is None else base.of_targets(theirs_BTC, micro)
+        logits_NC = base.exact(base.of_targets(logits_of(part, batch), micro))
         weights_N = torch.ones_like(micro.labels)
         return loss_of(part, logits_NC, theirs_NC, micro.labels, weights_N, micro.count[0])
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[N, C]: the logits."""
-        assert micro.targets is not None
-        return base.exact(base.of_targets(logits_of(part, batch), micro.targets))
+        return base.exact(base.of_targets(logits_of(part, batch), micro))
 
     def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
         inputs = model.task.collate(table, model.settings)
@@ -242,7 +236,7 @@ class Tags(Objective):
         return Micro(inputs, labels=words, count=torch.ones(1), key=0, targets=targets), words
 
     def places(self, encoded: pa.Table) -> Ints:
-        return np.append(np.int64(0), np.cumsum(_lengths(encoded, "places")))
+        return np.append(np.int64(0), np.cumsum(flattened(encoded, "places")[1]))
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """Each token is a word."""
@@ -254,11 +248,6 @@ class Tags(Objective):
 
 def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints, Ints]:
     """Which words of all texts have a place, and where it is among the flattened tokens."""
-    places_W = table.column("places").combine_chunks().flatten().to_numpy().astype(np.int64)
+    places_W, words_B = flattened(table, "places")
     words_N = np.flatnonzero((places_W >= 0) & real_W)
-    start_W = np.repeat(starts_B, _lengths(table, "places"))
-    return words_N, (start_W + places_W)[words_N]
-
-
-def _lengths(table: pa.Table, column: str) -> Ints:
-    return np.asarray(table.column(column).combine_chunks().value_lengths(), np.int64)
+    return words_N, (np.repeat(starts_B, words_B) + places_W)[words_N]

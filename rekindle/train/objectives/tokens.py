@@ -55,28 +55,26 @@ class Tokens(Objective):
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         lesson = _lesson(part, batch, micro)
-        hidden_BTH = part.states(part.network, batch, micro)
+        hidden_BTH = part.states(part.network, batch)
         if not part.last:
             return base.sendable(hidden_BTH)
-        assert micro.targets is not None
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
         loss, right = linear_cross_entropy(  # states without a name go once they are cast
-            base.of_targets(hidden_BTH, micro.targets), head.weight, micro.labels,
+            base.of_targets(hidden_BTH, micro), head.weight, micro.labels,
             1 / micro.count[0], part.tp_group, not part.sequence_parallel, lesson,
         )  # fmt: skip
-        return base.row(loss, right, torch.full_like(loss, len(micro.targets)))
+        return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
-        assert micro.targets is not None
         if not hasattr(part.network, "get_output_embeddings"):
-            logits_NV = base.of_targets(part.task.logits(part.network, batch), micro.targets)
+            logits_NV = base.of_targets(part.task.logits(part.network, batch), micro)
             return judged(base.exact(logits_NV), micro.labels, 0, None)
-        hidden_BTH = part.states(part.network, batch, micro)
+        hidden_BTH = part.states(part.network, batch)
         if not part.last:
             return base.sendable(hidden_BTH)
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
-        states_NH = base.of_targets(hidden_BTH, micro.targets)
+        states_NH = base.of_targets(hidden_BTH, micro)
         return judge_targets(states_NH, head.weight, micro.labels, part.tp_group)
 
     def alone(
@@ -133,10 +131,9 @@ def _lesson(part: Part, batch: Tensors, micro: Micro) -> Lesson | None:
     """Before the student's forward pass, whose activations are not there yet."""
     if not (part.teachers and part.training):
         return None
-    assert micro.targets is not None
     (teacher,), goal = part.teachers, part.goal
     with torch.no_grad():
-        states_NH = base.of_targets(part.states(teacher, batch, micro), micro.targets)
+        states_NH = base.of_targets(part.states(teacher, batch), micro)
     head: Any = teacher.get_output_embeddings()  # type: ignore[operator]
     return Lesson(head, states_NH, goal.temperature, goal.teacher_weight)
 
