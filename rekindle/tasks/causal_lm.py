@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -227,8 +226,8 @@ def _row(
     return ids, supervised, covered
 
 
-_tokenizer = lru_cache(maxsize=4)(pretrained.read_tokenizer)
-_source = lru_cache(maxsize=4)(lambda assets: (assets / _TEMPLATE).read_text(encoding="utf-8"))
+_tokenizer = pretrained.kept(pretrained.read_tokenizer)
+_source = pretrained.kept(lambda assets: (assets / _TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -208,7 +207,7 @@ class TextClassification(EncoderTask):
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
 
 
-@lru_cache(maxsize=4)
+@pretrained.kept
 def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
     """From texts to token ids, as the tokenizer among the assets gives them."""
     tokenizer = read_tokenizer(assets)
@@ -258,7 +257,7 @@ def _words(batch: pa.RecordBatch) -> list[list[str]]:
     return [json.loads(text) for text in batch.column("words").to_pylist()]
 
 
-_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+_tokenizer = pretrained.kept(read_tokenizer)
 
 
 def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
 from rekindle.tasks.base import Settings, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import tokenizers
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 _GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",
             "layer_types", "use_cache"}  # fmt: skip
 TOKENIZER = "tokenizer.json"
+T = TypeVar("T")
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
 
 
@@ -173,6 +177,17 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     text = json.dumps(config, indent=2, sort_keys=True)
     (assets / "tokenizer_config.json").write_text(text + "\n")
+
+
+def kept(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """`read`, whose answer for some assets is kept until their tokenizer is written again."""
+    known = functools.lru_cache(maxsize=4)(lambda assets, *state: read(assets))
+
+    def current(assets: Path) -> T:
+        found = (assets / TOKENIZER).stat()
+        return known(assets, found.st_mtime_ns, found.st_size, found.st_ino)
+
+    return current
 
 
 def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:

@@ -10,8 +10,9 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from rekindle.tasks import causal_lm, encoder
 from rekindle.tasks.encoder import WordCache, is_separable, train_wordpiece
 
 TEXTS = [
@@ -96,3 +97,21 @@ def test_a_tokenizer_that_looks_across_spaces_is_told_apart(tokenizer):
     spaced = Tokenizer.from_str(tokenizer.to_str())
     spaced.add_tokens(["two words"])
     assert not is_separable(spaced)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        lambda assets, text: encoder._encoder(assets)([text])[0],
+        lambda assets, text: encoder._tokenizer(assets).encode(text).ids,
+        lambda assets, text: causal_lm._tokenizer(assets).encode(text).ids,
+    ],
+)
+def test_a_tokenizer_that_is_written_again_is_read_again(tmp_path, encoded):
+    """As by a notebook that fits twice into one folder."""
+    for ids in ([0, 1], [1, 0]):
+        words = models.WordLevel(dict(zip("ab", ids, strict=True)), unk_token="a")
+        made = Tokenizer(words)
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        made.save(str(tmp_path / "tokenizer.json"))
+        assert [encoded(tmp_path, "a b") for _ in range(2)] == [ids] * 2
