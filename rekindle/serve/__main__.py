@@ -17,6 +17,8 @@ def serve(job: ServeJob) -> None:
     listening = listen(job.host, job.port)
     from rekindle.serve.server import Server  # once the port is known to be free
 
+    # a thread that comes back from torch waits so long at most for the other to let go
+    sys.setswitchinterval(0.000_5)
     uvloop.run(Server(job, listening).run())
 
 

@@ -26,7 +26,11 @@ class Classifier(Model):
         self.network, self.device = network_in(opened, device, precision)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
         file = opened.path / TOKENIZER
-        self.cutter = read_tokenizer(opened.path) if file.is_file() else None
+        self.most: int | None = None  # tokens of a text
+        if file.is_file():
+            self.cutter = read_tokenizer(opened.path)
+            self.most = (self.cutter.truncation or {}).get("max_length")
+            self.cutter.no_truncation()
 
     @torch.inference_mode()
     def turn(self, new: list[Work]) -> list[Event]:
@@ -37,16 +41,18 @@ class Classifier(Model):
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
             return [(work, failure_of(error)) for work in new]
         events: list[Event] = []
-        for batch in _batches(row_tokens(rows)):
+        lengths_B = row_tokens(rows)
+        longer = self._longer(new, lengths_B)
+        for batch in _batches(lengths_B):
             try:
                 table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)
-                found = self._predicted(table, [new[i] for i in batch])
+                found = self._predicted(table, [i in longer for i in batch])
             except Exception as error:  # noqa: BLE001 - these fail, the server goes on
                 found = [failure_of(error)] * len(batch)
             events += [(new[i], answer) for i, answer in zip(batch, found, strict=True)]
         return events
 
-    def _predicted(self, table: pa.Table, works: list[Work]) -> list[Prediction | RefusedError]:
+    def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Prediction | RefusedError]:
         task, labels = self.opened.task, self.opened.labels
         inputs = task.collate(table, self.opened.settings)
         inputs = {
@@ -58,20 +64,22 @@ class Classifier(Model):
         if task.objective == "tags":
             places = table.column("places").to_pylist()
             return [self._tagged(*each) for each in zip(places, tops, indices, strict=True)]
-        full = self._full(table)
         found: list[Prediction | RefusedError] = []
-        for work, top, index, is_full in zip(works, tops, indices, full, strict=True):
+        for top, index, is_cut in zip(tops, indices, cut, strict=True):
             answer = {"label": labels[index], "probability": top}
-            if is_full and self.cutter.encode(work.content).overflowing:  # type: ignore[union-attr]
+            if is_cut:
                 answer["truncated"] = True
             found.append(answer if math.isfinite(top) else not_finite())
         return found
 
-    def _full(self, table: pa.Table) -> list[bool]:
-        """Which texts have as many tokens as a text can have."""
-        if self.cutter is None or self.cutter.truncation is None:
-            return [False] * len(table)
-        return (row_tokens(table) >= self.cutter.truncation["max_length"]).tolist()  # type: ignore[no-any-return]
+    def _longer(self, works: list[Work], lengths_B: np.ndarray) -> set[int]:
+        """Which texts have more tokens than a text can have: looked for among those that have as
+        many."""
+        if self.most is None or self.opened.task.objective == "tags":
+            return set()
+        full = np.flatnonzero(lengths_B >= self.most).tolist()
+        whole = self.cutter.encode_batch_fast([works[i].content for i in full])
+        return {i for i, ids in zip(full, whole, strict=True) if len(ids) > self.most}
 
     def _tagged(
         self, places: list[int], tops: list[float], indices: list[int]

@@ -6,8 +6,7 @@ import socket
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from rekindle.errors import RequestError
 
@@ -20,11 +19,12 @@ class _Uvicorn(uvicorn.Server):
 
 
 def http_server(routes: list[Route]) -> uvicorn.Server:
-    """One that ends when `should_exit` is set, and not by signals."""
+    """One that ends when `should_exit` is set, and not by signals; without the layers of Starlette
+    and uvicorn that do nothing here, which take a tenth of the loop's time."""
     return _Uvicorn(
         uvicorn.Config(
-            Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off",
-            timeout_graceful_shutdown=5,
+            Router(routes), log_level="warning", access_log=False, lifespan="off",
+            proxy_headers=False, timeout_graceful_shutdown=5,
         )
     )  # fmt: skip
 

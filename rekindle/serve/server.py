@@ -37,6 +37,7 @@ from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waitin
 
 DRAIN_SECONDS = 30.0
 _LATEST = 1_000  # answers whose latency is kept
+_PATIENCE = 0.1  # seconds for which nothing looks whether the client is still there
 _PROOF = "x-rekindle-proof"
 _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _DECISION = ("label", "tags", "text")
@@ -281,26 +282,38 @@ class Server:
         works = [Work(content, options, loop.create_future()) for content in contents]
         began = time.perf_counter()
         self.waiting.put(works)
-        gone = loop.create_task(_gone(request))
-        everything = asyncio.gather(*(work.answer for work in works if work.answer))
+        watching: list[asyncio.Task[None]] = []
+        timer = loop.call_later(_PATIENCE, lambda: watching.append(self._watch(request, works)))
         try:
-            await asyncio.wait((everything, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not everything.done():
-                self.drop(works)
-                raise ClientDisconnect
+            found = [await work.answer for work in works if work.answer]
         finally:
-            gone.cancel()
-        for i, found in enumerate(everything.result()):
-            if isinstance(found, RefusedError):
-                raise RefusedError(found.status, f"instance {i}: {found}", found.reason)
+            timer.cancel()
+            for task in watching:
+                task.cancel()
+        if any(work.gone for work in works):
+            raise ClientDisconnect
+        for i, each in enumerate(found):
+            if isinstance(each, RefusedError):
+                raise RefusedError(each.status, f"instance {i}: {each}", each.reason)
         taken = time.perf_counter() - began
-        is_proof = request.headers.get(_PROOF) == self.token
-        if self.shadow and not is_proof:
-            self.shadow.give(works, everything.result(), taken)
-        if self.log and not is_proof:
-            self.log.put(ids, contents, everything.result(), taken)
-            self.figures.unlogged.set(self.log.dropped)
-        return everything.result()
+        if (self.shadow or self.log) and request.headers.get(_PROOF) != self.token:
+            if self.shadow:
+                self.shadow.give(works, found, taken)
+            if self.log:
+                self.log.put(ids, contents, found, taken)
+                self.figures.unlogged.set(self.log.dropped)
+        return found
+
+    def _watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
+        """Drops them when their client goes away: a task costs more than most answers take."""
+
+        async def watched() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            self.drop(works)
+            _deliver([(work, RefusedError(499, "its client went away")) for work in works])
+
+        return asyncio.get_running_loop().create_task(watched())
 
     def drop(self, works: list[Work]) -> None:
         """Their client went away."""
@@ -338,9 +351,3 @@ def _deliver(events: list[Event]) -> None:
             work.answer.set_result(event)
         if work.pieces is not None:
             work.pieces.put_nowait(event if isinstance(event, int) else None)
-
-
-async def _gone(request: Request) -> None:
-    """Returns when the client went away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -80,7 +80,7 @@ def job_of(
         turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
         status=str(attempt_in(working_of(turns[-1].kept))), train=train,
         champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
-        code=code, must_pass=must_pass, compared=compared,
+        code=code, must_pass=must_pass, compared=dict(compared),
     )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def contest(random, rows, lost=0.0, slices=12):
     )
     policy = spec(gate={"resamples": 200}).gate
     rows_of = pa.table({"slices": pa.array([{"of": str(n)} for n in of])})
-    parts = gate._slices(policy, "accuracy", rows_of, ["of"], candidate, champion)
+    parts = gate._slices(policy, "accuracy", rows_of, ["of"], candidate, champion, None)
     checks = {c.name: c.passed for c in gate._slice_checks(policy, parts, "accuracy")}
     return checks, parts[0]
 
