@@ -3,7 +3,8 @@ of a log of predictions, the labels that arrived for them, and what they say.
 
 A test a signal, against the model's held-out rows: unknown words by the one-sided test of Mann and
 Whitney (more of them), other numbers by that of Kolmogorov and Smirnov, predicted classes by
-chi-squared, live accuracy by one-sided proportions (less of it). Holm's steps (1979) bound the
+chi-squared, live accuracy by one-sided proportions (less of it); latency, which nothing measured at
+training, against the window before by Mann and Whitney (slower). Holm's steps (1979) bound the
 chance of any false alarm of a check by `false_alarms`; besides, the effect must reach a floor, so
 that a million rows do not alarm about nothing. Too few rows never say "no drift". N rows now."""
 
@@ -36,6 +37,7 @@ _AHEAD = dt.timedelta(hours=1)  # clocks of servers may be so far ahead
 _POWER = 0.8
 _POINTS = {"unknown": 0.02, "accuracy": 0.03}  # of a share
 _DISTANCE = 0.1  # of two distributions, between 0 and 1
+_SLOWER, _LATER = 0.5, 0.005  # of the median latency before, and in seconds
 _LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
 
 
@@ -107,17 +109,27 @@ def labels(data: DataSpec, modality: str, source: str) -> dict[str, str]:
 
 
 def judge(
-    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], min_rows: int, level: float
-) -> tuple[Signal, ...]:
+    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], min_rows: int, level: float,
+    earlier: pa.Table | None = None,
+) -> tuple[Signal, ...]:  # fmt: skip
     """Each signal of which both sides have `min_rows`; all together raise a false alarm with
-    probability `level`. `labels` by the `id` of rows."""
+    probability `level`. `labels` by the `id` of rows; `earlier` rows of the same log, of the window
+    before, are what latency is compared with."""
     found = [*_inputs(evidence, rows, min_rows, level), *_predictions(evidence, rows, min_rows)]
     found += _accuracy(evidence, rows, labels, min_rows, level)
+    found += _latency(earlier, rows, min_rows) if earlier is not None else ()
     sure = holm([one.p_value for one in found], level)
     return tuple(
-        one.model_copy(update={"alarm": is_sure and one.effect >= _POINTS.get(one.name, _DISTANCE)})
+        one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one)})
         for one, is_sure in zip(found, sure, strict=True)
     )
+
+
+def _floor(one: Signal) -> float:
+    """The least effect of a signal that is an alarm."""
+    if one.name == "latency":
+        return max(_LATER, _SLOWER * one.before)
+    return _POINTS.get(one.name, _DISTANCE)
 
 
 def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
@@ -134,7 +146,7 @@ def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
 
 
 def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:
-    from scipy.stats import ks_2samp, mannwhitneyu
+    from scipy.stats import ks_2samp
 
     assert evidence.reference is not None
     sure = {"confidence": evidence.reference.confidence}
@@ -145,8 +157,7 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             continue
         means = float(before_M.mean()), float(now_N.mean())
         if name == "unknown":
-            p_value = mannwhitneyu(now_N, before_M, alternative="greater", method="asymptotic")[1]
-            effect = means[1] - means[0]
+            effect, p_value = means[1] - means[0], _greater(now_N, before_M)
         else:
             # a reference of 4 digits; more would tell constants apart
             effect, p_value = ks_2samp(before_M, np.round(now_N, 4), method="asymp")
@@ -155,6 +166,28 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             name=name, before=means[0], now=means[1], effect=float(effect), rows=len(now_N),
             p_value=_finite(p_value), detectable=_z(level) * deviation,
         )  # fmt: skip
+
+
+def _latency(earlier: pa.Table, rows: pa.Table, least: int) -> Iterator[Signal]:
+    """The medians of the seconds that requests took. The instances of a request share its time and
+    seconds, and are one measurement: counted one by one they would alarm by themselves."""
+    if not len(earlier) or not len(rows):
+        return
+    requests = (each.group_by(["time", "seconds"]).aggregate([]) for each in (earlier, rows))
+    before_M, now_N = (_numbers(each, "seconds") for each in requests)
+    if min(len(before_M), len(now_N)) >= least:
+        before, now = float(np.median(before_M)), float(np.median(now_N))
+        yield Signal(
+            name="latency", before=before, now=now, effect=now - before, rows=len(now_N),
+            p_value=_finite(_greater(now_N, before_M)),
+        )  # fmt: skip
+
+
+def _greater(now_N: np.ndarray, before_M: np.ndarray) -> float:
+    """The one-sided p-value of Mann and Whitney: numbers now are not greater than before."""
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(now_N, before_M, alternative="greater", method="asymptotic")[1])
 
 
 def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Signal]:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def logged(model, count, unknown=0.1, seed=5, version=""):
 def look(*words, check=True):
     done = rekindle("monitor", "c.yaml", "--home", "home", "--json", *words, check=check)
     return done.returncode, json.loads(done.stdout)
+
+
+def requests_of(model, seconds, ago):
+    """So many requests, each of one text, logged at a time."""
+    log = PredictionLog(LogTo(str(Path("log").absolute()), "id"), model)
+    for i, (text, took) in enumerate(zip(texts(len(seconds), 5), seconds, strict=True)):
+        answer = {"label": models.LABELS[i % 3], "probability": 0.5 + i % 50 / 100}
+        log.put([f"r{i}"], [text], [answer], float(took))
+    times = (dt.datetime.now(dt.UTC) - ago - dt.timedelta(seconds=i) for i in range(len(seconds)))
+    log._rows = type(log._rows)(
+        (time, *row[1:]) for time, row in zip(times, log._rows, strict=True)
+    )
+    log.close()
 
 
 @pytest.mark.slow
@@ -176,6 +190,27 @@ def test_labels_that_arrive_tell_live_accuracy(job):
     assert (fires, because) == (True, "accuracy went from 0.8 to 0.5")
     assert not moved(TriggersSpec(live_drop=0.4), seen)[0]
     assert not moved(TriggersSpec(drift=True), seen)[0]
+
+
+def test_a_server_that_became_slower_is_an_alarm_that_starts_no_training(job):
+    """Against the window before, of the same log and version."""
+    draw = np.random.default_rng(11)
+    requests_of(job, draw.uniform(0.01, 0.03, 150), dt.timedelta(days=9))
+    requests_of(job, draw.uniform(0.1, 0.14, 150), dt.timedelta(days=1))
+    week = ("--set", "monitor.window=1 week")
+    code, found = look(*week, check=False)
+    (one,) = [one for one in found["signals"] if one["alarm"]]
+    assert (code, one["name"], one["rows"], found["rows"]) == (3, "latency", 150, 150)
+    median = r"the median latency went from [\d.]+ ms to 1\d\d ms \(150 requests, p = "
+    assert re.match(median, found["reason"])
+    text = rekindle("monitor", "c.yaml", "--home", "home", *week, check=False).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("latency"))
+    assert line.count(" ms") == 3
+    spec = load_target("c.yaml", overrides=["monitor.window=1 week"])
+    fires, because = moved(spec.triggers, check(spec, Path("home")))
+    assert (fires, because.startswith("nothing moved: the median latency")) == (False, True)
+    _, found = look()  # a month, and nothing before it
+    assert "latency" not in {one["name"] for one in found["signals"]}
 
 
 @pytest.mark.parametrize(

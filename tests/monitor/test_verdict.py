@@ -19,6 +19,7 @@ from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLAIN = Evidence(run_key="", promote=True, reason="", checks=(), metrics={}, rows=0, examples="")
+PLAIN_SEEN = PLAIN.model_copy(update={"reference": Reference()})
 
 
 def evidence_of(rows, labels, right=None, names=()):
@@ -99,6 +100,52 @@ def test_accuracy_falls_only_where_labels_say_so():
         if s.name == "accuracy"
     ]
     assert one.detectable == pytest.approx(0.075, abs=0.01)
+
+
+BEGIN = dt.datetime(2026, 10, 1, tzinfo=dt.UTC)
+
+
+def waited(seconds, instances=1):
+    """Rows of requests that took so long, one a minute, each of so many instances."""
+    return pa.Table.from_pylist([
+        {"id": "", "label": "a", "time": BEGIN + dt.timedelta(minutes=i), "seconds": float(took)}
+        for i, took in enumerate(seconds) for _ in range(instances)
+    ])  # fmt: skip
+
+
+def slow(draw, count, median=0.02):
+    return draw.lognormal(np.log(median), 0.5, count)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "alarms"),
+    [
+        (0.02, 0.04, True), (0.02, 0.02, False), (0.04, 0.02, False),  # slower only
+        (0.02, 0.028, False), (0.002, 0.004, False), (0.8, 1.5, True),  # 1.5 times, and 5 ms
+    ],
+)  # fmt: skip
+def test_a_server_that_became_slower_is_found(before, now, alarms):
+    draw = np.random.default_rng(7)
+    times = waited(slow(draw, 500, before)), waited(slow(draw, 500, now))
+    (one,) = judge(PLAIN_SEEN, times[1], {}, 100, 0.05, times[0])
+    assert (one.name, one.rows, one.alarm) == ("latency", 500, alarms)
+    assert (one.before, one.now) == pytest.approx((before, now), rel=0.1)
+    assert one.effect == pytest.approx(one.now - one.before)
+
+
+def test_latency_needs_requests_in_both_windows_and_counts_each_once():
+    draw = np.random.default_rng(8)
+    many, few = waited(slow(draw, 100)), waited(slow(draw, 99, 9.0), instances=3)
+    assert judge(PLAIN_SEEN, few, {}, 100, 0.05, many) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05, few) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05, pa.table({})) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05) == ()
+    found = collections.Counter()
+    for _ in range(200):  # instances of one request are not measurements of their own
+        pair = [waited(slow(draw, 120), instances=8) for _ in range(2)]
+        (one,) = judge(PLAIN_SEEN, pair[1], {}, 100, 0.05, pair[0])
+        found["below"] += one.p_value < 0.05
+    assert found["below"] <= 20
 
 
 @pytest.mark.parametrize("count", [10, 99])
