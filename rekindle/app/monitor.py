@@ -41,12 +41,12 @@ def check(
         fix = "train it again: what is registered now keeps them"
         raise RequestError(what, where=model.name, fix=fix)
     seen = monitor.seen(to.root, model.name, model.digest, start, now)
-    rows, labels = seen.rows, dict[str, str]()
+    rows, labels = seen.rows, dict[str, monitor.Label]()
     if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
-        labels = monitor.labels(spec.data, load_task(spec.task).modality, asked.labels)
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = rows.filter(pc.less(rows.column("time"), young))
-        labels = {one: labels[one] for one in old.column("id").to_pylist() if one in labels}
+        modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}
+        labels = monitor.labels(spec.data, modality, asked.labels, ids)
     earlier = monitor.seen(to.root, model.name, model.digest, _before(start, asked.window), start)
     signals = monitor.judge(
         evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows
@@ -84,7 +84,8 @@ def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dic
 
 def sentence(one: Signal) -> str:
     """What a signal says, in words."""
-    shown: Callable[[float], str] = "{:.1%}".format if one.name in _SHARES else formats.metric
+    is_share = one.name.partition(":")[0] in _SHARES
+    shown: Callable[[float], str] = "{:.1%}".format if is_share else formats.metric
     rows, shown = ("requests", formats.seconds) if one.name == "latency" else ("rows", shown)
     before, now = map(shown, (one.before, one.now))
     words = {

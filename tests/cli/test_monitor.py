@@ -192,6 +192,35 @@ def test_labels_that_arrive_tell_live_accuracy(job):
     assert not moved(TriggersSpec(drift=True), seen)[0]
 
 
+def test_a_slice_that_falls_is_an_alarm_that_starts_no_training(job):
+    answered = logged(job, 300)
+    wrong = {one: models.LABELS[(i + 1) % 3] for i, one in enumerate(models.LABELS)}
+    truth = [
+        {"id": f"r{i}", "label": one if (i % 10 > 3 if i % 2 else i % 20) else wrong[one],
+         "lang": ("de", "fr")[i % 2]}
+        for i, one in enumerate(answered)
+    ]  # fmt: skip
+    write_jsonl(Path("labels.jsonl"), truth)
+    slices = ("--set", "data.slices=[lang]")
+    code, found = look(*slices, check=False)
+    shown = {
+        one["name"]: (one["now"], one["alarm"]) for one in found["signals"] if "acc" in one["name"]
+    }
+    assert shown == {
+        "accuracy": (0.75, False), "accuracy:lang=de": (0.9, False), "accuracy:lang=fr": (0.6, True),
+    }  # fmt: skip
+    assert code == 3
+    assert found["reason"].startswith("accuracy:lang=fr went from 80.0% to 60.0% (150 rows, p = ")
+    text = rekindle("monitor", "c.yaml", "--home", "home", *slices, check=False).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("accuracy:lang=fr"))
+    assert line.endswith("  ALARM")
+    spec = load_target("c.yaml", overrides=["data.slices=[lang]"])
+    fires, because = moved(spec.triggers, check(spec, Path("home")))
+    assert (fires, because.startswith("nothing moved: accuracy:lang=fr")) == (False, True)
+    _, found = look()  # the config names no slices
+    assert {one["name"] for one in found["signals"]}.isdisjoint(shown.keys() - {"accuracy"})
+
+
 def test_a_server_that_became_slower_is_an_alarm_that_starts_no_training(job):
     """Against the window before, of the same log and version."""
     draw = np.random.default_rng(11)
