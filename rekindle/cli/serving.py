@@ -110,8 +110,10 @@ def monitor(
     at = moment(now)
     require("mlflow", "scipy")
     from rekindle.app.monitor import check
+    from rekindle.report.index import render_index
 
     found = check(load_target(config, overrides), home, platform, at)
+    render_index(home)  # which draws live accuracy and alarms
     tell(found, "\n".join(_monitored(found)), as_json)
     return ALARM if found.verdict == "alarm" else 0
 

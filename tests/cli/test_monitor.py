@@ -129,7 +129,9 @@ def nightly(watched: str, root: str):
 
 def test_a_stream_as_before_is_quiet_and_new_words_are_an_alarm(job):
     logged(job, 200)
+    Path("home/index.html").unlink(missing_ok=True)
     code, found = look()
+    assert Path("home/index.html").exists()  # which draws what checks found
     assert (code, found["verdict"], found["rows"]) == (0, "quiet", 200)
     assert {one["name"] for one in found["signals"]} == {
         "length",
