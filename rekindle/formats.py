@@ -116,6 +116,11 @@ def date(text: str) -> str:
     return f"{moment.day} {moment:%b %Y, %H:%M} UTC" if moment else text
 
 
+def day(time: float) -> str:
+    """Seconds of the epoch as a date in UTC; 86400 -> 2 Jan 1970."""
+    return date(dt.datetime.fromtimestamp(time, dt.UTC).isoformat()).partition(",")[0]
+
+
 def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """The lines of a table; the columns in `right` end in line, the others begin so."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -3,17 +3,21 @@ of a log of predictions, the labels that arrived for them, and what they say.
 
 A test a signal, against the model's held-out rows: unknown words by the one-sided test of Mann and
 Whitney (more of them), other numbers by that of Kolmogorov and Smirnov, predicted classes by
-chi-squared, live accuracy by one-sided proportions (less of it). Holm's steps (1979) bound the
-chance of any false alarm of a check by `false_alarms`; besides, the effect must reach a floor, so
-that a million rows do not alarm about nothing. Too few rows never say "no drift". N rows now."""
+chi-squared, live accuracy, also of slices, by one-sided proportions (less of it); latency, which
+nothing measured at training, against the window before by Mann and Whitney (slower). Holm's steps
+(1979) bound the chance of any false alarm of a check by `false_alarms`; besides, the effect must
+reach a floor, so that a million rows do not alarm about nothing. Too few rows never say "no drift".
+N rows now."""
 
 import collections
 import dataclasses
 import datetime as dt
+import logging
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import NormalDist
+from typing import NamedTuple
 
 import fsspec
 import numpy as np
@@ -26,16 +30,20 @@ from rekindle.data.roles import wanted_columns
 from rekindle.data.signals import LOGGED
 from rekindle.data.source import open_source
 from rekindle.data.validate import Findings
-from rekindle.errors import DataError
+from rekindle.errors import DataError, first_line
 from rekindle.evaluate.evaluate import holm
 from rekindle.records import Evidence, Signal
 from rekindle.spec.model import DataSpec, SplitSpec
 
+log = logging.getLogger(__name__)
+
 MOST_ROWS = 50_000  # a fair draw of more
+MOST_SLICES = 20  # the most frequent values
 _AHEAD = dt.timedelta(hours=1)  # clocks of servers may be so far ahead
 _POWER = 0.8
 _POINTS = {"unknown": 0.02, "accuracy": 0.03}  # of a share
 _DISTANCE = 0.1  # of two distributions, between 0 and 1
+_SLOWER, _LATER = 0.5, 0.005  # of the median latency before, and in seconds
 _LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
 
 
@@ -88,36 +96,65 @@ def _fewer(drawn: list[tuple[np.ndarray, pa.Table]]) -> tuple[np.ndarray, pa.Tab
     return numbers[kept], pa.concat_tables([table for _, table in drawn]).take(pa.array(kept))
 
 
-def labels(data: DataSpec, modality: str, source: str) -> dict[str, str]:
-    """The label of each key in `source`, the last one of several; a row without one has
-    yet to get it. Raises DataError for rows that cannot be read."""
-    plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
-    data = data.model_copy(update={**plain, "source": source})
+class Label(NamedTuple):
+    """The class that arrived for a key, and the (column, value) of each slice its row is in."""
+
+    value: str
+    slices: tuple[tuple[str, str], ...] = ()
+
+
+def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> dict[str, Label]:
+    """The label of each key of `ids` in `source`, the last one of several, with the slices of that
+    row; a row without one has yet to get it. Where columns of `data.slices` are missing, there are
+    no slices, which is logged. Raises DataError for rows that cannot be read."""
+    plain = {"format": "auto", "split": SplitSpec(), "window": None, "source": source}
+    data = data.model_copy(update=plain)
     findings, kinds = Findings(), wanted_columns(data, modality)
-    names = data.columns
+    names, slices = data.columns, data.slices
     assert names.key
-    found = dict[str, str]()
-    wanted = {name: kinds[name] for name in (names.key, names.label)}
+    found = dict[str, Label]()
+    wanted = {name: kinds[name] for name in (names.key, names.label, *slices)}
     for raw in open_source(data, modality).read(wanted, findings):
         keys = texts(raw, names.key, "scalar", findings).values.to_pylist()
         values = texts(raw, names.label, "scalar", findings).values.to_pylist()
-        found.update((key, one) for key, one in zip(keys, values, strict=True) if key and one)
-    findings.raise_if_any()
+        # a value that cannot be text puts its row into no slice, as a missing one does
+        parts = [texts(raw, one, "scalar", Findings()).values.to_pylist() for one in slices]
+        for key, value, *part in zip(keys, values, *parts, strict=True):
+            if value and key in ids:
+                known = zip(slices, part, strict=True)
+                found[key] = Label(value, tuple((name, one) for name, one in known if one))
+    try:
+        findings.raise_if_any()
+    except DataError as error:
+        if not slices:
+            raise
+        log.warning("accuracy of slices is not compared: %s", first_line(error))
+        return labels(data.model_copy(update={"slices": ()}), modality, source, ids)
     return found
 
 
 def judge(
-    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], min_rows: int, level: float
-) -> tuple[Signal, ...]:
+    evidence: Evidence, rows: pa.Table, labels: Mapping[str, Label], min_rows: int, level: float,
+    earlier: pa.Table | None = None,
+) -> tuple[Signal, ...]:  # fmt: skip
     """Each signal of which both sides have `min_rows`; all together raise a false alarm with
-    probability `level`. `labels` by the `id` of rows."""
+    probability `level`. `labels` by the `id` of rows; `earlier` rows of the same log, of the window
+    before, are what latency is compared with."""
     found = [*_inputs(evidence, rows, min_rows, level), *_predictions(evidence, rows, min_rows)]
     found += _accuracy(evidence, rows, labels, min_rows, level)
+    found += _latency(earlier, rows, min_rows) if earlier is not None else ()
     sure = holm([one.p_value for one in found], level)
     return tuple(
-        one.model_copy(update={"alarm": is_sure and one.effect >= _POINTS.get(one.name, _DISTANCE)})
+        one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one)})
         for one, is_sure in zip(found, sure, strict=True)
     )
+
+
+def _floor(one: Signal) -> float:
+    """The least effect of a signal that is an alarm."""
+    if one.name == "latency":
+        return max(_LATER, _SLOWER * one.before)
+    return _POINTS.get(one.name.partition(":")[0], _DISTANCE)
 
 
 def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
@@ -134,7 +171,7 @@ def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
 
 
 def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Iterator[Signal]:
-    from scipy.stats import ks_2samp, mannwhitneyu
+    from scipy.stats import ks_2samp
 
     assert evidence.reference is not None
     sure = {"confidence": evidence.reference.confidence}
@@ -145,8 +182,7 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             continue
         means = float(before_M.mean()), float(now_N.mean())
         if name == "unknown":
-            p_value = mannwhitneyu(now_N, before_M, alternative="greater", method="asymptotic")[1]
-            effect = means[1] - means[0]
+            effect, p_value = means[1] - means[0], _greater(now_N, before_M)
         else:
             # a reference of 4 digits; more would tell constants apart
             effect, p_value = ks_2samp(before_M, np.round(now_N, 4), method="asymp")
@@ -155,6 +191,28 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             name=name, before=means[0], now=means[1], effect=float(effect), rows=len(now_N),
             p_value=_finite(p_value), detectable=_z(level) * deviation,
         )  # fmt: skip
+
+
+def _latency(earlier: pa.Table, rows: pa.Table, least: int) -> Iterator[Signal]:
+    """The medians of the seconds that requests took. The instances of a request share its time and
+    seconds, and are one measurement: counted one by one they would alarm by themselves."""
+    if not len(earlier) or not len(rows):
+        return
+    requests = (each.group_by(["time", "seconds"]).aggregate([]) for each in (earlier, rows))
+    before_M, now_N = (_numbers(each, "seconds") for each in requests)
+    if min(len(before_M), len(now_N)) >= least:
+        before, now = float(np.median(before_M)), float(np.median(now_N))
+        yield Signal(
+            name="latency", before=before, now=now, effect=now - before, rows=len(now_N),
+            p_value=_finite(_greater(now_N, before_M)),
+        )  # fmt: skip
+
+
+def _greater(now_N: np.ndarray, before_M: np.ndarray) -> float:
+    """The one-sided p-value of Mann and Whitney: numbers now are not greater than before."""
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(now_N, before_M, alternative="greater", method="asymptotic")[1])
 
 
 def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Signal]:
@@ -188,24 +246,41 @@ def _joined(table_2C: np.ndarray) -> np.ndarray:
 
 
 def _accuracy(
-    evidence: Evidence, rows: pa.Table, labels: Mapping[str, str], least: int, level: float
+    evidence: Evidence, rows: pa.Table, labels: Mapping[str, Label], least: int, level: float
 ) -> Iterator[Signal]:
-    right = [row["label"] == labels[row["id"]] for row in _labelled(rows, labels)]
-    right_N = np.array(right, np.float64)
-    before, count = evidence.metrics.get("accuracy"), evidence.rows
-    if before is None or min(len(right_N), count) < least:
+    """Accuracy over all rows with a label, and of each slice that both sides know."""
+    right, parts = list[bool](), collections.defaultdict[tuple[str, str], list[bool]](list)
+    for row in _labelled(rows, labels):
+        label = labels[row["id"]]
+        right.append(row["label"] == label.value)
+        for part in label.slices:
+            parts[part].append(right[-1])
+    before = evidence.metrics.get("accuracy")
+    yield from _fall("accuracy", before, evidence.rows, right, least, level)
+    known = {(one.column, one.value): one for one in evidence.slices if one.rows >= least}
+    for part in sorted(known.keys() & parts, key=lambda one: (-len(parts[one]), one))[:MOST_SLICES]:
+        name, one = f"accuracy:{part[0]}={part[1]}", known[part]
+        before = one.candidate.get("accuracy")
+        yield from _fall(name, before, one.rows, parts[part], least, level)
+
+
+def _fall(
+    name: str, before: float | None, count: int, right: Sequence[bool], least: int, level: float
+) -> Iterator[Signal]:
+    """Of the accuracy of `count` rows `before` to that of the rows that are `right` or not now."""
+    if before is None or min(len(right), count) < least:
         return
-    now, rows_now = float(right_N.mean()), len(right_N)
+    now, rows_now = float(np.mean(right)), len(right)
     pooled = (before * count + now * rows_now) / (count + rows_now)
     deviation = math.sqrt(pooled * (1 - pooled) * (1 / count + 1 / rows_now))
     chance = NormalDist().cdf((now - before) / deviation) if deviation else float(now >= before)
     yield Signal(
-        name="accuracy", before=before, now=now, effect=before - now, rows=rows_now,
+        name=name, before=before, now=now, effect=before - now, rows=rows_now,
         p_value=chance, detectable=_z(level) * deviation,
     )  # fmt: skip
 
 
-def _labelled(rows: pa.Table, labels: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
+def _labelled(rows: pa.Table, labels: Mapping[str, Label]) -> Sequence[Mapping[str, str]]:
     """The rows that were answered with a class and have a label, the last one of each id."""
     if not labels or not len(rows):
         return []

@@ -627,7 +627,9 @@ class Signal(Record):
     """What a monitor compared: the mean (of `prediction` the share of the class that was the most
     frequent) `before`, in the rows that judged the model, and in `rows` `now`. `effect` is how far
     both are apart: in points of unknown words and accuracy, else the distance of distributions, 0
-    to 1. `detectable` is about the change of the mean that is found in 80 of 100 checks."""
+    to 1. `detectable` is about the change of the mean that is found in 80 of 100 checks. Of
+    `latency` both are medians in seconds, `before` that of the window before, `rows` requests, and
+    `effect` the seconds between."""
 
     name: str
     before: float

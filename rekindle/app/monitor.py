@@ -1,6 +1,7 @@
 """`rekindle monitor`: a check of what serves, kept under the home for pages and for `watch`."""
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +41,16 @@ def check(
         fix = "train it again: what is registered now keeps them"
         raise RequestError(what, where=model.name, fix=fix)
     seen = monitor.seen(to.root, model.name, model.digest, start, now)
-    rows, labels = seen.rows, dict[str, str]()
+    rows, labels = seen.rows, dict[str, monitor.Label]()
     if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
-        labels = monitor.labels(spec.data, load_task(spec.task).modality, asked.labels)
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = rows.filter(pc.less(rows.column("time"), young))
-        labels = {one: labels[one] for one in old.column("id").to_pylist() if one in labels}
-    signals = monitor.judge(evidence, rows, labels, asked.min_rows, asked.false_alarms)
+        modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}
+        labels = monitor.labels(spec.data, modality, asked.labels, ids)
+    earlier = monitor.seen(to.root, model.name, model.digest, _before(start, asked.window), start)
+    signals = monitor.judge(
+        evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows
+    )
     found = Monitored(
         name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
         start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
@@ -74,14 +78,19 @@ def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dic
     if not signals:
         reason = f"{rows:,} rows in {place} are too few to tell: {least:,} are needed"
         return {"verdict": "too_few", "reason": reason}
-    reason = f"{len(signals)} signals are as they were when the model was judged"
+    reason = f"{len(signals)} signals are as they were before"
     return {"verdict": "quiet", "reason": reason}
 
 
 def sentence(one: Signal) -> str:
     """What a signal says, in words."""
-    shown = "{:.1%}".format if one.name in _SHARES else formats.metric
+    is_share = one.name.partition(":")[0] in _SHARES
+    shown: Callable[[float], str] = "{:.1%}".format if is_share else formats.metric
+    rows, shown = ("requests", formats.seconds) if one.name == "latency" else ("rows", shown)
     before, now = map(shown, (one.before, one.now))
-    words = {"unknown": "unknown words", "prediction": "the most frequent class"}
+    words = {
+        "unknown": "unknown words", "prediction": "the most frequent class",
+        "latency": "the median latency",
+    }  # fmt: skip
     what = words.get(one.name, one.name)
-    return f"{what} went from {before} to {now} ({one.rows:,} rows, p = {one.p_value:.2g})"
+    return f"{what} went from {before} to {now} ({one.rows:,} {rows}, p = {one.p_value:.2g})"

@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 from pydantic import TypeAdapter
 
+from rekindle import formats
 from rekindle.app.runs import wanted
 from rekindle.cli.options import Overrides, at_home, config, moment, overrides, shared, tell
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.records import Monitored
+from rekindle.records import Monitored, Signal
 from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
@@ -109,8 +110,10 @@ def monitor(
     at = moment(now)
     require("mlflow", "scipy")
     from rekindle.app.monitor import check
+    from rekindle.report.index import render_index
 
     found = check(load_target(config, overrides), home, platform, at)
+    render_index(home)  # which draws live accuracy and alarms
     tell(found, "\n".join(_monitored(found)), as_json)
     return ALARM if found.verdict == "alarm" else 0
 
@@ -120,16 +123,19 @@ def _monitored(found: Monitored) -> Iterator[str]:
     rows = f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
     yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: {rows}"
     if found.signals:
-        yield f"{'signal':<12}{'judged':>10}{'now':>10}{'apart':>8}{'p':>10}{'found from':>12}"
-    for one in found.signals:
-        least = "" if one.detectable is None else f"±{one.detectable:.3g}"
-        yield (
-            f"{one.name:<12}{one.before:>10.4g}{one.now:>10.4g}{one.effect:>8.3f}"
-            f"{one.p_value:>10.2g}{least:>12}" + "  ALARM" * one.alarm
-        )
+        head = ("signal", "before", "now", "apart", "p", "found from", "")
+        yield from formats.aligned([head, *map(_cells, found.signals)], right=range(1, 6))
     if found.expected_accuracy is not None:
         yield f"accuracy by confidence, an estimate: {found.expected_accuracy:.4f}"
     yield f"{found.verdict.replace('_', ' ')}: {found.reason}"
+
+
+def _cells(one: Signal) -> tuple[str, ...]:
+    numbers = [f"{one.before:.4g}", f"{one.now:.4g}", f"{one.effect:.3f}"]
+    if one.name == "latency":
+        numbers = [formats.seconds(value) for value in (one.before, one.now, one.effect)]
+    least = "" if one.detectable is None else f"±{one.detectable:.3g}"
+    return (one.name, *numbers, f"{one.p_value:.2g}", least, "ALARM" * one.alarm)
 
 
 def require(*packages: str) -> None:

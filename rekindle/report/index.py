@@ -1,7 +1,6 @@
-"""The page over all runs under a home: what each came to, and how the metric of each job moved."""
+"""The page over all runs under a home: what each came to, and the life of each job's model."""
 
 import contextlib
-import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -11,11 +10,12 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import write_atomically
+from rekindle.data.window import floor, parse_duration, shift
+from rekindle.records import Monitored, write_atomically
 from rekindle.report import page, plots, texts
-from rekindle.report.ledger import Entry, ledger, turns
+from rekindle.report.ledger import Entry, checks, ledger, turns
 
-_SPARK_RUNS = 50
+_LIFE_RUNS = 50
 _PAGE_RUNS = 200
 _TURNS = 21  # one less is shown
 _HEAD_CHARACTERS = 1_000
@@ -23,6 +23,8 @@ _HEAD_CHARACTERS = 1_000
 
 # a run, and the relative link to its card, empty if it has none yet
 Row = tuple[Entry, str]
+# a plot, and what its marks mean: a class of the style sheet, and words
+Life = tuple[Markup, list[tuple[str, str]]]
 
 
 def render_index(home: Path) -> Path:
@@ -53,7 +55,8 @@ def render_index(home: Path) -> Path:
         jobs.setdefault(run.name, []).append(run)
     watched = (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
     values |= {"older": names[-2] if older else "", "jobs": jobs, "notes": notes}
-    values["courses"] = {name: _course(runs) for name, runs in jobs.items()}
+    checked = checks(home)
+    values["lives"] = {name: _life(runs, checked.get(name, ())) for name, runs in jobs.items()}
     values["watched"] = {one[-1].name: one[:-_TURNS:-1] for one in watched if one}
     target = home / names[-1]
     write_atomically(target, page.render("index.html.j2", **values))
@@ -72,13 +75,41 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _course(runs: Sequence[Entry]) -> Markup:
-    """How the metric of a job moved, of which the newest run is the first."""
+def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> Life:
+    """The candidates of a job, of which the newest run is the first, and what monitors saw since
+    the first of them."""
     metric = next((run.headline.name for run in runs if run.headline), "")
     named = [run for run in runs if run.headline and run.headline.name == metric]
-    measured = named[:_SPARK_RUNS][::-1]
-    values = [run.headline.value if run.headline else math.nan for run in measured]
-    promoted = [i for i, run in enumerate(measured) if run.promoted]
-    last = ", ".join(map(formats.metric, values[-8:]))
-    label = f"{texts.metric_name(metric)} over {len(values)} runs: {last}"
-    return plots.spark(values, label=label, marked=promoted)
+    judged = sorted(one for run in named[:_LIFE_RUNS] if (one := _candidate(run)))
+    live, alarms, end = list[tuple[float, float]](), dict[tuple[float, float], str](), 0.0
+    for check in checks if judged else ():
+        moment = formats.instant(check.at)
+        if moment and (seconds := moment.timestamp()) >= judged[0].time:
+            end = max(end, seconds)
+            live += [(seconds, one.now) for one in check.signals if one.name == metric]
+            if check.verdict == "alarm":
+                month = floor(moment, "month")
+                span = month.timestamp(), shift(month, parse_duration("1 month")).timestamp()
+                alarms[span] = f"alarm in {month:%b %Y}: {texts.shorten(check.reason, 300)}"
+    words = [f"{texts.metric_name(metric)} of candidates", *(one.words for one in judged[-8:])]
+    words += [f"live {formats.metric(now)} on {formats.day(time)}" for time, now in live[-1:]]
+    words += [alarm.partition(":")[0] for alarm in alarms.values()]
+    legend = [("dot", "promoted"), ("dot hollow", "not promoted")]
+    legend += [("b", "live accuracy")] * bool(live) + [("alarm", "month with an alarm")] * bool(
+        alarms
+    )
+    return plots.life(judged, sorted(live), alarms, end=end, label="; ".join(words)), legend
+
+
+def _candidate(run: Entry) -> plots.Candidate | None:
+    """What was judged in a run; the interval is that of the gain, laid on the champion's value."""
+    moment, judged = formats.instant(run.moment), run.headline
+    if moment is None or judged is None:
+        return None
+    lower = upper = judged.value
+    gain = (run.summary["gate"] or {}).get("comparison")
+    if gain and gain["metric"] == judged.name and judged.champion is not None:
+        sign = -1 if texts.lower_is_better(judged.name) else 1
+        lower, upper = sorted(judged.champion + sign * float(gain[e]) for e in ("lower", "upper"))
+    words = f"{formats.day(moment.timestamp())} {formats.metric(judged.value)} {run.verdict.word}"
+    return plots.Candidate(moment.timestamp(), judged.value, lower, upper, run.promoted, words)

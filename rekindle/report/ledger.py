@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import rekindle
 from rekindle import formats
 from rekindle.errors import first_line
-from rekindle.records import RunRecord, Turn, write_atomically
+from rekindle.records import Monitored, RunRecord, Turn, write_atomically
 from rekindle.report import verdicts
 from rekindle.report.collect import collect, summarised
 
@@ -126,6 +126,18 @@ def turns(path: Path) -> list[Turn]:
                 one = Turn.model_validate_json(line)
                 found[one.turn] = one
     return list(found.values())
+
+
+def checks(home: Path) -> dict[str, list[Monitored]]:
+    """What monitors found under `home`, the oldest first, by the name of the config."""
+    found = dict[str, list[Monitored]]()
+    for path in sorted((home / "monitored").glob("*.jsonl")):
+        with contextlib.suppress(OSError), path.open("rb") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError):  # cut short, or of another version
+                    one = Monitored.model_validate_json(line)
+                    found.setdefault(one.name, []).append(one)
+    return found
 
 
 def record_in(folder: Path, run_id: str) -> RunRecord:

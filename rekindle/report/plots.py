@@ -11,7 +11,8 @@ Counts stand in the cells up to `_NUMBERS` classes, and always show on hover."""
 import bisect
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -160,19 +161,52 @@ def ruler(scale: Axis) -> Markup:
     return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *ticks)
 
 
-def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) -> Markup:
-    """A line of values in the order given, without axes; `marked` ones and the last have a dot."""
-    points = [(float(i), value) for i, value in enumerate(values)]
-    if not any(drawable(point) for point in points):
+class Candidate(NamedTuple):
+    """A model that was judged: the `time` in seconds of the epoch, the metric with its interval
+    (without one both ends are the value), whether it was promoted, and the same in words."""
+
+    time: float
+    value: float
+    lower: float
+    upper: float
+    promoted: bool
+    words: str
+
+
+def life(
+    candidates: Sequence[Candidate], live: Sequence[Point], alarms: Mapping[Point, str], *,
+    end: float, label: str,
+) -> Markup:  # fmt: skip
+    """Candidates over time, promoted ones filled, what was reached `live` as a line, and below the
+    base line spans of `alarms` with their words. Ascending seconds of the epoch, up to `end`."""
+    shown = [one for one in candidates if drawable((one.time, one.value))]
+    if not shown:
         return _NOTHING
-    x = Axis(0.0, float(max(len(values) - 1, 1)))
-    y = axis(values, tight=True)
-    dots = [
-        _dot(x.at(i), y.at(value), 3.5, "good" if i in marked else "last", formats.metric(value))
-        for i, value in points
-        if drawable((i, value)) and (i in marked or i == len(values) - 1)
+    first, last = shown[0].time, max(shown[-1].time, end)
+    x = axis([first, last], tight=True)
+    heights = [value for one in shown for value in (one.lower, one.value, one.upper)]
+    y = axis([*heights, *(value for _, value in live)], ticks=3)
+    parts = [
+        _grid(y),
+        _across("100%", "base"),
+        stretched(tag("path", css="b", d=_path(live, x, y))),
     ]
-    return plot("spark", label, stretched(tag("path", d=_path(points, x, y))), *dots)
+    for (start, stop), words in alarms.items():
+        for width in (share(x.at(stop) - x.at(start)), "4"):
+            bar = {"x": share(x.at(start)), "y": "100%", "width": width, "height": 6}
+            parts.append(tag("rect", title(words), css="alarm", **bar))
+    for time, value in filter(drawable, thin(live, 80)):
+        parts.append(_dot(x.at(time), y.at(value), 2, "b", f"live {formats.metric(value)}"))
+    for one in shown:
+        place, css = share(x.at(one.time)), "promoted" if one.promoted else "refused"
+        if one.lower < one.upper:
+            ends = {"y1": share(100 - y.at(one.lower)), "y2": share(100 - y.at(one.upper))}
+            parts.append(tag("line", css="whisker", x1=place, x2=place, **ends))
+        parts.append(_dot(x.at(one.time), y.at(one.value), 4, css, one.words))
+    for day, at in {formats.day(time): x.at(time) for time in (first, last)}.items():
+        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
+        parts.append(tag("text", day, x=share(at), y="100%", dy=22, text_anchor=anchor))
+    return plot("life", label, *parts)
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:

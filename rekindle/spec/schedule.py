@@ -51,7 +51,8 @@ class TriggersSpec(Section):
     every: Duration | None = None
     """How long after the last run began it is due, such as `1 month`, if the data have changed."""
     drift: bool = False
-    """Whether an alarm of `rekindle monitor` about inputs or predictions makes it due."""
+    """Whether an alarm of `rekindle monitor` about inputs or predictions makes it due; one about
+    latency does not."""
     live_drop: float | None = Field(None, gt=0, lt=1)
     """By how much live accuracy must have fallen, in an alarm of `rekindle monitor`, to make it
     due."""

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -71,6 +72,19 @@ def look(*words, check=True):
     return done.returncode, json.loads(done.stdout)
 
 
+def requests_of(model, seconds, ago):
+    """So many requests, each of one text, logged at a time."""
+    log = PredictionLog(LogTo(str(Path("log").absolute()), "id"), model)
+    for i, (text, took) in enumerate(zip(texts(len(seconds), 5), seconds, strict=True)):
+        answer = {"label": models.LABELS[i % 3], "probability": 0.5 + i % 50 / 100}
+        log.put([f"r{i}"], [text], [answer], float(took))
+    times = (dt.datetime.now(dt.UTC) - ago - dt.timedelta(seconds=i) for i in range(len(seconds)))
+    log._rows = type(log._rows)(
+        (time, *row[1:]) for time, row in zip(times, log._rows, strict=True)
+    )
+    log.close()
+
+
 @pytest.mark.slow
 def test_a_step_of_a_pipeline_checks_and_decides_what_follows(job):
     """The component, by `rekindle run` of a pipeline that the user wrote."""
@@ -115,7 +129,9 @@ def nightly(watched: str, root: str):
 
 def test_a_stream_as_before_is_quiet_and_new_words_are_an_alarm(job):
     logged(job, 200)
+    Path("home/index.html").unlink(missing_ok=True)
     code, found = look()
+    assert Path("home/index.html").exists()  # which draws what checks found
     assert (code, found["verdict"], found["rows"]) == (0, "quiet", 200)
     assert {one["name"] for one in found["signals"]} == {
         "length",
@@ -176,6 +192,56 @@ def test_labels_that_arrive_tell_live_accuracy(job):
     assert (fires, because) == (True, "accuracy went from 0.8 to 0.5")
     assert not moved(TriggersSpec(live_drop=0.4), seen)[0]
     assert not moved(TriggersSpec(drift=True), seen)[0]
+
+
+def test_a_slice_that_falls_is_an_alarm_that_starts_no_training(job):
+    answered = logged(job, 300)
+    wrong = {one: models.LABELS[(i + 1) % 3] for i, one in enumerate(models.LABELS)}
+    truth = [
+        {"id": f"r{i}", "label": one if (i % 10 > 3 if i % 2 else i % 20) else wrong[one],
+         "lang": ("de", "fr")[i % 2]}
+        for i, one in enumerate(answered)
+    ]  # fmt: skip
+    write_jsonl(Path("labels.jsonl"), truth)
+    slices = ("--set", "data.slices=[lang]")
+    code, found = look(*slices, check=False)
+    shown = {
+        one["name"]: (one["now"], one["alarm"]) for one in found["signals"] if "acc" in one["name"]
+    }
+    assert shown == {
+        "accuracy": (0.75, False), "accuracy:lang=de": (0.9, False), "accuracy:lang=fr": (0.6, True),
+    }  # fmt: skip
+    assert code == 3
+    assert found["reason"].startswith("accuracy:lang=fr went from 80.0% to 60.0% (150 rows, p = ")
+    text = rekindle("monitor", "c.yaml", "--home", "home", *slices, check=False).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("accuracy:lang=fr"))
+    assert line.endswith("  ALARM")
+    spec = load_target("c.yaml", overrides=["data.slices=[lang]"])
+    fires, because = moved(spec.triggers, check(spec, Path("home")))
+    assert (fires, because.startswith("nothing moved: accuracy:lang=fr")) == (False, True)
+    _, found = look()  # the config names no slices
+    assert {one["name"] for one in found["signals"]}.isdisjoint(shown.keys() - {"accuracy"})
+
+
+def test_a_server_that_became_slower_is_an_alarm_that_starts_no_training(job):
+    """Against the window before, of the same log and version."""
+    draw = np.random.default_rng(11)
+    requests_of(job, draw.uniform(0.01, 0.03, 150), dt.timedelta(days=9))
+    requests_of(job, draw.uniform(0.1, 0.14, 150), dt.timedelta(days=1))
+    week = ("--set", "monitor.window=1 week")
+    code, found = look(*week, check=False)
+    (one,) = [one for one in found["signals"] if one["alarm"]]
+    assert (code, one["name"], one["rows"], found["rows"]) == (3, "latency", 150, 150)
+    median = r"the median latency went from [\d.]+ ms to 1\d\d ms \(150 requests, p = "
+    assert re.match(median, found["reason"])
+    text = rekindle("monitor", "c.yaml", "--home", "home", *week, check=False).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("latency"))
+    assert line.count(" ms") == 3
+    spec = load_target("c.yaml", overrides=["monitor.window=1 week"])
+    fires, because = moved(spec.triggers, check(spec, Path("home")))
+    assert (fires, because.startswith("nothing moved: the median latency")) == (False, True)
+    _, found = look()  # a month, and nothing before it
+    assert "latency" not in {one["name"] for one in found["signals"]}
 
 
 @pytest.mark.parametrize(

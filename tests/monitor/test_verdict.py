@@ -14,11 +14,13 @@ import pytest
 from rekindle.data.signals import _hashes, signals
 from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor import expected_accuracy, judge, seen
-from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
+from rekindle.monitor import MOST_SLICES, Label, expected_accuracy, judge, labels, seen
+from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference, Slice
+from rekindle.spec.model import DataSpec
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLAIN = Evidence(run_key="", promote=True, reason="", checks=(), metrics={}, rows=0, examples="")
+PLAIN_SEEN = PLAIN.model_copy(update={"reference": Reference()})
 
 
 def evidence_of(rows, labels, right=None, names=()):
@@ -87,7 +89,10 @@ def test_accuracy_falls_only_where_labels_say_so():
 
     def truth(share):
         flip = {"a": "b", "b": "a"}
-        return {str(i): one if draw.random() < share else flip[one] for i, one in enumerate(labels)}
+        return {
+            str(i): Label(one if draw.random() < share else flip[one])
+            for i, one in enumerate(labels)
+        }
 
     assert "accuracy" in alarms_of(evidence, rows, labels, truth(0.6))
     assert alarms_of(evidence, rows, labels, truth(0.82)) == set()
@@ -99,6 +104,179 @@ def test_accuracy_falls_only_where_labels_say_so():
         if s.name == "accuracy"
     ]
     assert one.detectable == pytest.approx(0.075, abs=0.01)
+
+
+BEGIN = dt.datetime(2026, 10, 1, tzinfo=dt.UTC)
+
+
+def waited(seconds, instances=1):
+    """Rows of requests that took so long, one a minute, each of so many instances."""
+    return pa.Table.from_pylist([
+        {"id": "", "label": "a", "time": BEGIN + dt.timedelta(minutes=i), "seconds": float(took)}
+        for i, took in enumerate(seconds) for _ in range(instances)
+    ])  # fmt: skip
+
+
+def slow(draw, count, median=0.02):
+    return draw.lognormal(np.log(median), 0.5, count)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "alarms"),
+    [
+        (0.02, 0.04, True), (0.02, 0.02, False), (0.04, 0.02, False),  # slower only
+        (0.02, 0.028, False), (0.002, 0.004, False), (0.8, 1.5, True),  # 1.5 times, and 5 ms
+    ],
+)  # fmt: skip
+def test_a_server_that_became_slower_is_found(before, now, alarms):
+    draw = np.random.default_rng(7)
+    times = waited(slow(draw, 500, before)), waited(slow(draw, 500, now))
+    (one,) = judge(PLAIN_SEEN, times[1], {}, 100, 0.05, times[0])
+    assert (one.name, one.rows, one.alarm) == ("latency", 500, alarms)
+    assert (one.before, one.now) == pytest.approx((before, now), rel=0.1)
+    assert one.effect == pytest.approx(one.now - one.before)
+
+
+def test_latency_needs_requests_in_both_windows_and_counts_each_once():
+    draw = np.random.default_rng(8)
+    many, few = waited(slow(draw, 100)), waited(slow(draw, 99, 9.0), instances=3)
+    assert judge(PLAIN_SEEN, few, {}, 100, 0.05, many) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05, few) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05, pa.table({})) == ()
+    assert judge(PLAIN_SEEN, many, {}, 100, 0.05) == ()
+    found = collections.Counter()
+    for _ in range(200):  # instances of one request are not measurements of their own
+        pair = [waited(slow(draw, 120), instances=8) for _ in range(2)]
+        (one,) = judge(PLAIN_SEEN, pair[1], {}, 100, 0.05, pair[0])
+        found["below"] += one.p_value < 0.05
+    assert found["below"] <= 20
+
+
+def sliced(*parts, metrics=True):
+    """The evidence of slices, (value, rows, accuracy) each, of the column `lang`."""
+    slices = tuple(
+        Slice(
+            column="lang", value=value, rows=count, candidate={"accuracy": right} if metrics else {}
+        )
+        for value, count, right in parts
+    )
+    update = {"slices": slices, "rows": 400, "metrics": {"accuracy": 0.8} if metrics else {}}
+    return PLAIN_SEEN.model_copy(update=update)
+
+
+def answered(*parts):
+    """Rows that were answered `a`, and their labels: of each slice `right` of `count`."""
+    found = [
+        Label("a" if i < right else "b", (("lang", value),) if value else ())
+        for value, count, right in parts for i in range(count)
+    ]  # fmt: skip
+    rows = table([{}] * len(found), ["a"] * len(found))
+    return rows, {str(i): one for i, one in enumerate(found)}
+
+
+def test_accuracy_of_a_slice_that_falls_is_found_where_both_sides_have_rows():
+    evidence = sliced(("de", 150, 0.8), ("fr", 150, 0.8), ("it", 99, 0.9), ("", 150, 0.9))
+    rows, truth = answered(
+        ("de", 150, 80), ("fr", 150, 121), ("it", 120, 0),  # too few were judged
+        ("pl", 150, 0),  # was not judged at all
+        ("", 150, 0),  # no value, which is no slice either
+        ("fr", 0, 0),
+    )  # fmt: skip
+    found = {one.name: one for one in judge(evidence, rows, truth, 100, 0.05)}
+    assert {name: one.alarm for name, one in found.items()} == {
+        "accuracy": True, "accuracy:lang=de": True, "accuracy:lang=fr": False,
+    }  # fmt: skip
+    one = found["accuracy:lang=de"]
+    assert (one.before, one.now, one.rows) == pytest.approx((0.8, 80 / 150, 150))
+    assert one.effect == pytest.approx(0.8 - 80 / 150)
+    few = answered(("de", 99, 0), ("fr", 150, 121))
+    assert {one.name for one in judge(evidence, *few, 100, 0.05)} == {
+        "accuracy", "accuracy:lang=fr",
+    }  # fmt: skip
+    assert judge(sliced(("de", 150, 0.8), metrics=False), rows, truth, 100, 0.05) == ()
+
+
+def test_only_the_most_frequent_slices_are_compared():
+    parts = [(f"v{i:02}", 150, 0.8) for i in range(30)]
+    now = ((value, 100 + i, 80) for i, (value, _, _) in enumerate(parts))
+    rows, truth = answered(*now, ("rare before", 900, 800))  # takes no place of another
+    evidence = sliced(*parts, ("rare before", 99, 0.8))
+    found = [one.name for one in judge(evidence, rows, truth, 100, 0.05)]
+    assert found == ["accuracy", *(f"accuracy:lang=v{29 - i:02}" for i in range(MOST_SLICES))]
+
+
+def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
+    file = tmp_path / "labels.jsonl"
+    rows = [
+        {"id": "k", "label": "old", "lang": "de", "plan": "free"},
+        {"id": "k", "label": "new", "lang": "fr"},  # the last row with a label counts, as a whole
+        {"id": "k", "label": None, "lang": "it", "plan": "free"},
+        {"id": "l", "label": "x", "lang": ["de"], "plan": 3.0},  # no text, and one of a number
+        {"id": "other", "label": "x", "lang": "de"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"source": "r.jsonl", "columns": {"label": "label", "key": "id"}}
+    data = DataSpec(**fields, slices=("lang", "plan"))
+    assert labels(data, "text", str(file), {"k", "l", "m"}) == {
+        "k": Label("new", (("lang", "fr"),)), "l": Label("x", (("plan", "3"),)),
+    }  # fmt: skip
+    assert not caplog.text
+    data = DataSpec(**fields, slices=("lang", "country"))
+    assert labels(data, "text", str(file), {"l"}) == {"l": Label("x")}
+    assert "accuracy of slices is not compared" in caplog.text
+    assert "there is no column `country`" in caplog.text
+    with pytest.raises(DataError, match="no column `class`"):
+        labels(DataSpec(**{**fields, "columns": {"label": "class", "key": "id"}}, slices=("lang",)),
+               "text", str(file), {"l"})  # fmt: skip
+
+
+def everything(draw, count, accuracy=(0.9, 0.8, 0.7), took=0.02):
+    """A month with all kinds of signals: rows, answers, labels by id with slices of two columns."""
+    rows, asked = stream(draw, count)
+    rows = [{**row, "seconds": one, "time": BEGIN + dt.timedelta(minutes=i)}
+            for i, (row, one) in enumerate(zip(rows, slow(draw, count, took).tolist(), strict=True))]  # fmt: skip
+    langs, plans = np.arange(count) % 3, draw.integers(0, 2, count)
+    right = draw.random(count) < np.array(accuracy)[langs]
+    truth = {
+        str(i): Label(asked[i] if right[i] else "c", (("lang", f"{langs[i]}"), ("plan", f"{plans[i]}")))
+        for i in range(count)
+    }  # fmt: skip
+    return rows, asked, truth, right
+
+
+def test_with_latency_and_slices_a_stream_that_does_not_change_rarely_alarms():
+    """And without the floors of effects, too: by Holm's steps alone."""
+    draw, times, found = np.random.default_rng(12), 200, collections.Counter()
+    changes = {"nothing": {}, "slice": {"accuracy": (0.9, 0.8, 0.5)}, "latency": {"took": 0.04}}
+    for turn in range(times):
+        rows, asked, truth, right = everything(draw, 420)
+        parts = collections.defaultdict(list)
+        for name, label in truth.items():
+            for part in label.slices:
+                parts[part].append(right[int(name)])
+        slices = tuple(
+            Slice(column=column, value=value, rows=len(of), candidate={"accuracy": np.mean(of)})
+            for (column, value), of in parts.items()
+        )
+        bare = [{name: row[name] for name in ("length", "probability")} for row in rows]
+        evidence = evidence_of(bare, asked, right).model_copy(update={"slices": slices})
+        before = table(rows, asked)
+        for kind, changed in changes.items():
+            if changed and turn >= 40:
+                continue
+            rows, asked, truth, _ = everything(draw, 420, **changed)
+            signals = judge(evidence, table(rows, asked), truth, 100, 0.05, before)
+            assert len(signals) == 3 + 1 + 3 + 2 + 1
+            found[kind] += any(one.alarm for one in signals)
+            found[f"{kind}, no floor"] += any(holm([one.p_value for one in signals], 0.05))
+            found[f"{kind} by name"] += any(
+                one.alarm and one.name == {"slice": "accuracy:lang=2"}.get(kind, kind) for one in signals
+            )  # fmt: skip
+    print(dict(found))
+    assert found["nothing"] <= times * 0.05
+    assert found["nothing, no floor"] <= times * 0.05
+    assert found["slice by name"] >= 32  # of 40
+    assert found["latency by name"] == 40
 
 
 @pytest.mark.parametrize("count", [10, 99])
@@ -151,7 +329,7 @@ def test_of_two_answers_for_a_key_the_later_one_counts(tmp_path):
     rows = seen(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1)).rows
     update = {"rows": 1, "metrics": {"accuracy": 0.5}}
     plain = PLAIN.model_copy(update={**update, "reference": Reference(inputs={}, confidence=())})
-    (accuracy,) = judge(plain, rows, {"k": "new"}, 1, 0.05)
+    (accuracy,) = judge(plain, rows, {"k": Label("new")}, 1, 0.05)
     assert (accuracy.now, accuracy.rows) == (1.0, 1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.data.signals import _hashes, signals
-from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference
+from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference, Slice
 from rekindle.serve.messages import LogTo, ServedModel
 from tests.serve import models
 
@@ -37,8 +37,13 @@ def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
     classes = tuple(ClassResult(label=name, rows=100, predicted=100) for name in models.LABELS)
     bins = tuple(CalibrationBin(lower=lower, upper=lower + 0.5, rows=150, confidence=lower + 0.25, accuracy=accuracy)
                  for lower, accuracy in ((0.0, 0.5), (0.5, 0.8)))  # fmt: skip
+    slices = tuple(
+        Slice(column="lang", value=value, rows=150, candidate={"accuracy": 0.8})
+        for value in ("de", "fr")
+    )
     evidence = Evidence.read(model.evidence).model_copy(
-        update={"reference": reference, "classes": classes, "rows": 300, "metrics": {"accuracy": 0.8}, "calibration": bins}
+        update={"reference": reference, "classes": classes, "rows": 300, "metrics": {"accuracy": 0.8}, "calibration": bins,
+                "slices": slices}
     )  # fmt: skip
     evidence.write(Path(model.evidence))
     return dataclasses.replace(model, log=LogTo(str(log), "id", text))

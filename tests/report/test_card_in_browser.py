@@ -16,6 +16,7 @@ from rekindle.report.index import render_index
 from tests.contrast import contrast, luminance
 from tests.quick import first
 from tests.report.homes import Home
+from tests.report.lives import lived
 from tests.report.mishaps import build
 from tests.report.plans import planned
 
@@ -61,6 +62,13 @@ CELLS = """() => {
   const paint = name => probe.getPropertyValue(name).trim();
   const ink = getComputedStyle(document.querySelector(".heat g text")).fill;
   return [ink, paint("--heat-hit"), paint("--heat-miss")];
+}"""
+
+# The colours of a model's life: a dot, the line of live accuracy, an alarm, and what is behind.
+MARKS = """() => {
+  const paint = (one, what) => getComputedStyle(document.querySelector(one))[what];
+  return [paint(".life .promoted", "fill"), paint(".life path", "stroke"),
+          paint(".life .alarm", "fill"), paint(".job", "backgroundColor")];
 }"""
 
 
@@ -150,7 +158,7 @@ def test_a_page_is_quiet_self_contained_and_fits_a_phone(reader: Reader, name: s
 
 def plots(page: Page) -> dict[str, int]:
     """How many plots of each kind are visible, each with a size."""
-    kinds = ("line:not(.square)", "square", "heat", "interval", "bar", "track", "ruler", "spark")
+    kinds = ("line:not(.square)", "square", "heat", "interval", "bar", "track", "ruler", "life")
     found = {}
     for kind in kinds:
         boxes = [plot.bounding_box() for plot in page.locator(f"svg.plot.{kind}:visible").all()]
@@ -169,7 +177,7 @@ def test_the_promoted_run_shows_all_its_plots(reader: Reader) -> None:
         "bar": 33,
         "track": 7,
         "ruler": 1,
-        "spark": 0,
+        "life": 0,
     }
     assert page.locator("h1").inner_text() == "digits"
     assert page.locator(".verdict").inner_text() == (
@@ -363,14 +371,44 @@ def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Read
     assert len(ids) == 11
     dated = [run_id for run_id in ids if "hostile" not in run_id and "nothing" not in run_id]
     assert dated == sorted(dated, reverse=True)
-    assert page.locator(".jobs .spark").count() == 3
-    assert page.locator(".job", has_text="digits").locator(".spark circle.good").count() == 4
+    assert page.locator(".jobs .life").count() == 2
+    assert page.locator(".job", has_text="digits").locator(".life circle.promoted").count() == 4
     assert "champion is version 4" in page.locator(".job", has_text="digits").inner_text()
     assert "broken: run.json cannot be read" in page.locator(".notes").inner_text()
     page.locator(".runs a", has_text="reviews").click()
     assert page.locator("h1").inner_text() == "reviews"
     page.locator(".brand a").click()
     assert page.locator("h1").inner_text() == "Runs"
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_life_of_a_model_fits_a_phone_and_is_read_in_both_schemes(
+    reader: Reader, tmp_path_factory: pytest.TempPathFactory, scheme: str
+) -> None:
+    home = tmp_path_factory.mktemp("lived")
+    lived(Home(home))
+    render_index(home)
+    shown = reader.open(str(home / "index.html"), width=375, scheme=scheme)
+    page = shown.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert shown.console == []
+    box, card = (page.locator(name).bounding_box() for name in (".life", ".job"))
+    assert box
+    assert card
+    assert card["x"] < box["x"]
+    assert box["x"] + box["width"] < card["x"] + card["width"]
+    texts = page.locator(".life text").all()
+    assert len(texts) >= 4
+    for text in texts:
+        place = text.bounding_box()
+        assert place
+        assert card["x"] < place["x"]
+        assert place["x"] + place["width"] < card["x"] + card["width"]
+    colours = page.evaluate(MARKS)
+    assert all(contrast(colour, colours[-1]) >= 3 for colour in colours[:-1]), colours
+    read = page.evaluate(CONTRAST)
+    assert {(f, b, t) for f, b, t in read if contrast(f, b) < 4.5} == set()
     page.context.close()
 
 

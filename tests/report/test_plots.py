@@ -46,9 +46,13 @@ def test_ticks_are_the_numbers_a_person_would_choose() -> None:
 @given(st.lists(st.tuples(anything, anything), max_size=60), st.floats(allow_nan=False))
 def test_any_points_give_well_formed_svg(points: list[tuple[float, float]], level: float) -> None:
     ascending = sorted((p for p in points if not math.isnan(p[0])), key=lambda p: p[0])
+    judged = [
+        plots.Candidate(8e4 * i, y, x, level, bool(i % 2), "<") for i, (x, y) in enumerate(points)
+    ]
+    live = [(8e4 * i, x) for i, (x, _) in enumerate(points)]
     for drawn in (
         plots.line([Series("<a&", ascending, marks=True)], label='"<', guide=("&", level)),
-        plots.spark([y for _, y in points], label="&", marked=[0]),
+        plots.life(judged, live, {(0.0, 9e4): "<&"}, end=5e6, label="&"),
         plots.reliability([(x, y, 3) for x, y in points], label="<"),
     ):
         if drawn:
