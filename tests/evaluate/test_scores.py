@@ -58,7 +58,17 @@ def examples_of(folder):
 
 
 def same(found, expected):
-    """Numbers of whole records; tight, for fp32 sums in another order."""
+    """Numbers of whole records; tight, for fp32 sums in another order. What depends on ranks may differ by two rows of an
+    untrained model, whose scores are the same but for rounding, in turn."""
+    if isinstance(found, dict):
+        found, expected = dict(found), dict(expected)
+        for name, most in (
+            ("roc_auc", 1e-3),
+            ("average_precision", 1e-3),
+            ("recall_at_90_precision", 0.03),
+        ):
+            if name in found:
+                assert found.pop(name) == pytest.approx(expected.pop(name), abs=most)
     return found == pytest.approx(expected, rel=2e-6, abs=2e-7, nan_ok=True)
 
 
