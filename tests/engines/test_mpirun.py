@@ -34,14 +34,14 @@ def same(gang, by_torchrun):
 
 @pytest.mark.slow
 def test_a_killed_rank_restarts_all_and_the_bits_are_those_of_torchrun(gang, by_torchrun):
-    gang.start().until_step(25)
+    gang.start().until_committed()
     ranks = gang.workers()
     assert "mpirun" in {p.name() for p in psutil.Process(gang.process.pid).children(recursive=True)}
     ranks[1].send_signal(signal.SIGKILL)
     gang.finish()
     assert "rank 1 was killed by SIGKILL" in gang.said
     assert "restarting all ranks (1 of 3)" in gang.said
-    assert re.search(r"resumed from the checkpoint of step (10|20) of 60 on 2 ranks", gang.said)
+    assert re.search(r"resumed from the checkpoint of step [1-5]0 of 60 on 2 ranks", gang.said)
     same(gang, by_torchrun)
     assert TrainingSummary.read(gang.folder / "training-1" / "training.json").world_size == 2
 
