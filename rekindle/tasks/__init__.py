@@ -29,12 +29,12 @@ def load_task(name: str) -> Task:
             raise RequestError(what, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
         spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
         assert spec is not None
-        assert spec.loader is not None
         # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
         own = [str(folder) for folder in folders_of(path.absolute())]
         sys.path += [folder for folder in own if folder not in sys.path]
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        # without bytecode beside it, which would change the files of a model
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102 - as an import
     task_class = getattr(module, attribute, None)
     if not (isinstance(task_class, type) and issubclass(task_class, Task)):
         what = f"`{attribute}` in {target or name} is not a task"

@@ -1,6 +1,7 @@
 """The server in a container of a platform: where it finds the model, what it refuses; and the proof by any way to it."""
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from rekindle.errors import RequestError, StepError
 from rekindle.serve.smoke import prove
 from rekindle.serve.staging import SERVED, stage, staged_in
+from rekindle.train.modelfolder import ANY_CODE, digest_of, open_model
 from tests.ports import free_port
 from tests.quick import first
 from tests.serve.models import made, own
@@ -99,3 +101,11 @@ def test_a_language_model_is_proven_by_what_it_writes(tmp_path):
         prove(model, lambda body: server.client.post("/predict", json=body).json())
     finally:
         server.stop()
+
+
+def test_opening_a_model_of_a_task_of_ones_own_leaves_its_files_alone(model, tmp_path, monkeypatch):
+    """Not even bytecode may lie there: the next server would refuse the files."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    copy = shutil.copytree(model.path, tmp_path / "model")
+    assert open_model(copy, ANY_CODE).task.modality == "text"
+    assert digest_of(copy) == model.digest
