@@ -38,11 +38,11 @@ class Classifier(Model):
         task, settings, path = self.opened.task, self.opened.settings, self.opened.path
         try:
             rows = task.encode_raw([work.content for work in new], settings, path)
+            lengths_B = row_tokens(rows)
+            longer = self._longer(new, lengths_B)
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
             return [(work, failure_of(error)) for work in new]
         events: list[Event] = []
-        lengths_B = row_tokens(rows)
-        longer = self._longer(new, lengths_B)
         for batch in _batches(lengths_B):
             try:
                 table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)

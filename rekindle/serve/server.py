@@ -5,9 +5,11 @@ and is ready then. SIGTERM: not ready, what was accepted is answered, and the se
 before and meanwhile get 503."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import secrets
 import signal
 import socket
@@ -34,6 +36,8 @@ from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
 from rekindle.serve.smoke import instance_of, smoke
 from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
+
+log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 _LATEST = 1_000  # answers whose latency is kept
@@ -248,6 +252,10 @@ class Server:
                 body = openai.error_of(error) if route.startswith("/v1") else {"error": str(error)}
                 again = {"retry-after": "1"} if error.status in (429, 503) else None
                 response = JSONResponse(body, error.status, again)
+            except Exception:
+                log.exception("the endpoint %s failed", route)
+                what = "the server failed; its log says why"
+                response = JSONResponse({"error": what}, 500)
             finally:
                 self.accepted -= 1
             if self.state == "draining":  # the client's next request needs another connection
@@ -261,7 +269,7 @@ class Server:
     def _form(self, form: Callable[..., wire.Asked]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             body = await wire.read_body(request)
-            if _ASK_SHADOW in body and json.loads(body)["instances"] == [ASK_SHADOW]:
+            if _asks_shadow(body):
                 known = dataclasses.asdict(self.shadow.shadowed) if self.shadow else {}
                 return JSONResponse({"predictions": [known]})
             read = functools.partial(form, body, request.headers, self.inputs, self.about)
@@ -342,6 +350,12 @@ class Server:
         inputs = [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}]
         named = {"name": self.model.name, "versions": [self.model.version], "platform": "rekindle"}
         return JSONResponse({**named, "inputs": inputs, "outputs": wire.outputs(self.inputs)})
+
+
+def _asks_shadow(body: bytes) -> bool:
+    with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
+        return _ASK_SHADOW in body and bool(json.loads(body)["instances"] == [ASK_SHADOW])
+    return False
 
 
 def _deliver(events: list[Event]) -> None:

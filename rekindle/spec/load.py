@@ -28,7 +28,8 @@ _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
 _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
-    ("train", "engine_config"), ("evaluate", "must_pass"),
+    ("train", "engine_config"), ("evaluate", "must_pass"), ("monitor", "labels"),
+    ("monitor", "log"),
 )  # fmt: skip
 
 

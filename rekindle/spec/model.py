@@ -519,7 +519,7 @@ class GateSpec(Section):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Confidence of the two-sided bootstrap interval."""
     looks: int | None = Field(None, ge=1, le=10_000)
-    """So that all comparisons with champions under one `data.split`, however many, err together in
+    """So that all comparisons with champions on one test split, however many, err together in
     at most 1 - `confidence`: the first so many get equal parts of half of that, the next of a
     sixth, a twelfth and so on. Default: each comparison has all of it."""
     cluster: ColumnName | None = None

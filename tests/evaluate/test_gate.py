@@ -404,6 +404,8 @@ def test_an_epoch_is_how_the_test_split_is_drawn_and_the_looks_at_it_count(tmp_p
     elsewhere = DataSpec.model_validate({"source": "-", "split": {"salt": "spring"}})
     anew = gate.evaluate(asked, elsewhere, folder)
     assert anew.epoch not in ("", first.epoch)
+    shares = {"source": "-", "split": {"train": 0.7, "validation": 0.2}}
+    assert gate.evaluate(asked, DataSpec.model_validate(shares), folder).epoch == first.epoch
     assert (anew.promote, anew.comparison.confidence) == (True, pytest.approx(1 - 0.05 / 4))
 
 

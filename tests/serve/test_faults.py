@@ -204,3 +204,17 @@ def test_what_the_shadow_answers_is_counted_and_nobody_sees_it(model, tmp_path):
         server.stop()
     with running(model) as server:
         assert counted(server) == {}
+
+
+def test_a_text_that_names_the_shadow_is_an_input_as_any_other(model):
+    lines = {"content-type": "application/jsonlines"}
+    server = Running.of(model).ready()
+    try:
+        ask = server.client.post
+        named = b'{"text": "1", "note": "rekindle/shadow"}'
+        assert ask("/invocations", content=named, headers=lines).status_code == 200
+        for body in (b'["rekindle/shadow"]', b'{"rekindle/shadow": 1}', b"rekindle/shadow\xff"):
+            assert ask("/predict", content=body).status_code == 400
+        assert 'status="400"} 3.0' in server.client.get("/metrics").text
+    finally:
+        server.stop()
