@@ -120,7 +120,7 @@ def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> 
         # a value that cannot be text puts its row into no slice, as a missing one does
         parts = [texts(raw, one, "scalar", Findings()).values.to_pylist() for one in slices]
         for key, value, *part in zip(keys, values, *parts, strict=True):
-            if value and key in ids:
+            if key and value and key in ids:
                 known = zip(slices, part, strict=True)
                 found[key] = Label(value, tuple((name, one) for name, one in known if one))
     try:

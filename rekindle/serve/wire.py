@@ -6,6 +6,7 @@ CSV without a header; `infer` is version 2 of the Open Inference Protocol, as JS
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import dataclasses
 import io
@@ -22,7 +23,7 @@ from rekindle.serve.work import Options, Prediction, RefusedError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-MOST_BYTES, MOST_INSTANCES = 4 << 20, 256
+MOST_BYTES, MOST_INSTANCES, BODY_SECONDS = 4 << 20, 256, 15.0
 TOO_LARGE = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 _JSON_LENGTH = "inference-header-content-length"
@@ -218,12 +219,16 @@ async def read_body(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedError(415, "the body is compressed: send it as it is")
     pieces, size = list[bytes](), 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= MOST_BYTES:
-            pieces.append(piece)
-        elif size > 16 * MOST_BYTES:
-            break
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= MOST_BYTES:
+                    pieces.append(piece)
+                elif size > 16 * MOST_BYTES:
+                    break
+    except TimeoutError:
+        raise RefusedError(408, f"the body took more than {BODY_SECONDS:g} s") from None
     if size > MOST_BYTES:
         raise RefusedError(413, TOO_LARGE, "too_large")
     return b"".join(pieces)

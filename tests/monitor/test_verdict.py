@@ -213,11 +213,12 @@ def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
         {"id": "k", "label": None, "lang": "it", "plan": "free"},
         {"id": "l", "label": "x", "lang": ["de"], "plan": 3.0},  # no text, and one of a number
         {"id": "other", "label": "x", "lang": "de"},
+        {"id": "", "label": "x", "lang": "de"},  # of no request, though some came without an id
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {"source": "r.jsonl", "columns": {"label": "label", "key": "id"}}
     data = DataSpec(**fields, slices=("lang", "plan"))
-    assert labels(data, "text", str(file), {"k", "l", "m"}) == {
+    assert labels(data, "text", str(file), {"k", "l", "m", ""}) == {
         "k": Label("new", (("lang", "fr"),)), "l": Label("x", (("plan", "3"),)),
     }  # fmt: skip
     assert not caplog.text

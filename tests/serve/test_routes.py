@@ -1,11 +1,15 @@
 """A text classifier over HTTP: our own route, those of the platforms, and what is refused."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from rekindle.records import Evidence
+from rekindle.serve import wire
+from rekindle.serve.work import RefusedError
 from tests.serve import models
 from tests.serve.servers import running
 
@@ -193,3 +197,17 @@ def test_what_it_says_of_itself_can_be_pasted(server):
     text = Path(server.log).read_text()
     assert f"tickets version 3 at {server.url}, proven by 8 rows of its test split" in text
     assert f"curl -s {server.url}/predict -d '{{" in text
+
+
+def test_a_body_that_never_ends_is_refused_in_time(monkeypatch):
+    """Else it would hold up a server that is told to end."""
+    monkeypatch.setattr(wire, "BODY_SECONDS", 0.05)
+    parts = [{"type": "http.request", "body": b'{"instances"', "more_body": True}]
+
+    async def receive():
+        return parts.pop() if parts else await asyncio.Event().wait()
+
+    request = Request({"type": "http", "headers": []}, receive)
+    with pytest.raises(RefusedError, match=r"the body took more than 0\.05 s") as caught:
+        asyncio.run(wire.read_body(request))
+    assert caught.value.status == 408
