@@ -124,7 +124,7 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
         section: Any = values
         for parent in parents:
             section = section.get(parent) if isinstance(section, dict) else None
-        if isinstance(section, dict) and isinstance(section.get(name), str):
+        if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
             section[name] = _anchored(str(name), section[name], folder)
     data = values.get("data")
     parts = data.get("sources") if isinstance(data, dict) else ()

@@ -134,9 +134,9 @@ def test_the_best_of_a_grid_is_judged_and_the_others_train_only(config):
         "--set",
         "train.steps=2000",
         "--set",
-        "train.max_hours=1,1e-9",
+        "train.max_hours=1e-9,1",
     )
-    again = run(config, *ends)  # the second one ends at the first look
+    again = run(config, *ends)  # the first ends when it is looked at; the second goes on
     assert again.returncode == 0, again.stderr
     (failed,) = [
         line for line in again.stdout.splitlines() if "digits-2" in line and " failed " in line

@@ -402,11 +402,11 @@ def test_an_epoch_is_how_the_test_split_is_drawn_and_the_looks_at_it_count(tmp_p
     assert eighth.comparison.confidence == pytest.approx(1 - 0.05 / 40)
     assert "] at 99.875%, whose lower bound does not lie above 0" in eighth.reason
     elsewhere = DataSpec.model_validate({"source": "-", "split": {"salt": "spring"}})
-    anew = gate.evaluate(asked, elsewhere, folder)
-    assert anew.epoch not in ("", first.epoch)
+    salted = gate.evaluate(asked, elsewhere, folder)
+    assert salted.epoch not in ("", first.epoch)
     shares = {"source": "-", "split": {"train": 0.7, "validation": 0.2}}
     assert gate.evaluate(asked, DataSpec.model_validate(shares), folder).epoch == first.epoch
-    assert (anew.promote, anew.comparison.confidence) == (True, pytest.approx(1 - 0.05 / 4))
+    assert (salted.promote, salted.comparison.confidence) == (True, pytest.approx(1 - 0.05 / 4))
 
 
 def test_what_is_not_compared_is_no_look(tmp_path):

@@ -4,11 +4,15 @@ import asyncio
 import json
 from pathlib import Path
 
+import prometheus_client
 import pytest
 from starlette.requests import Request
 
 from rekindle.records import Evidence
 from rekindle.serve import wire
+from rekindle.serve.listening import listen
+from rekindle.serve.messages import ServeJob
+from rekindle.serve.server import Server
 from rekindle.serve.work import RefusedError
 from tests.serve import models
 from tests.serve.servers import running
@@ -211,3 +215,22 @@ def test_a_body_that_never_ends_is_refused_in_time(monkeypatch):
     with pytest.raises(RefusedError, match=r"the body took more than 0\.05 s") as caught:
         asyncio.run(wire.read_body(request))
     assert caught.value.status == 408
+
+
+def test_what_fails_in_an_endpoint_is_a_500_that_is_counted(server):
+    async def broken(request):
+        raise ZeroDivisionError
+
+    async def asked():
+        job = ServeJob(server.model, "127.0.0.1", 0, smoke=False)
+        with listen(job.host, job.port) as listening:
+            one = Server(job, listening)
+        one.state = "ready"
+        response = await one._counted("/x", broken)(Request({"type": "http", "headers": []}))
+        return response, prometheus_client.generate_latest(one.figures.known).decode()
+
+    response, figures = asyncio.run(asked())
+    assert (response.status_code, response.body) == (
+        500, b'{"error":"the server failed; its log says why"}',
+    )  # fmt: skip
+    assert 'rekindle_request_seconds_count{route="/x",status="500"} 1.0' in figures

@@ -327,3 +327,9 @@ def test_every_field_is_documented():
                 yield from undocumented(inner, f"{prefix}{name}.")
 
     assert list(undocumented(Spec)) == []
+
+
+def test_what_monitors_read_starts_at_the_configs_folder_and_no_text_stays_none(write):
+    path = write(MINIMAL + "monitor: {log: said, labels: ''}\n")
+    found = load_target(path).monitor
+    assert (found.log, found.labels) == (str(path.parent / "said"), "")
