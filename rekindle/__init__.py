@@ -18,8 +18,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rekindle.app.api import Comparison, Run, compare, load, planned, run, runs, submit
-    from rekindle.app.deployed import champion, deploy, rollback
+    from rekindle.app.api import (
+        Comparison,
+        Run,
+        champion,
+        compare,
+        deploy,
+        load,
+        planned,
+        rollback,
+        run,
+        runs,
+        submit,
+    )
     from rekindle.app.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
@@ -27,8 +38,8 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Task
 
 _MODULES = {
-    "app.api": ("Comparison", "Run", "compare", "load", "planned", "run", "runs", "submit"),
-    "app.deployed": ("champion", "deploy", "rollback"),
+    "app.api": ("Comparison", "Run", "champion", "compare", "deploy", "load", "planned",
+                "rollback", "run", "runs", "submit"),
     "app.forecast": ("Forecast",), "errors": ("RekindleError",), "spec.model": ("Spec",),
     "ir.distribution": ("distribute",), "tasks.base": ("Task",),
 }  # fmt: skip

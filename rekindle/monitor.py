@@ -128,8 +128,8 @@ def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> 
     except DataError as error:
         if not slices:
             raise
+        found = labels(data.model_copy(update={"slices": ()}), modality, source, ids)
         log.warning("accuracy of slices is not compared: %s", first_line(error))
-        return labels(data.model_copy(update={"slices": ()}), modality, source, ids)
     return found
 
 
@@ -292,7 +292,8 @@ def _labelled(rows: pa.Table, labels: Mapping[str, Label]) -> Sequence[Mapping[s
 def _numbers(rows: pa.Table, column: str) -> np.ndarray:
     if column not in rows.column_names:
         return np.zeros(0)
-    return np.asarray(rows.column(column).drop_null().to_numpy(), np.float64)
+    # NaN, of a broken network, is no confidence at all: tests would pass over it
+    return np.nan_to_num(np.asarray(rows.column(column).drop_null().to_numpy(), np.float64))
 
 
 def _z(level: float) -> float:

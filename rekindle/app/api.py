@@ -12,11 +12,11 @@ from typing import Any
 
 from rekindle import formats
 from rekindle.app.forecast import Forecast
-from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run
+from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run, wanted
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.records import Evidence, RunRecord
+from rekindle.records import ChampionRecord, Deployment, Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
 from rekindle.report.comparison import compared, lines
 from rekindle.report.page import render
@@ -219,6 +219,40 @@ def submit(
     resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), Path(home)
     record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
+
+
+def deploy(
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "local",
+    port: int | None = None, wait: bool = False, home: str | Path = DEFAULT_HOME,
+) -> Deployment:  # fmt: skip
+    """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
+    Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
+    from rekindle.app.deploy import Options, deploy
+
+    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
+    found = deploy(resolved, Path(home), Options(platform, port=port, wait=wait))
+    assert found is not None  # it may
+    return found
+
+
+def champion(target: Spec | str | None = None, home: str | Path = DEFAULT_HOME) -> ChampionRecord:
+    """Which version is champion, of the model of a spec, a name, a run or a config (None: of the
+    latest run), with its history and where it answers here."""
+    from rekindle.app.deploy import champion_here
+
+    spec = target if isinstance(target, Spec) else wanted(target, Path(home))[0]
+    return champion_here(spec, Path(home))
+
+
+def rollback(
+    target: Spec | str | None, reason: str, to: str = "", home: str | Path = DEFAULT_HOME
+) -> ChampionRecord:
+    """Make the champion before, or `to`, the champion again; deployments of this home follow."""
+    from rekindle.app.deploy import champion_here, roll_back
+
+    spec = target if isinstance(target, Spec) else wanted(target, Path(home))[0]
+    roll_back(spec, Path(home), reason, to)
+    return champion_here(spec, Path(home))
 
 
 def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:

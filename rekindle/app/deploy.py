@@ -4,7 +4,7 @@ deleted."""
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rekindle.app import champion
@@ -14,7 +14,7 @@ from rekindle.errors import RekindleError, RequestError, RolledBackError
 from rekindle.launch.process import compute_threads, owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.platforms.platform import Platform
-from rekindle.records import Deployment, RolloutEvent, VersionTraffic
+from rekindle.records import ChampionRecord, Deployment, RolloutEvent, VersionTraffic
 from rekindle.registry.history import champion_of
 from rekindle.registry.models import served_model
 from rekindle.report.collect import collect, local_path
@@ -162,12 +162,14 @@ def shown(spec: Spec, home: Path, platform: str) -> Deployment:
     )  # fmt: skip
 
 
-def serving_at(spec: Spec, home: Path, version: str) -> Iterator[str]:
-    """Addresses on this machine at which this version of the config's model answers."""
+def champion_here(spec: Spec, home: Path) -> ChampionRecord:
+    """The champion of the config's model, its history, and where on this machine it answers."""
+    found = champion_of(champion.registry_of(spec, home))
     rollout = _rollout(spec, home, Options())
     last = rollout.log.last()
-    if last and last.state != "deleted" and version in (*last.shares, serving(last)):
-        yield rollout.endpoint.address
+    if last and last.state != "deleted" and found.version in (*last.shares, serving(last)):
+        return found.model_copy(update={"serves_at": (rollout.endpoint.address,)})
+    return found
 
 
 def _within_budget(spec: Spec, machines: str, usd: float | None) -> None:

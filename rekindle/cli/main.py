@@ -7,12 +7,12 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import get_args
 
 import click
 
-if TYPE_CHECKING:
-    from rekindle.errors import RekindleError
+from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean, fix_of
+from rekindle.masking import masked
 
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
@@ -62,8 +62,6 @@ class _Verbs(click.Group):
         try:
             module = importlib.import_module(f"rekindle.cli.{_SHARED.get(name, name)}")
         except ModuleNotFoundError as error:  # such as pyarrow, of verbs that read the registry
-            from rekindle.errors import RequestError
-
             fix = "pip install 'rekindle[local,serve]'"
             raise RequestError(f"{error.name} is not installed", fix=fix) from error
         command: click.Command = getattr(module, name if name in _SHARED else "command")
@@ -72,8 +70,6 @@ class _Verbs(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from rekindle.errors import did_you_mean
-
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             hint = did_you_mean(name, VERBS)
@@ -121,8 +117,6 @@ def invoke(words: list[str]) -> int:
 
 
 def _invoked(words: list[str], as_json: bool) -> int:
-    from rekindle.errors import RekindleError
-
     try:
         result = cli.main(words, prog_name="rekindle", standalone_mode=False)
     except click.ClickException as error:
@@ -142,7 +136,7 @@ def _invoked(words: list[str], as_json: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
-def report_errors(error: "RekindleError", as_json: bool) -> None:
+def report_errors(error: RekindleError, as_json: bool) -> None:
     """The problems of `error`: one JSON object on stdout, or lines on stderr."""
     if as_json:
         from rekindle.cli.options import answer
@@ -165,15 +159,11 @@ def report_errors(error: "RekindleError", as_json: bool) -> None:
 def _show_traceback() -> None:
     import traceback
 
-    from rekindle.masking import masked
-
     sys.stderr.write(masked(traceback.format_exc()))
 
 
-def _of_the_system(error: OSError) -> Any:
+def _of_the_system(error: OSError) -> RekindleError:
     """A full disk or a folder without permission, in words."""
-    from rekindle.errors import RekindleError, fix_of
-
     what, where = error.strerror or str(error), str(error.filename or "")
     try:
         Path.cwd()
@@ -188,8 +178,6 @@ def _refused(error: click.ClickException, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its text is the help
         error.show()
         return 2
-    from rekindle.errors import Problem, RequestError
-
     context = getattr(error, "ctx", None)
     fix = f"see `{context.command_path if context else 'rekindle'} --help`"
     if isinstance(error, click.NoSuchOption) and (field := _field(error.option_name)):

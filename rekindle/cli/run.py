@@ -123,8 +123,9 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
         lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
     if result.gate:
         words = WORDS[result.gate.decision].format(run=result.run_id)
-        before = "decided before: " if result.model and not result.model.created else ""
-        lines.append(("gate", f"{before}{words}: {result.gate.reason}"))
+        if result.model and not result.model.created:
+            words = f"decided before: {words}; compared now"
+        lines.append(("gate", f"{words}: {result.gate.reason}"))
     lines += [("warning", warning) for warning in result.warnings]
     if model := result.model:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""

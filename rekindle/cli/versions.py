@@ -5,9 +5,8 @@ from pathlib import Path
 import click
 
 from rekindle import formats
-from rekindle.app import deployed
 from rekindle.app.champion import promote_run, registry_of
-from rekindle.app.deploy import roll_back
+from rekindle.app.deploy import champion_here, roll_back
 from rekindle.app.runs import find_run, wanted
 from rekindle.cli.options import agree, shared, tell, yes
 from rekindle.records import ChampionChange, ChampionRecord
@@ -22,7 +21,7 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 def champion(target: str | None, home: Path, as_json: bool) -> None:
     """Say which version is champion, since when, on what evidence, and which were before. Without
     an argument, of the model of the latest run."""
-    found = deployed.champion(target, home)
+    found = champion_here(wanted(target, home)[0], home)
     tell(found, "\n".join(_lines(found)), as_json)
 
 

@@ -65,7 +65,7 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
     if asked.stream:
         work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
         server.waiting.put([work])
-        events = _events(server, work, head, asked.stream_options or {})
+        events = _events(server, request, work, head, asked.stream_options or {})
         return StreamingResponse(events, media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
     message = {"role": "assistant", "content": found["text"]}
@@ -96,9 +96,10 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 
 async def _events(
-    server: Server, work: Work, head: dict[str, Any], options: Mapping[Any, bool]
+    server: Server, request: Request, work: Work, head: dict[str, Any], options: Mapping[Any, bool]
 ) -> AsyncIterator[bytes]:
     assert work.answer is not None
+    began = time.perf_counter()
     chat = head["object"] == "chat.completion"
     head |= {"object": "chat.completion.chunk"} if chat else {}
 
@@ -121,8 +122,11 @@ async def _events(
                 usage = {**head, "choices": [], "usage": _usage(found)}
                 yield b"data: " + dumped(usage) + b"\n\n"
             yield b"data: [DONE]\n\n"
+            server.note(request, [work], [found], time.perf_counter() - began)
     finally:
         server.accepted -= 1
+        taken = server.figures.seconds.labels(request.url.path, 200 if work.answer.done() else 499)
+        taken.observe(time.perf_counter() - began)
         if not work.answer.done():
             server.drop([work])
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import prometheus_client as prometheus
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rekindle
@@ -260,8 +260,9 @@ class Server:
                 self.accepted -= 1
             if self.state == "draining":  # the client's next request needs another connection
                 response.headers["connection"] = "close"
-            taken = time.perf_counter() - began
-            self.figures.seconds.labels(route, response.status_code).observe(taken)
+            if not isinstance(response, StreamingResponse):  # which is counted at its end
+                taken = time.perf_counter() - began
+                self.figures.seconds.labels(route, response.status_code).observe(taken)
             return response
 
         return counted
@@ -303,14 +304,20 @@ class Server:
         for i, each in enumerate(found):
             if isinstance(each, RefusedError):
                 raise RefusedError(each.status, f"instance {i}: {each}", each.reason)
-        taken = time.perf_counter() - began
-        if (self.shadow or self.log) and request.headers.get(_PROOF) != self.token:
-            if self.shadow:
-                self.shadow.give(works, found, taken)
-            if self.log:
-                self.log.put(ids, contents, found, taken)
-                self.figures.unlogged.set(self.log.dropped)
+        self.note(request, works, found, time.perf_counter() - began, ids)
         return found
+
+    def note(
+        self, request: Request, works: list[Work], found: list[Prediction], seconds: float,
+        ids: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Give what was answered to the shadow and the log, but for proofs."""
+        is_proof = request.headers.get(_PROOF) == self.token
+        if self.shadow and not is_proof:
+            self.shadow.give(works, found, seconds)
+        if self.log and not is_proof:
+            self.log.put(ids, [work.content for work in works], found, seconds)
+            self.figures.unlogged.set(self.log.dropped)
 
     def _watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
         """Drops them when their client goes away: a task costs more than most answers take."""
@@ -337,6 +344,8 @@ class Server:
 
     async def _ready(self, request: Request) -> Response:
         ready = self.state == "ready"
+        if not request.path_params.items() <= self.about.items():
+            return JSONResponse({"ready": False, "state": "unknown_model"}, 404)
         return JSONResponse({"ready": ready, "state": self.state}, 200 if ready else 503)
 
     async def _about(self, request: Request) -> Response:

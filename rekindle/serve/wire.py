@@ -80,7 +80,8 @@ def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any)
     """{"instances": [{column: value}], "parameters": {...}} -> {"predictions": [...], "model"}."""
     asked = read(Predict, body)
     contents, options = inputs.contents(asked.instances), _options(asked.parameters, inputs)
-    ids = [str(one.get(inputs.key, "")) for one in asked.instances] if inputs.key else []
+    keys = [one.get(inputs.key) for one in asked.instances] if inputs.key else []
+    ids = ["" if key is None else str(key) for key in keys]
 
     def render(found: list[Prediction]) -> bytes:
         return dumped({"predictions": found, "model": about})
@@ -90,8 +91,9 @@ def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any)
 
 def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
     """The same in JSON; or an instance a line, answered by a prediction a line; or a text a row."""
-    media = headers.get("content-type", JSON).partition(";")[0].strip()
-    accepted = [one.partition(";")[0].strip() for one in headers.get("accept", "").split(",")]
+    media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    wanted = headers.get("accept", "").lower().split(",")
+    accepted = [one.partition(";")[0].strip() for one in wanted]
     if not {"*/*", "", media}.intersection(accepted):
         raise RefusedError(406, f"the response has the type of the request, {media}")
     if media == JSON:
@@ -99,7 +101,9 @@ def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: 
     if media == JSON_LINES:
         lines = b",".join(line for line in body.split(b"\n") if line.strip())
         asked = predict(b'{"instances":[' + lines + b"]}", headers, inputs, about)
-        return dataclasses.replace(asked, render=_as_lines, media=media)
+        return dataclasses.replace(
+            asked, render=lambda found: b"".join(dumped(one) + b"\n" for one in found), media=media
+        )
     if media != CSV or inputs.modality in ("words", "image") or inputs.form == "chat":
         raise RefusedError(415, f"{media} is not read here: send {JSON} or {JSON_LINES}")
     try:
@@ -185,10 +189,6 @@ def _strings(raw: bytes, size: int) -> list[str]:
 
 def _names(found: list[Prediction]) -> list[str]:
     return list(dict.fromkeys(name for one in found for name in one))
-
-
-def _as_lines(found: list[Prediction]) -> bytes:
-    return b"".join(dumped(one) + b"\n" for one in found)
 
 
 def _as_csv(found: list[Prediction]) -> bytes:

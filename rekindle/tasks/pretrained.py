@@ -6,21 +6,19 @@ import functools
 import inspect
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
+from rekindle.spec.model import ModelSpec
 from rekindle.tasks.base import Settings, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import tokenizers
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-    from rekindle.spec.model import ModelSpec
 
 # settings that transformers takes for any architecture, or by older names
 _GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",

@@ -4,6 +4,7 @@ known changes, and (slow) ten months of reviews."""
 import collections
 import datetime as dt
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -226,9 +227,11 @@ def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
     assert labels(data, "text", str(file), {"l"}) == {"l": Label("x")}
     assert "accuracy of slices is not compared" in caplog.text
     assert "there is no column `country`" in caplog.text
+    caplog.clear()
     with pytest.raises(DataError, match="no column `class`"):
         labels(DataSpec(**{**fields, "columns": {"label": "class", "key": "id"}}, slices=("lang",)),
                "text", str(file), {"l"})  # fmt: skip
+    assert not caplog.text  # which would say of slices what is wrong with all
 
 
 def everything(draw, count, accuracy=(0.9, 0.8, 0.7), took=0.02):
@@ -299,6 +302,15 @@ def test_many_rows_do_not_alarm_about_nothing():
     draw = np.random.default_rng(4)
     evidence = evidence_of(*stream(draw, 2_000))
     assert alarms_of(evidence, *stream(draw, 50_000, length=0.02)) == set()
+
+
+def test_a_network_that_is_broken_is_not_confident():
+    """NaN, over which tests pass."""
+    draw = np.random.default_rng(5)
+    evidence = evidence_of(*stream(draw, 500))
+    rows, asked = stream(draw, 500)
+    rows = [{**row, "probability": math.nan} for row in rows]
+    assert "confidence" in alarms_of(evidence, rows, asked)
 
 
 def test_confidence_that_the_test_split_never_had_is_taken_as_it_is():

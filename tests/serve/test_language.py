@@ -1,13 +1,17 @@
 """Language models: what is written together is what is written alone, over every route."""
 
+import dataclasses
 import json
+import time
 from pathlib import Path
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from rekindle.records import Evidence
+from rekindle.serve.messages import ASK_SHADOW, LogTo
 from rekindle.serve.work import Options, Work
 from rekindle.serve.writer import Writer
 from rekindle.train.modelfolder import open_model
@@ -120,6 +124,30 @@ def test_a_stream_has_the_text_in_pieces_of_whole_characters(server):
     assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
     assert events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
     assert len(events) > 10
+
+
+@pytest.mark.slow
+def test_a_stream_is_logged_repeated_in_the_shadow_and_counted_when_it_ends(text_model, tmp_path):
+    model = dataclasses.replace(text_model, log=LogTo(str(tmp_path), text=True))
+    other = models.made(tmp_path / "next", "text-lm", seed=4)
+    asked = {"model": "tickets", "prompt": "my parcel", "stream": True, "max_tokens": 60}
+    with running(model.with_shadow(other)) as server:
+        began = time.monotonic()
+        with server.client.stream("POST", "/v1/completions", json=asked) as response:
+            pieces(response)
+        took = time.monotonic() - began
+        count = 'rekindle_request_seconds_count{route="/v1/completions",status="200"}'
+        server.until(lambda: server.figure(count) == 1)
+        assert took / 2 < server.figure(count.replace("_count", "_sum")) < took
+        body = {"instances": [ASK_SHADOW]}
+        seen = server.until(
+            lambda: server.client.post("/predict", json=body).json()["predictions"][0]["answered"]
+        )
+        assert seen == 1
+    (file,) = tmp_path.rglob("date=*/**/*.parquet")
+    (row,) = pq.ParquetFile(file).read().to_pylist()
+    assert "my parcel" in row["text"]
+    assert took / 2 < row["seconds"] < took
 
 
 @pytest.mark.slow

@@ -28,6 +28,10 @@ def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
         tensor = {"name": "body", "shape": [1], "datatype": "BYTES", "data": ["word01 neu01"]}
         infer = {"id": "one", "inputs": [tensor]}
         assert server.client.post("/v2/models/tickets/infer", json=infer).status_code == 200
+        without = {
+            "instances": [{"body": "no id", "id": None}]
+        }  # which is not one that is called None
+        assert server.client.post("/predict", json=without).status_code == 200
         assert server.predict(proof).status_code == 200
         assert server.client.post("/predict", json={"instances": [{"body": ""}]}).status_code == 400
         pid = server.process.pid
@@ -37,7 +41,7 @@ def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
         assert server.ended() == 0
     rows = rows_in(tmp_path / "log")
     assert sorted(row["id"] for row in rows) == sorted(
-        [f"r{i}" for i in range(40)] + ["one", "", ""]
+        [f"r{i}" for i in range(40)] + ["one", "", "", ""]
     )
     by = {row["id"]: row for row in rows}
     for i, (text, answer) in enumerate(zip(asked, answers, strict=True)):
@@ -50,7 +54,9 @@ def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
         )
         assert (row["model"], row["version"], row["text"]) == (model.digest, "3", None)
     assert by["one"]["unknown"] == 0.5
-    assert len({row["hash"] for row in rows}) == len({*asked, "word01 neu01", "late", "later"})
+    assert len({row["hash"] for row in rows}) == len(
+        {*asked, "word01 neu01", "no id", "late", "later"}
+    )
 
 
 def test_a_log_that_takes_nothing_costs_no_answer_and_is_counted(tmp_path, monkeypatch, caplog):

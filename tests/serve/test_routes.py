@@ -139,6 +139,12 @@ def test_what_sagemaker_must_not_send_is_refused(server, headers, content, statu
     assert (response.status_code, response.json()["error"][: len(said)]) == (status, said)
 
 
+def test_media_types_are_the_same_in_any_case(server):
+    headers = {"content-type": "Text/CSV; charset=utf-8", "accept": "TEXT/csv"}
+    response = server.client.post("/invocations", content="a\r\n", headers=headers)
+    assert (response.status_code, response.text.count(",")) == (200, 1)
+
+
 def v2(texts, **more):
     return {
         "inputs": [
@@ -152,6 +158,8 @@ def test_the_open_inference_protocol_is_spoken(server, rows, path):
     texts = [row.content for row in rows]
     assert server.client.get("/v2/health/ready").status_code == 200
     assert server.client.get(f"/v2/models/{path}/ready").status_code == 200
+    for other in ("orders", "tickets/versions/4"):
+        assert server.client.get(f"/v2/models/{other}/ready").status_code == 404
     about = server.client.get(f"/v2/models/{path}").json()
     assert (about["name"], about["versions"], about["inputs"][0]["name"]) == (
         "tickets",
