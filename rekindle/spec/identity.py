@@ -56,5 +56,6 @@ def source_hash(parts: Iterable[str] = DATA_PLANE) -> str:
     package = Path(__file__).resolve().parent.parent
     files: list[Path] = []
     for path in (package / part for part in parts):
-        files += [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+        inside = (file for file in path.rglob("*") if file.suffix in (".py", ".yaml"))
+        files += [path] if path.suffix == ".py" else sorted(inside)
     return digest([[file.relative_to(package).as_posix(), file_sha256(file)] for file in files])
