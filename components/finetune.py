@@ -61,14 +61,14 @@ def finetune(
         train=TrainSpec.model_validate_json(train),
         code=where.code(task),
     )
+    tracker = Tracker(where.spec.tracking_uri, artifact_root, name, run_key, job.parameters())
     try:
-        summary = run_gang(
-            job,
-            Tracker(where.spec.tracking_uri, artifact_root, name, run_key, job.parameters()).log,
-        )
+        summary = run_gang(job, tracker.log)
     except PreemptedError as stopped:
         sys.stdout.write(f"{stopped}\n")
         sys.exit(stopped.exit_code)
+    finally:
+        tracker.close()
     if summary is None:
         return  # the first node writes the outputs
     training.metadata["record"] = "training"

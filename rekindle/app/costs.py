@@ -19,7 +19,7 @@ def costs(home: Path, name: str = "") -> Costs:
     prices, rows = book(home), list[Cost]()
     for record in newest_first(home, name):
         if record.submission is not None:
-            rows.append(_of_run(record, record.submission, prices))
+            rows.append(cost_of(record, record.submission, prices))
     rows.sort(key=lambda row: row.started_at, reverse=True)
     months = collections.defaultdict[str, list[Cost]](list)
     for row in rows:
@@ -32,7 +32,8 @@ def costs(home: Path, name: str = "") -> Costs:
     return Costs(runs=tuple(rows), months=totals)
 
 
-def _of_run(record: RunRecord, sent: Submission, prices: PriceBook) -> Cost:
+def cost_of(record: RunRecord, sent: Submission, prices: PriceBook) -> Cost:
+    """Of a run on a platform."""
     region = str(record.spec["platforms"].get(record.platform, {}).get("region", ""))
     hours = usd = dear = 0.0
     billed, unpriced = list[str](), list[str]()

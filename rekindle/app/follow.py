@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rekindle.app.notify import tell_of
+from rekindle.app.notify import push, tell_of
 from rekindle.app.runs import sent_definition, write_card
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
@@ -64,6 +64,7 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
         write_card(home, now.run_id)
         if record.status not in ENDED_RUN:
             tell_of(now)
+            push(now, home)
     return now
 
 

@@ -18,6 +18,7 @@ from rekindle.registry.models import served_model
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import Spec
 from rekindle.tasks import load_task
+from rekindle.telemetry import Telemetry
 
 _MOST_KEPT = 1_000  # checks
 _SHARES = ("unknown", "prediction", "accuracy", "confidence", "brightness", "contrast")
@@ -64,7 +65,23 @@ def check(
     file.parent.mkdir(exist_ok=True)
     before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     write_atomically(file, "\n".join([*before[-_MOST_KEPT:], found.to_json(), ""]))
+    _push(found, platform)
     return found
+
+
+def _push(found: Monitored, platform: str) -> None:
+    """Give a monitoring system the figures, as telemetry.py is asked to."""
+    telemetry = Telemetry(config=found.name, platform=platform)
+    telemetry.set({
+        "monitor.rows": found.rows, "monitor.alarm": found.verdict == "alarm",
+        "monitor.expected_accuracy": found.expected_accuracy,
+        "monitor.p99_seconds": found.p99_seconds,
+    })  # fmt: skip
+    for one in found.signals:
+        figures = {"now": one.now, "effect": one.effect, "p_value": one.p_value}
+        named = {f"monitor.signal.{name}": value for name, value in figures.items()}
+        telemetry.set({**named, "monitor.signal.alarm": one.alarm}, signal=one.name)
+    telemetry.close()
 
 
 def _before(now: dt.datetime, length: str) -> dt.datetime:

@@ -1,17 +1,22 @@
 """Tells a webhook how a run ended, as `notify` asks: one short text that Slack, Mattermost and
-Teams show. That it cannot be told changes nothing of the run."""
+Teams show; and a monitoring system in figures. That they cannot be told changes nothing of the
+run."""
 
 import contextlib
 import logging
 import os
 import threading
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from rekindle.app.costs import cost_of
+from rekindle.catalog.prices import book
 from rekindle.http import HttpError, growing, request, retried
 from rekindle.masking import masked
 from rekindle.records import RunRecord
-from rekindle.report.collect import collect, gate_of
+from rekindle.report.collect import collect, gate_of, model_of
 from rekindle.spec.model import NotifySpec, Outcome
+from rekindle.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,24 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
                 log.warning("notify.webhook takes too long to answer")
             return
     log.warning("notify.webhook: the variable %s holds no https:// address", name)
+
+
+def push(record: RunRecord, home: Path) -> None:
+    """Give a monitoring system what a run that ended came to, as telemetry.py is asked to."""
+    telemetry = Telemetry(config=record.name, platform=record.platform)
+    if not telemetry.on:
+        return
+    found = collect(record, history=False)
+    gate, model, metrics = gate_of(found), model_of(found), dict[str, float]()
+    spent = cost_of(record, record.submission, book(home)) if record.submission else None
+    if found.evidence is not None:
+        metrics = {f"metric.{name}": value for name, value in found.evidence.metrics.items()}
+    telemetry.set({
+        "run.seconds": record.seconds, "run.failed": record.status == "failed",
+        "run.promoted": gate.promoted if gate else None, "run.usd": spent.usd if spent else None,
+        "model.version": float(model.version) if model else None, **metrics,
+    })  # fmt: skip
+    telemetry.close()
 
 
 def _send(url: str, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.app.notify import tell_of
+from rekindle.app.notify import push, tell_of
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import planned_here
 from rekindle.app.preflight import preflight
@@ -88,9 +88,11 @@ def execute(
             write_card(home, record.run_id)
         except OSError as error:  # what the run came to matters more
             log.warning("the card could not be written: %s", error.strerror)
-        if not options.because:  # else who decided that it runs tells what came of it
-            with contextlib.suppress(OSError, ValueError):  # refused before it had a record
-                tell_of(read_run(home, record.run_id))
+        with contextlib.suppress(OSError, ValueError):  # refused before it had a record
+            record = read_run(home, record.run_id)
+            push(record, home)
+            if not options.because:  # else who decided that it runs tells what came of it
+                tell_of(record)
 
 
 def _imports(spec: Spec) -> tuple[str, ...]:

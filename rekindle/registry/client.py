@@ -22,6 +22,7 @@ from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
 from rekindle.masking import masked
 from rekindle.records import HistoryRow
+from rekindle.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -173,9 +174,16 @@ class Tracker:
         self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
         self.name, self.run_key, self.parameters = name, run_key, parameters
         self.run_id, self.logged, self.silent = "", 0, False
+        self.telemetry = Telemetry(config=name, run_key=run_key[:12])
+
+    def close(self) -> None:
+        """End what goes to a monitoring system."""
+        self.telemetry.close()
 
     def log(self, rows: Sequence[HistoryRow]) -> None:
-        """Log the steps in `rows` that are not logged yet."""
+        """Log the steps in `rows` that are not logged yet; the last of them also as telemetry."""
+        figures = {f"train.{name}": getattr(rows[-1], name) for name in ("step", "epoch", *METRICS)}
+        self.telemetry.set(figures)
         if self.silent:
             return
         try:

@@ -1,0 +1,77 @@
+"""Figures for a monitoring system, by OpenTelemetry's SDK and its variables: OTLP where
+OTEL_EXPORTER_OTLP_ENDPOINT names a collector, other exporters by OTEL_METRICS_EXPORTER.
+
+Nothing waits for it: a thread of the SDK sends the latest figures, and logs what it could not send.
+Authority: OpenTelemetry's "Environment Variable Specification"."""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from rekindle.errors import first_line
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+SECONDS = 5.0  # for which the end waits; the SDK itself would wait for 30
+_GROUP = "opentelemetry_metrics_exporter"
+_NAMES = {"otlp": "otlp_proto_http"}
+
+
+class Telemetry:
+    """Gauges with the attributes `about`; nothing is done where no variable asks for it, as `on`
+    tells."""
+
+    def __init__(self, **about: str) -> None:
+        self.about, self._gauges = about, dict[str, Any]()
+        self._provider = _provider()
+        self.on = self._provider is not None
+
+    def set(self, figures: Mapping[str, float | None], **more: str) -> None:
+        """The latest of each figure, by its name behind `rekindle.`, with more attributes."""
+        for name, value in figures.items():
+            if self._provider is None or value is None:
+                continue
+            if name not in self._gauges:
+                meter = self._provider.get_meter("rekindle")
+                self._gauges[name] = meter.create_gauge(f"rekindle.{name}")
+            self._gauges[name].set(float(value), {**self.about, **more})
+
+    def close(self) -> None:
+        """Send what was set last; waits a bounded time."""
+        if self._provider is None:
+            return
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(SECONDS)
+        if ending.is_alive():
+            log.warning("telemetry: the last figures were not taken within %g s", SECONDS)
+
+
+def _provider() -> Any:
+    """The SDK's provider of meters, with a reader for each exporter that is asked for, or None."""
+    asked = os.environ.get("OTEL_METRICS_EXPORTER", "otlp" * any(map(os.environ.get, ENDPOINTS)))
+    names = [name.strip() for name in asked.split(",") if name.strip() not in ("", "none")]
+    exporters = []
+    for name in names:
+        found = list(entry_points(group=_GROUP, name=_NAMES.get(name, name)))
+        if not found:
+            what = "telemetry: no package brings the exporter %s: pip install 'rekindle[otlp]'"
+            log.warning(what, name)
+            continue
+        try:
+            exporters.append(found[0].load()())
+        except Exception as error:  # noqa: BLE001 - whatever an exporter lacks: work goes on
+            log.warning("telemetry: the exporter %s does not start: %s", name, first_line(error))
+    if not exporters:
+        return None
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    named = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "rekindle")})
+    readers = [PeriodicExportingMetricReader(each) for each in exporters]
+    return MeterProvider(readers, named, shutdown_on_exit=False)

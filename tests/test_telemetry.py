@@ -1,0 +1,144 @@
+"""What a monitoring system receives of runs, by OTLP; and that nothing waits for one that does not answer."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rekindle import telemetry
+from rekindle.telemetry import Telemetry
+from tests.ports import free_port
+from tests.servers.collector import collector
+from tests.support.cli import rekindle
+
+PIPELINE = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def say():
+    raise ValueError("it is broken")
+
+@dsl.pipeline(name="hello")
+def hello():
+    say()
+"""
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    with collector() as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
+        yield server
+
+
+def test_a_run_and_its_training_are_received(receiver, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    home = ("--home", str(tmp_path))
+    done = rekindle("run", str(CONFIGS / "digits.yaml"), *home, "--set", "train.epochs=2", "--json")
+    found, last = json.loads(done.stdout), receiver.last
+    assert last("rekindle.run.failed", config="digits", platform="local") == 0
+    assert last("rekindle.run.promoted") == found["gate"]["promoted"]
+    assert last("rekindle.model.version") == 1
+    assert last("rekindle.metric.accuracy") == pytest.approx(found["metrics"]["accuracy"])
+    assert last("rekindle.run.seconds") == pytest.approx(found["seconds"], abs=1)
+    record = json.loads((tmp_path / "runs" / found["run_id"] / "run.json").read_text())
+    (step,) = (step for step in record["steps"] if step["name"] == "finetune")
+    history = Path(step["artifacts"]["training"]["uri"].removeprefix("file://"), "history.jsonl")
+    row = json.loads(history.read_text().splitlines()[-1])
+    assert last("rekindle.train.step", config="digits") == row["step"]
+    assert last("rekindle.train.loss") == pytest.approx(row["loss"])
+    assert last("rekindle.train.samples_per_second") > 0
+    assert {p.resource["service.name"] for p in receiver.points} == {"rekindle"}
+    assert {p.resource["deployment.environment"] for p in receiver.points} == {"test"}
+    assert {headers["x-key"] for headers in receiver.headers} == {"secret"}
+
+
+def test_a_run_that_failed_is_received(receiver, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(PIPELINE)
+    Path("c.yaml").write_text("name: hello\npipeline: p.py:hello\n")
+    assert rekindle("run", "c.yaml", check=False).returncode == 1
+    assert receiver.last("rekindle.run.failed", config="hello") == 1
+    assert {p.name for p in receiver.points} == {"rekindle.run.failed", "rekindle.run.seconds"}
+
+
+def test_figures_go_out_while_work_goes_on(receiver):
+    figures = Telemetry(config="a")
+    figures.set({"loss": 2.0, "mfu": None})
+    give_up = time.monotonic() + 30
+    while not receiver.points:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    figures.set({"loss": 1.0}, rank="1")
+    figures.close()
+    assert receiver.points[0].value == 2
+    assert receiver.last("rekindle.loss", config="a", rank="1") == 1
+    assert {p.name for p in receiver.points} == {"rekindle.loss"}
+
+
+def test_a_collector_that_hangs_is_not_waited_for(receiver, monkeypatch, caplog):
+    monkeypatch.setattr(telemetry, "SECONDS", 0.5)
+    receiver.open.clear()
+    figures = Telemetry()
+    figures.set({"loss": 2.0})
+    began = time.monotonic()
+    figures.close()
+    assert time.monotonic() - began < 5
+    assert "the last figures were not taken within 0.5 s" in caplog.text
+
+
+def test_a_run_without_its_collector_ends_as_any_other(tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{free_port()}/v1/metrics"
+    )
+    done = rekindle(
+        "run",
+        str(CONFIGS / "digits.yaml"),
+        "--home",
+        str(tmp_path),
+        "--set",
+        "train.epochs=1",
+        "--json",
+    )
+    assert json.loads(done.stdout)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("none", ""), ("", ""),
+        ("datadog", "no package brings the exporter datadog: pip install 'rekindle[otlp]'"),
+        ("azure_monitor_opentelemetry_exporter", "the exporter azure_monitor_opentelemetry_exporter does not start: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_said_and_nothing_else(
+    asked, said, receiver, monkeypatch, caplog
+):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", asked)
+    monkeypatch.delenv("APPLICATIONINSIGHTS_CONNECTION_STRING", raising=False)
+    with caplog.at_level(logging.WARNING):
+        figures = Telemetry()
+    assert not figures.on
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
+    figures.set({"loss": 1.0})
+    figures.close()
+    assert not receiver.points
+
+
+def test_other_exporters_are_found_by_their_names(receiver):
+    program = "from rekindle.telemetry import Telemetry as T; t = T(config='a'); t.set({'loss': 2}); t.close()"
+    environment = {**os.environ, "OTEL_METRICS_EXPORTER": "otlp, console"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert receiver.last("rekindle.loss") == 2
+    assert '"name": "rekindle.loss"' in done.stdout
