@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all torture fuzz test-oldest test-clusters trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all layouts torture fuzz test-oldest test-clusters trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ test: install  ## the tests, within ten minutes
 test-all: install .venv/models .venv-clusters/installed  ## all tests, the slow ones too, and by Ray and Spark
 	$(PYTEST) --durations=25
 	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
+
+layouts: install  ## every proven layout against one process, half an hour; `make test-all` takes a part
+	LAYOUTS=all $(BIN)/python -m pytest -q tests/train/test_layouts.py
 
 # how long `make torture` goes on
 MINUTES ?= 8

@@ -55,7 +55,7 @@ All of this is proven on CPUs (gloo); on GPUs one rank has run, and not several 
 model, and on what else is asked for:
 
 - ● proven: gradients, weights after five steps and validation are those of one process
-  (`tests/train/test_layouts.py`).
+  (`tests/train/test_layouts.py`; `make layouts` compares all of them).
 - ○ composed: tests have each two of its parts together, not the whole. Before training, two steps
   of a small network of the same architecture are compared with one rank's, in the precision of the
   training and, where that is not exact (bf16, fp16, TF32), once more in fp32; a notice says how far

@@ -1,4 +1,5 @@
-"""Every layout trains as one process does: the same gradients, the same weights after five steps, the same validation.
+"""Every layout trains as one process does: the same gradients, the same weights after five steps, the same validation. All of
+them by `make layouts`; otherwise so many that each pair of features is there which goes together in any of them.
 
 One process forks the ranks of all cases (see differential.py). Cells of fp32 compute in fp64, so that what differs is an
 error and not rounding.
@@ -263,7 +264,28 @@ def generated_once(cases):
         yield case
 
 
-REST = list(generated_once(case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK))
+def pairs(case):
+    """What may get in each other's way in a case, two by two: it is what a composed layout may rely on."""
+    features = layout_support._features(case.cell) + ("unpacked",) * (not case.packing)
+    kind = (case.cell.kind, case.model)
+    return {(kind, one, other) for one in features for other in features}
+
+
+def covering(cases):
+    """As few of them as have each pair of features that any of them has, cheap ones first."""
+    left, chosen = set().union(*map(pairs, cases)), []
+    while left:
+        best = max(
+            cases, key=lambda c: len(pairs(c) & left) / (c.world * (3 if c.cell.compile else 1))
+        )
+        chosen.append(best)
+        left -= pairs(best)
+    return chosen
+
+
+EVERY = [case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK]
+# all of them by `make layouts`, before a release
+REST = list(generated_once(EVERY if os.environ.get("LAYOUTS") == "all" else covering(EVERY)))
 
 
 @pytest.fixture(scope="module")
