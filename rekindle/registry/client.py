@@ -75,8 +75,6 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = resolve_uri(tracking_uri, artifact_root)
     try:
-        mlflow.set_tracking_uri(uri)
-        mlflow.set_registry_uri(uri)
         root = Path(artifact_root).absolute()
         lock = root / "locks" / "registry"  # one process at a time makes the embedded database
         with contextlib.nullcontext() if tracking_uri else owned(lock, lambda: None):
@@ -85,7 +83,8 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
                 _settle(root)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)  # so that it has had an answer
-        yield client
+        with _meant(uri):
+            yield client
     except RekindleError:
         raise
     except Exception as error:
@@ -93,6 +92,25 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         what = f"cannot {doing}: {first_line(error)[:300]}"
         fix = _fix(tracking_uri, error)
         raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
+
+
+@contextlib.contextmanager
+def _meant(uri: str) -> Iterator[None]:
+    """Have MLflow's functions without a client mean this registry, and then what they meant before:
+    in a notebook they are the user's."""
+    import mlflow
+
+    tracking = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+    registry = os.environ.get("MLFLOW_REGISTRY_URI")
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(tracking)
+        mlflow.set_registry_uri(registry)
+        if registry is None:  # which MLflow leaves in the environment
+            os.environ.pop("MLFLOW_REGISTRY_URI", None)
 
 
 def _make(root: Path) -> None:

@@ -326,7 +326,7 @@ def test_a_registered_model_writes(chat, tmp_path, monkeypatch):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     experiment = mlflow.create_experiment("x", artifact_location=(tmp_path / "a").as_uri())
     (tmp_path / "judged").write_text("{}")
     with mlflow.start_run(experiment_id=experiment):

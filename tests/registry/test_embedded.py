@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import sqlite3
@@ -84,3 +85,41 @@ def test_killed_at_any_moment_of_its_making_it_is_whole_the_next_time(tmp_path):
         )
         assert done.stdout == "1\n"
         assert sorted(p.name for p in home.iterdir()) == ["locks", "mlflow.db"]
+
+
+@pytest.mark.parametrize("asked", ["", "tracking", "registry", "environment"])
+def test_what_mlflow_means_in_a_notebook_stays_what_it_was(tmp_path, asked):
+    theirs = f"sqlite:///{tmp_path}/theirs.db"
+    program = f"""
+import os, mlflow
+from rekindle.registry.client import registry
+def facts():
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+    return mlflow.is_tracking_uri_set(), mlflow.get_tracking_uri(), mlflow.get_registry_uri(), [os.environ.get(n) for n in names]
+if {asked!r} == "tracking":
+    mlflow.set_tracking_uri({theirs!r})
+elif {asked!r} == "registry":
+    mlflow.set_registry_uri({theirs!r})
+before = facts()
+for _ in range(2):
+    with registry("", {str(tmp_path / "home")!r}, "look") as client:
+        assert "/home/" in mlflow.get_tracking_uri() and "/home/" in mlflow.get_registry_uri()
+    assert facts() == before, (before, facts())
+try:
+    with registry("", {str(tmp_path / "home")!r}, "look"):
+        raise ValueError
+except Exception as error:
+    assert "cannot look" in str(error)
+assert facts() == before, (before, facts())
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+    if asked == "environment":
+        environment |= dict.fromkeys(("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"), theirs)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

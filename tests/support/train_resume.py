@@ -1,5 +1,6 @@
 """What tests share with train/test_resume.py."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -163,7 +164,8 @@ class Gang:
 
         self.until(alive, "a rank")
         for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the others are ended at once
+                os.kill(pid, signal.SIGKILL)
         return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
 
     def finish(self, code=0):

@@ -3,6 +3,7 @@
 Two namespaces joined by a veth pair, one rank on each, checkpoints in a folder that both see.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -118,7 +119,8 @@ class Cluster:
         top = psutil.Process(self.processes[node].pid)
         family = [top, *top.children(recursive=True)]
         for process in family:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
+                process.kill()
         self.processes[node].wait()
         psutil.wait_procs(family, timeout=10)
 
