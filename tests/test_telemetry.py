@@ -95,6 +95,7 @@ def test_a_collector_that_hangs_is_not_waited_for(receiver, monkeypatch, caplog)
     assert "the last figures were not taken within 0.5 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_without_its_collector_ends_as_any_other(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{free_port()}/v1/metrics"
