@@ -53,25 +53,25 @@ class Telemetry:
 
 def _provider() -> Any:
     """The SDK's provider of meters, with a reader for each exporter that is asked for, or None."""
-    asked = os.environ.get("OTEL_METRICS_EXPORTER", "otlp" * any(map(os.environ.get, ENDPOINTS)))
-    names = [name.strip() for name in asked.split(",") if name.strip() not in ("", "none")]
-    exporters = []
-    for name in names:
+    asked = os.environ.get("OTEL_METRICS_EXPORTER") or "otlp" * any(map(os.environ.get, ENDPOINTS))
+    readers = []
+    for name in (each.strip() for each in asked.split(",")):
         found = list(entry_points(group=_GROUP, name=_NAMES.get(name, name)))
         if not found:
-            what = "telemetry: no package brings the exporter %s: pip install 'rekindle[otlp]'"
-            log.warning(what, name)
+            if name not in ("", "none"):
+                fix = "pip install 'rekindle[otlp]'"
+                log.warning("telemetry: no package brings the exporter %s: %s", name, fix)
             continue
         try:
-            exporters.append(found[0].load()())
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+            readers.append(PeriodicExportingMetricReader(found[0].load()()))
         except Exception as error:  # noqa: BLE001 - whatever an exporter lacks: work goes on
             log.warning("telemetry: the exporter %s does not start: %s", name, first_line(error))
-    if not exporters:
+    if not readers:
         return None
     from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     named = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "rekindle")})
-    readers = [PeriodicExportingMetricReader(each) for each in exporters]
     return MeterProvider(readers, named, shutdown_on_exit=False)

@@ -115,7 +115,7 @@ def test_a_run_without_its_collector_ends_as_any_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("none", ""), ("", ""),
+        ("none", ""), (" none ", ""),
         ("datadog", "no package brings the exporter datadog: pip install 'rekindle[otlp]'"),
         ("azure_monitor_opentelemetry_exporter", "the exporter azure_monitor_opentelemetry_exporter does not start: "),
     ],
@@ -143,3 +143,17 @@ def test_other_exporters_are_found_by_their_names(receiver):
     )
     assert receiver.last("rekindle.loss") == 2
     assert '"name": "rekindle.loss"' in done.stdout
+
+
+def test_an_empty_variable_is_as_one_that_is_not_set(receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "")
+    figures = Telemetry()
+    figures.set({"loss": 2.0})
+    figures.close()
+    assert receiver.last("rekindle.loss") == 2
+
+
+def test_an_interval_that_is_none_is_said_and_nothing_else(receiver, monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "-1")
+    assert not Telemetry().on
+    assert "the exporter otlp does not start: " in caplog.text

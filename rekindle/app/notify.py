@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from rekindle.app.costs import cost_of
 from rekindle.catalog.prices import book
+from rekindle.errors import RekindleError
 from rekindle.http import HttpError, growing, request, retried
 from rekindle.masking import masked
 from rekindle.records import RunRecord
@@ -58,12 +59,15 @@ def push(record: RunRecord, home: Path) -> None:
         return
     found = collect(record, history=False)
     gate, model, metrics = gate_of(found), model_of(found), dict[str, float]()
-    spent = cost_of(record, record.submission, book(home)) if record.submission else None
+    usd = None
+    if record.submission:
+        with contextlib.suppress(RekindleError):  # `rekindle runs --costs` says what is wrong
+            usd = cost_of(record, record.submission, book(home)).usd
     if found.evidence is not None:
         metrics = {f"metric.{name}": value for name, value in found.evidence.metrics.items()}
     telemetry.set({
         "run.seconds": record.seconds, "run.failed": record.status == "failed",
-        "run.promoted": gate.promoted if gate else None, "run.usd": spent.usd if spent else None,
+        "run.promoted": gate.promoted if gate else None, "run.usd": usd,
         "model.version": float(model.version) if model else None, **metrics,
     })  # fmt: skip
     telemetry.close()
