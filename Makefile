@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all layouts torture fuzz test-oldest test-clusters trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all layouts torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -53,9 +53,10 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15
 
-test-all: install .venv/models .venv-clusters/installed  ## all tests, the slow ones too, and by Ray and Spark
+test-all: install .venv/models .venv-clusters/installed .venv-vllm/installed  ## all tests, the slow ones too, and by Ray, Spark and vLLM
 	$(PYTEST) --durations=25
 	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
+	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py
 
 layouts: install  ## every proven layout against one process, half an hour; `make test-all` takes a part
 	LAYOUTS=all $(BIN)/python -m pytest -q tests/train/test_layouts.py
@@ -81,13 +82,16 @@ test-oldest: .venv-oldest/installed  ## imports, two ranks, layouts and a trace 
 		tests/train/test_layouts.py::test_a_layout_trains_as_one_process_does \
 		tests/train/test_live_memory.py::test_a_trace_is_within_two_percent_of_what_two_shards_really_hold
 
-# Ray and Spark (which needs Java), in an environment of their own
-.venv-clusters/installed: tests/requirements-clusters.txt tests/data/make_clusters.py .venv/installed
-	$(BIN)/python tests/data/make_clusters.py .venv-clusters .venv
+# Ray and Spark (which needs Java), and vLLM, in environments of their own
+.venv-%/installed: tests/requirements-%.txt tests/make_beside.py .venv/installed
+	$(BIN)/python tests/make_beside.py .venv-$* .venv tests/requirements-$*.txt
 	@touch $@
 
 test-clusters: .venv-clusters/installed  ## ingest and shard by Ray and by Spark: the bytes of one process
 	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
+
+test-vllm: .venv-vllm/installed  ## a language model written by vLLM on this processor: the texts that it was judged by
+	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py
 
 trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
 	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py
@@ -103,9 +107,11 @@ DOCKERD := if [ "$$(id -u)" = 0 ] && command -v apt-get && \
 	docker info >/dev/null 2>&1 || (setsid dockerd >/tmp/dockerd.log 2>&1 &); \
 	timeout 30 sh -c 'until docker info >/dev/null 2>&1; do sleep 0.2; done'
 
+# what `make images` builds: vllm, too, where its base can be had
+IMAGES ?= cpu train
 images: install  ## the images of containers/, as far as this machine can build them
 	$(DOCKERD)
-	containers/build.sh cpu train
+	containers/build.sh $(IMAGES)
 
 release: install sbom  ## images for others: bases by digest, packages by hash, and their SBOM
 	RELEASE=1 containers/build.sh cpu train

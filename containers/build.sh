@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train]
-# An image's base is CPU_BASE or TRAIN_BASE, or what its Dockerfile says. Where no registry can be
+# Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train] [vllm]
+# An image's base is CPU_BASE, TRAIN_BASE or VLLM_BASE, or what its Dockerfile says. Where no registry can be
 # reached, the cpu image gets a base that mmdebstrap makes (as root), and its packages come from
 # containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
 #   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0 --build-arg EFA_SHA256=..." containers/build.sh train
@@ -70,10 +70,7 @@ build() {
 }
 
 for image in "${@:-cpu}"; do
-    asked=CPU_BASE
-    if [ "$image" = train ]; then
-        asked=TRAIN_BASE
-    fi
+    asked=$(echo "${image}_BASE" | tr '[:lower:]' '[:upper:]')
     base=${!asked:-$(default_base "$image")}
     if [ -n "${RELEASE:-}" ] && ! [[ $base =~ @sha256:[0-9a-f]{64}$ ]]; then
         echo "rekindle-$image is not built: a release needs its base $base by digest" >&2

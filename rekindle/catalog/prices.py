@@ -15,11 +15,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from rekindle.catalog.machines import Cloud, machine
-from rekindle.catalog.tables import rows
 from rekindle.errors import RequestError
 from rekindle.spec.platforms import Section
 from rekindle.spec.section_errors import checked
 from rekindle.spec.yaml_document import Document, read_document
+from rekindle.tables import rows
 
 OLD_DAYS = 30
 FILE = "prices.yaml"  # in a home: the prices that its plans use

@@ -10,19 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from rekindle.errors import RequestError
+from rekindle.tables import rows
 
 Verdict = Literal["native", "emulated", "ignored", "refused"]
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
-
-
-@functools.cache
-def rows(path: Path) -> Any:
-    """What a YAML file of ours holds, read once, by PyYAML's parser in C where there is one."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 - a safe one
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:

@@ -6,54 +6,17 @@ faults of most kinds can be left out instead: quarantine.py decides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from rekindle.errors import DataError, Problem, did_you_mean
+from rekindle.tables import rows
 
 TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
 SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
 _VALUE_LENGTH = 60
 
-_FAULTS = {
-    # kind: (what follows "3 rows", fix)
-    "malformed": ("that cannot be parsed",
-        "correct or remove them; `format` says how a file is read"),
-    "undecodable": ("with bytes that are not UTF-8",
-        "save the file as UTF-8, or set data.encoding, such as to cp1252"),
-    "type": ("with a value of the wrong type",
-        "texts must be strings, other columns strings or integers"),
-    "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),
-    "words": ("without a list of words",
-        "words are a list of strings, none of them empty; data.columns.words names the column"),
-    "tags": ("without exactly one tag per word",
-        "tags are a list of strings or integers, as many as there are words"),
-    "empty prompt": ("without a prompt", "remove them, or set data.columns.prompt"),
-    "empty completion": ("without a completion", "remove them, or set data.columns.completion"),
-    "chat": ("without a chat",
-        "a chat is a list of {role: ..., content: a text}, with no other keys"),
-    "role": ("with a role that is unknown or out of place",
-        "use user and assistant, and system for a first turn"),
-    "empty turn": ("with an empty turn", "remove the turn, or the row"),
-    "no answer": ("without a turn of the assistant", "remove them: they teach nothing"),
-    "empty label": ("without a label", "label or remove them, or set data.columns.label"),
-    "empty key": ("without a key", "give every row one, or unset data.columns.key"),
-    "empty group": ("without a group", "give every row one, or unset data.columns.group"),
-    "time": ("with no ISO 8601 time", "write times as 2026-03-31 or 2026-03-31T12:00:00Z"),
-    "unknown label": ("with a label that data.labels does not name",
-        "correct them, or add the label to data.labels"),
-    "image": ("with an image that cannot be read", "replace or remove them"),
-    "image size": ("with an image of another size than the first",
-        "set data.image_size: [height, width], or one number"),
-    "image colour": ("with a colour image after grey ones",
-        "convert all of them to grey or to colour"),
-    "pixel": ("with pixels that are not whole numbers from 0 to 255",
-        "scale pixels to 0..255, and remove NaN"),
-    "no class": ("in no folder that names their class",
-        "put each image into a folder named after its class"),
-    "leak": ("whose content stands in more than one split",
-        "remove the copies, set data.duplicates: exact, or split by hash without a key"),
-}  # fmt: skip
-
+_FAULTS = rows(Path(__file__).with_suffix(".yaml"))
 # columns of rows that language models are tuned on, and their roles
 _FORMS = {
     "messages": "{messages: messages}", "conversations": "{messages: conversations}",

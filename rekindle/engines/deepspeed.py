@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, contradictions
 from rekindle.errors import StepError, did_you_mean
+from rekindle.tables import rows
 
 if TYPE_CHECKING:
     import torch
@@ -36,61 +37,10 @@ _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOVED = ("optimizer", "param")
 _FEW, _ROUNDED = 256, 2e-2  # bf16 rounds by 0.4 %
-_UNSEEN = "no test has trained with it"
-# sections that would take over what is rekindle's, or that no test has seen
-_REFUSED = {
-    "scheduler": "rekindle sets the rate of each step (train.lr_schedule)",
-    "fp16": "use train.precision: bf16 or fp32",
-    "amp": "use train.precision: bf16 or fp32",
-    "elasticity": "rekindle resumes on any number of ranks by itself",
-    "autotuning": "rekindle plan chooses the layout",
-    "curriculum_learning": "rekindle decides the order of examples",
-    "data_efficiency": "rekindle decides the order of examples",
-    "compression_training": "rekindle does not export what it makes",
-    "pipeline": "use rekindle's engine with train.layout",
-    "tensor_parallel": "use rekindle's engine with train.layout",
-    "compile": "use rekindle's engine with train.compile",
-    "checkpoint": "rekindle saves and resumes",
-    "activation_checkpointing": "use train.activation_checkpointing",
-    "torch_autocast": "use train.precision",
-    "gradient_allreduce_op": "losses are shares of the whole batch's",
-    "communication_data_type": _UNSEEN,
-    "data_types": _UNSEEN,
-    "sparse_gradients": _UNSEEN,
-}
-# DeepSpeed drops what it does not know without a word
-_KNOWN = (
-    *_REFUSED,
-    "aio", "bf16", "comms_logger", "csv_monitor", "disable_allgather", "dump_state",
-    "flops_profiler", "gradient_accumulation_steps", "gradient_clipping",
-    "gradient_predivide_factor", "memory_breakdown", "optimizer", "prescale_gradients",
-    "steps_per_print", "tensorboard", "train_batch_size", "train_micro_batch_size_per_gpu",
-    "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "zero_optimization",
-)  # fmt: skip
-# of its sections, what tests have seen; with others a model may be exported wrong without a word
-_SEEN = {
-    ("zero_optimization",): (
-        "stage", "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
-        "ignore_unused_parameters", "log_trace_cache_warnings", "offload_optimizer",
-        "offload_param", "overlap_comm",
-        "reduce_bucket_size", "reduce_scatter", "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
-        "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
-    ),
-    ("zero_optimization", "offload_optimizer"): ("device", "pin_memory", "buffer_count", "ratio"),
-    ("zero_optimization", "offload_param"): (
-        "device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu",
-    ),
-    ("bf16",): ("enabled",),
-    ("optimizer",): ("type", "params"),
-    ("optimizer", "params"): ("lr", "betas", "eps", "weight_decay", "torch_adam"),
-}  # fmt: skip
-# what others are by default, which does no harm; False where it is not here
-_DEFAULTS = {"adam_w_mode": True, "bias_correction": True, "mics_shard_size": -1, "nvme_path": None,
-             "zero_hpz_partition_size": 1}  # fmt: skip
-
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
+_REFUSED, _DEFAULTS = _TABLES["refused"], _TABLES["defaults"]
+_KNOWN = (*_REFUSED, *_TABLES["known"])
+_SEEN = {tuple(place.split(".")): tuple(keys) for place, keys in _TABLES["seen"].items()}
 _NARROW = "stage 0 in bf16 keeps no weights in full precision that could be saved"
 
 

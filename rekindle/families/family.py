@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from rekindle.tables import rows
 
 Norm = Literal["rms", "layer"]
 Gelu = Literal["fused", "written"]
@@ -117,7 +117,5 @@ def _family(row: dict[str, Any]) -> Family:
 
 
 _FILE = Path(__file__).with_name("families.yaml")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
-_ROWS = yaml.load(_FILE.read_text(encoding="utf-8"), _LOADER)["families"]  # noqa: S506 - a safe one
-FAMILIES: Mapping[str, Family] = {name: _family(row) for name, row in _ROWS.items()}
+FAMILIES: Mapping[str, Family] = {n: _family(row) for n, row in rows(_FILE)["families"].items()}
 """By transformers' `model_type`."""

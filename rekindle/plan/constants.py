@@ -6,9 +6,9 @@ import functools
 import hashlib
 from pathlib import Path
 
-from rekindle.catalog.tables import rows
 from rekindle.plan.attention import Kernel
 from rekindle.plan.steptime import Constants
+from rekindle.tables import rows
 
 FILE = Path(__file__).with_suffix(".yaml")
 CPU = "CPU"

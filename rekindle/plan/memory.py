@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rekindle.catalog.tables import rows
 from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.tensors import Rank
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
+from rekindle.tables import rows
 
 FILE = Path(__file__).with_suffix(".yaml")
 _MASTER = 12  # weights in full precision and two moments

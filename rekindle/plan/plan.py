@@ -13,7 +13,6 @@ from typing import Any
 
 from rekindle import outputs
 from rekindle.catalog.prices import PriceBook
-from rekindle.catalog.tables import rows
 from rekindle.errors import Problem, RequestError
 from rekindle.plan import quantised, risk, updates
 from rekindle.plan.advice import advice
@@ -28,6 +27,7 @@ from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
+from rekindle.tables import rows
 
 SHOWN = 5
 _SHORT_SECONDS = 600.0  # of a training; what is not counted matters there

@@ -1,6 +1,7 @@
 """A served model in memory."""
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from rekindle.errors import UnsupportedError
 from rekindle.serve.classifier import Classifier
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.messages import ServedModel
+from rekindle.serve.vllm_writer import VLLM, VllmWriter
 from rekindle.serve.work import Model
-from rekindle.serve.writer import Writer
+from rekindle.serve.writer import LanguageModel, Writer
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder, open_model
 
@@ -27,8 +29,12 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = answering(opened, device, served.precision)
-    return model, inputs, model.decoded if isinstance(model, Writer) else str
+    model: Model
+    if VLLM in os.environ and isinstance(opened.task, CausalLM):
+        model = VllmWriter(opened, opened.task, served.precision)
+    else:
+        model = answering(opened, device, served.precision)
+    return model, inputs, model.decoded if isinstance(model, LanguageModel) else str
 
 
 def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:

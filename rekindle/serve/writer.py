@@ -33,16 +33,65 @@ class Text:
     written: list[int] = dataclasses.field(default_factory=list)
 
 
-class Writer(Model):
+class LanguageModel(Model):
+    """What makes an instance of a request and an answer of tokens, whatever writes them. It has
+    room for `positions` tokens, prompt included."""
+
+    def __init__(self, opened: ModelFolder, task: CausalLM, positions: int | None) -> None:
+        self.opened, self.task = opened, task
+        self.positions = positions or 1 << 62
+        self.end: int = opened.settings["eos_token_id"]
+
+    def text(self, work: Work) -> Text:
+        """An instance that begins; what its positions have no room for is cut off in front. Raises
+        RekindleError for a chat that the template refuses."""
+        ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
+        length, draw = work.options.max_new_tokens, torch.Generator()
+        kept = ids[-max(1, self.positions - length) :] or [self.end]
+        if work.options.seed is None:
+            draw.seed()
+        else:
+            draw.manual_seed(work.options.seed)
+        limit = min(length, self.positions - len(kept))
+        return Text(work, kept, limit, len(kept) < len(ids), draw)
+
+    def prediction(self, text: Text) -> Prediction:
+        """The answer."""
+        ended = text.written[-1:] == [self.end]
+        found = {
+            "text": self.decoded(text.written[: -1 if ended else None]),
+            "prompt_tokens": len(text.prompt), "tokens": len(text.written),
+            "finish_reason": "stop" if ended else "length",
+        }  # fmt: skip
+        return {**found, "truncated": True} if text.cut else found
+
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens."""
+        return self.task.decoded(ids, self.opened.path)
+
+    def begun(self, new: list[Work], events: list[Event]) -> list[Text]:
+        """The new instances; of those that cannot begin, `events` gets why."""
+        texts = list[Text]()
+        for work in new:
+            try:
+                texts.append(self.text(work))
+            except RekindleError as error:
+                events.append((work, RefusedError(400, error.problems[0].what)))
+        return texts
+
+
+class Writer(LanguageModel):
     """Each turn writes one token of each instance."""
 
     def __init__(
         self, opened: ModelFolder, task: CausalLM, device: torch.device, precision: str = ""
     ) -> None:
-        self.opened, self.task = opened, task
         self.network: Any
         self.network, self.device = network_in(opened, device, precision)
-        self.end, self.pad = opened.settings["eos_token_id"], opened.settings["pad_token_id"]
+        super().__init__(
+            opened, task, getattr(self.network.config, "max_position_embeddings", None)
+        )
+        self.pad = opened.settings["pad_token_id"]
         self.mask_BT: Any = None
         self.cache: Any = None
         self._keep([])
@@ -61,12 +110,7 @@ class Writer(Model):
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
             events += [(text.work, failure_of(error)) for text in self.texts]
             self._keep([])
-        texts = list[Text]()
-        for work in new:
-            try:
-                texts.append(self._text(work))
-            except RekindleError as error:
-                events.append((work, RefusedError(400, error.problems[0].what)))
+        texts = self.begun(new, events)
         try:
             if texts:
                 self._begin(texts, events)
@@ -84,18 +128,6 @@ class Writer(Model):
         before = [True] * len(self.texts)
         self._join(texts, mask_BT, cache)
         self._leave(before + self._add(texts, logits_BV, events))
-
-    def _text(self, work: Work) -> Text:
-        """An instance that begins; what its positions have no room for is cut off in front."""
-        ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
-        length, draw = work.options.max_new_tokens, torch.Generator()
-        positions = getattr(self.network.config, "max_position_embeddings", None) or 1 << 62
-        kept = ids[-max(1, positions - length) :] or [self.end]
-        if work.options.seed is None:
-            draw.seed()
-        else:
-            draw.manual_seed(work.options.seed)
-        return Text(work, kept, min(length, positions - len(kept)), len(kept) < len(ids), draw)
 
     def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, cache: Any) -> torch.Tensor:
         """[B, V], float64, on the host: the scores of what follows."""
@@ -125,20 +157,8 @@ class Writer(Model):
                 events.append((text.work, token))
             stays.append(not ended and len(text.written) < text.limit)
             if not stays[-1]:
-                events.append((text.work, self._prediction(text, ended)))
+                events.append((text.work, self.prediction(text)))
         return stays
-
-    def _prediction(self, text: Text, ended: bool) -> Prediction:
-        found = {
-            "text": self.decoded(text.written[: -1 if ended else None]),
-            "prompt_tokens": len(text.prompt), "tokens": len(text.written),
-            "finish_reason": "stop" if ended else "length",
-        }  # fmt: skip
-        return {**found, "truncated": True} if text.cut else found
-
-    def decoded(self, ids: list[int]) -> str:
-        """The text of tokens."""
-        return self.task.decoded(ids, self.opened.path)
 
     def _join(self, texts: list[Text], mask_BT: torch.Tensor, cache: Any) -> None:
         """Put new texts below those under way."""

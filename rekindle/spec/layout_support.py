@@ -1,6 +1,6 @@
 """Which combinations of layout, schedule, recomputation, compilation, precision and adapters train.
 
-`GROUPS` lists those that are proven: tests/train/test_layouts.py compares every cell of it with one
+layout_support.yaml lists those that are proven: tests/train/test_layouts.py compares each with one
 process. A combination is composed where each pair of its features is in a proven one of the same
 kind: it trains after two steps of a small network have been compared with one rank's
 (train/compare.py), or as `train.untested` says. Every other one is refused. `docs/layouts.md` shows
@@ -10,21 +10,23 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import AXES, Layout
 from rekindle.spec.model import TrainSpec
+from rekindle.tables import rows
 
 Kind = Literal["image", "text", "tags", "tokens"]
-KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a group that names none
+KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a row that names none
 KIND_OF: Mapping[str, Kind] = {
     "image_classification": "image", "text_classification": "text",
     "token_classification": "tags", "causal_lm": "tokens",
 }  # fmt: skip
 """By task; a user's own task is theirs to test."""
-SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 Axes = tuple[str, ...]
 Level = Literal["proven", "composed", "refused"]
 Untested = Literal["check", "refuse", "allow"]
@@ -50,93 +52,30 @@ class Cell:
         return f"{self.kind}: " + ", ".join(part for part in parts if part)
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The product of its fields; schedules apply where pp is among the axes."""
-
-    axes: tuple[Axes, ...]
-    kinds: tuple[Kind, ...] = KINDS
-    schedules: tuple[str, ...] = ("1f1b",)
-    checkpointing: tuple[str, ...] = ("none",)
-    compile: tuple[bool, ...] = (False,)
-    precision: tuple[str, ...] = ("fp32",)
-    lora: tuple[bool, ...] = (False,)
-
-    def cells(self) -> Iterator[Cell]:
-        """Those of the product that mean something; some come twice."""
-        product = itertools.product(
-            self.kinds, self.axes, self.schedules, self.checkpointing, self.compile,
-            self.precision, self.lora,
-        )  # fmt: skip
-        for values in product:
-            cell = Cell(*values)
-            if "pp" not in cell.axes:
-                cell = dataclasses.replace(cell, schedule="")
-            if not impossible(cell):
-                yield cell
-
-
-def _up_to(most: int) -> tuple[Axes, ...]:
-    return tuple(axes for n in range(most + 1) for axes in itertools.combinations(AXES, n))
-
-
-_ONE, _TWO, _THREE = _up_to(1), _up_to(2), _up_to(3)
-GROUPS = (
-    Group(_TWO, schedules=SCHEDULES),
-    Group(_THREE, kinds=("tokens",)),
-    Group((("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",), schedules=SCHEDULES),
-    Group((("shard", "tp", "pp", "cp"),), kinds=("tokens",)),
-    Group(_TWO, checkpointing=("full",), schedules=("1f1b", "interleaved")),
-    Group(_ONE, checkpointing=("selective",), schedules=("1f1b", "interleaved")),
-    Group(_TWO, kinds=("tokens",), checkpointing=("selective",), schedules=("1f1b", "interleaved")),
-    Group(_TWO, precision=("bf16",)),
-    Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
-    Group(_TWO, kinds=("tokens",), precision=("bf16",), checkpointing=("selective", "full")),
-    Group((("dp", "shard", "tp"), ("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",),
-          schedules=("1f1b", "interleaved"), precision=("bf16",),
-          checkpointing=("none", "selective", "full")),
-    Group((("shard", "tp", "cp"),), kinds=("tokens",), precision=("bf16",),
-          checkpointing=("none", "full")),
-    Group(_up_to(1)[:3], precision=("fp16",)),
-    Group(_up_to(1)[:3], kinds=("tokens",), precision=("fp8",),
-          checkpointing=("none", "selective", "full")),
-    Group(_up_to(1)[:3], kinds=("tokens",), precision=("fp8",), compile=(True,)),
-    Group(_up_to(1)[:3], compile=(True,), kinds=("text", "tokens")),
-    Group(_up_to(1)[:3], compile=(True,), precision=("bf16",), kinds=("text", "tokens"),
-          checkpointing=("none", "full")),
-    Group((*_ONE, ("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), lora=(True,),
-          precision=("fp32", "bf16")),
-    Group(_up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",),
-          precision=("fp32", "bf16")),
-    # recipes that people use, each of which adds pairs of features to those that may be composed
-    Group((("cp",), ("shard", "cp"), ("dp", "shard")), kinds=("tokens",), lora=(True,),
-          checkpointing=("full",), precision=("fp32", "bf16")),
-    Group((("shard",), ("cp",)), kinds=("tokens",), lora=(True,), checkpointing=("selective",),
-          precision=("bf16",)),
-    Group((("tp",), ("shard", "tp"), ("pp",)), kinds=("tokens",), lora=(True,),
-          checkpointing=("full",)),
-    Group((("shard",),), kinds=("text", "tokens"), compile=(True,), checkpointing=("selective",),
-          precision=("fp32", "bf16")),
-    Group((("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), compile=(True,),
-          precision=("fp32", "bf16")),
-    Group((("tp",), ("pp",), ("cp",)), kinds=("tokens",), compile=(True,)),
-    Group((("shard",),), kinds=("tokens",), compile=(True,), lora=(True,)),
-    Group((("shard",),), kinds=("tokens",), compile=(True,), lora=(True,), precision=("bf16",),
-          checkpointing=("full",)),
-    Group(((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
-          checkpointing=("none", "full")),
-    # what divides no token and no block
-    Group((*_up_to(1)[:3], ("dp", "shard")), kinds=("tags",), precision=("fp32", "bf16")),
-    Group((("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"),
-          checkpointing=("none", "selective", "full"), lora=(False, True)),
-    Group((("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"), compile=(True,)),
-)  # fmt: skip
+_FILE = Path(__file__).with_suffix(".yaml")
+_USUAL: dict[str, tuple[Any, ...]] = {f.name: (f.default,) for f in dataclasses.fields(Cell)}
+_USUAL |= {"kind": KINDS, "schedule": ("1f1b",)}
 
 
 @functools.cache
 def tested() -> Mapping[Cell, None]:
     """All cells, each once, simple ones first."""
-    return dict.fromkeys(cell for group in GROUPS for cell in group.cells())
+    return dict.fromkeys(cell for row in rows(_FILE) for cell in _cells(row))
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[Cell]:
+    """Those of the product that mean something; some come twice."""
+    named = row["axes"]
+    axes = [tuple(names.split()) for names in named]
+    if isinstance(named, str):
+        counts = range(int(named.removeprefix("up to ")) + 1)
+        axes = [names for count in counts for names in itertools.combinations(AXES, count)]
+    for values in itertools.product(*{**_USUAL, **row, "axes": axes}.values()):
+        cell = Cell(*values)
+        if "pp" not in cell.axes:
+            cell = dataclasses.replace(cell, schedule="")
+        if not impossible(cell):
+            yield cell
 
 
 def impossible(cell: Cell) -> str:

@@ -13,9 +13,10 @@ import pytest
 
 from rekindle.catalog import machines as machines_of
 from rekindle.catalog.machines import Machine, gpu, gpus, machine, machines, peak_flops
-from rekindle.catalog.tables import limits, rows
+from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.platforms.machines import with_gpus
+from rekindle.tables import rows
 
 
 @pytest.mark.parametrize("name", [*gpus(), *machines()])

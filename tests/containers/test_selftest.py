@@ -1,5 +1,6 @@
 """The self-test of images, on this machine, and what it says of images that lack something."""
 
+import importlib.util
 import json
 import os
 import re
@@ -91,6 +92,13 @@ def libraries(tmp_path):
 def test_plugins_have_to_load_where_they_were_built_in(image, folder, expected, libraries):
     found = selftest.check_plugins(image, {"efa": libraries / folder})
     assert [check.fix for check in found] == expected
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="there is a vLLM here")
+def test_an_image_on_vllm_has_to_import_it():
+    check = selftest.check_vllm()
+    assert check.what.endswith("No module named 'vllm'")
+    assert "use a base with vLLM" in check.fix
 
 
 def test_a_line_says_what_to_do():

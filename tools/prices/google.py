@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 
 from rekindle.catalog.machines import Machine, machine
 from rekindle.catalog.prices import Price
-from rekindle.catalog.tables import limits, rows
+from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError
+from rekindle.tables import rows
 from tools.prices.pages import pages
 
 KEY = "GOOGLE_API_KEY"

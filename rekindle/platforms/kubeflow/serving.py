@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.tables import rows
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
 from rekindle.serve.messages import BOUNDS_MS
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
+from rekindle.tables import rows
 
 LABEL, VERSION = "rekindle", "rekindle.dev/version"
 READY_SECONDS = 1_800.0  # as the startupProbe in deployment.yaml

@@ -1,0 +1,167 @@
+"""Language models written by vLLM: its real engine, in an environment of its own (`make test-vllm`)."""
+
+import dataclasses
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+pytest.importorskip("vllm", reason="`make test-vllm` runs it where vLLM is")
+
+from rekindle.serve.load import loaded
+from rekindle.serve.messages import ASK_SHADOW
+from rekindle.serve.vllm_writer import VLLM
+from rekindle.serve.work import Options, Work
+from tests.serve import models, servers
+from tests.serve.servers import Running, running
+
+pytestmark = pytest.mark.slow
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", VLLM: "--enforce-eager --max-num-seqs 8"}
+PROMPTS = [[("text", text[: 2 + 3 * i])] for i, text in enumerate(models.TEXTS * 3)]
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.DECODER, "hidden_size", 64)  # vLLM has no heads of 16 for CPUs
+        return models.made(tmp_path_factory.mktemp("lm"), "text-lm", seed=3)
+
+
+@pytest.fixture(scope="module")
+def writer(text_model):
+    return loaded(text_model)[0]
+
+
+@pytest.fixture(scope="module")
+def by_vllm(text_model):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CPU.items():
+            patch.setenv(name, value)
+        return loaded(text_model)[0]
+
+
+def test_it_writes_what_the_model_was_judged_by(writer, by_vllm):
+    """More prompts than its scheduler takes at once, of which some end by themselves."""
+    options = Options(max_new_tokens=40)
+    assert len(PROMPTS) > by_vllm.room == 8
+    expected = writer.answers(PROMPTS, options)
+    assert by_vllm.answers(PROMPTS, options) == expected
+    assert {one["finish_reason"] for one in expected} == {"stop", "length"}
+    assert by_vllm.room == 8
+    assert not by_vllm.busy
+
+
+def test_a_long_prompt_is_cut_in_front(writer, by_vllm):
+    prompt = [[("text", "word " * 4_000)]]
+    options = Options(max_new_tokens=4)
+    found = by_vllm.answers(prompt, options)
+    assert found == writer.answers(prompt, options)
+    assert found[0]["truncated"]
+
+
+def test_a_seed_draws_the_same_text_alone_and_together(by_vllm):
+    drawn = Options(max_new_tokens=8, temperature=1.0, seed=5)
+    together = by_vllm.answers(PROMPTS, drawn)
+    assert together == [by_vllm.answers([prompt], drawn)[0] for prompt in PROMPTS]
+    other = by_vllm.answers(PROMPTS, drawn.model_copy(update={"seed": 6}))
+    assert sum(a != b for a, b in zip(together, other, strict=True)) > 12
+
+
+def test_tokens_come_one_after_another_and_a_client_that_left_makes_room(by_vllm):
+    works = [Work(prompt, Options(max_new_tokens=30)) for prompt in PROMPTS[:2]]
+    events = by_vllm.turn(works)
+    while not events:
+        events = by_vllm.turn([])
+    assert all(isinstance(event, int) for _, event in events)
+    assert by_vllm.room == 6
+    works[0].gone = True
+    found = []
+    while by_vllm.busy:
+        found += by_vllm.turn([])
+        assert by_vllm.room == 7 or not by_vllm.busy
+    assert {work for work, _ in found} == {works[1]}
+    *tokens, (_, answer) = found
+    assert len(tokens) >= 28
+    assert answer["tokens"] == 30
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(models.DECODER, "hidden_size", 64)
+    monkeypatch.setattr(servers, "PATIENCE_SECONDS", 300)
+    return monkeypatch
+
+
+ASKED = {"instances": [{"body": "once upon"}], "parameters": {"max_new_tokens": 30}}
+
+
+def test_a_server_is_proven_answers_every_form_and_drains(text_model, environment):
+    body = {"model": text_model.name, "prompt": "once upon", "max_tokens": 30}
+    with running(text_model) as server, ThreadPoolExecutor(16) as pool:
+        whole = server.client.post("/predict", json=ASKED).json()["predictions"][0]["text"]
+        same = server.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        streamed = server.client.post("/v1/completions", json={**body, "stream": True}).text
+        events = [
+            json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")
+        ]
+        assert same == whole == "".join(event["choices"][0]["text"] for event in events)
+        long = {**ASKED, "parameters": {"max_new_tokens": 400}}
+        answers = [pool.submit(server.client.post, "/predict", json=long) for _ in range(16)]
+        server.until(lambda: answers[0].done())
+        server.process.send_signal(signal.SIGTERM)
+        assert {answer.result().status_code for answer in answers} == {200}
+        assert server.ended() == 0
+
+
+def test_a_version_and_the_one_in_its_shadow_write_side_by_side(text_model, environment):
+    pair = text_model.with_shadow(text_model)
+    with running(pair) as server:
+        assert server.client.post("/predict", json=ASKED).status_code == 200
+
+        def shadowed():
+            found = server.client.post("/predict", json={"instances": [ASK_SHADOW]}).json()
+            return found["predictions"][0] if found["predictions"][0]["answered"] else None
+
+        counted = server.until(shadowed)
+        assert (counted["failed"], counted["differed"]) == (0, 0)
+
+
+def test_a_server_whose_engine_ends_answers_so_and_ends(text_model, environment):
+    with running(text_model) as server, ThreadPoolExecutor() as pool:
+        engines = psutil.Process(server.process.pid).children(recursive=True)
+        (engine,) = [each for each in engines if "EngineCore" in each.name()]
+        long = {**ASKED, "parameters": {"max_new_tokens": 4_000}}
+        answer = pool.submit(server.client.post, "/predict", json=long)
+        server.until(lambda: server.client.get("/metrics").status_code == 200 and answer.running())
+        engine.kill()
+        assert answer.result().status_code == 500
+        server.ended()
+
+
+def test_other_weights_are_not_served(text_model, environment, tmp_path):
+    other = models.made(tmp_path, "text-lm", seed=4)
+    server = Running.of(dataclasses.replace(other, evidence=text_model.evidence))
+    try:
+        assert server.ended() == 1
+        assert "smoke: to row" in server.log.read_text()
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(("arguments", "precision", "reason"), [
+    ("--no-such-thing", "", "vLLM does not start"),
+    ("--max-model-len 1000000", "", "vLLM does not start"),
+    ("", "int8", "vLLM does not serve rekindle's int8"),
+])  # fmt: skip
+def test_what_vllm_does_not_take_is_refused(text_model, environment, arguments, precision, reason):
+    environment.setenv(VLLM, arguments)
+    server = Running.of(dataclasses.replace(text_model, precision=precision))
+    try:
+        assert server.ended() == 2
+        assert f"error: {reason}" in server.log.read_text()
+    finally:
+        server.stop()
