@@ -107,6 +107,7 @@ def _only_here(uri: str) -> str:
     return ""
 
 
+_AS_USER = ("azureml", "user")
 _ROOTS = {
     "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
     "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
@@ -126,6 +127,9 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         what = "a step that deploys has no test split to measure the precision on"
         fix = "leave one of them out; `rekindle deploy` measures it where the model was trained"
         yield Problem(what, "deploy.precision", fix)
+    if spec.deploy.after_promotion and (platform, spec.platforms.azureml.identity) == _AS_USER:
+        what = "a step that deploys has no token of the user for Azure's services"
+        yield Problem(what, "platforms.azureml.identity", "set it to managed, or leave it out")
     elsewhere = [name for name in spec.registration.publish if name != platform]
     if spec.deploy.after_promotion and elsewhere:
         what = f"a deployment that goes back on {platform} would not be followed on {elsewhere[0]}"

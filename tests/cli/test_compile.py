@@ -155,6 +155,16 @@ def test_where_the_config_says_so_the_pipeline_ends_with_a_deployment(platform, 
     assert found[1] == platform
 
 
+def test_a_step_of_azure_that_acts_as_the_user_does_not_deploy(tmp_path):
+    words, _ = PLATFORMS["azureml"]
+    asked = ["--platform", "azureml", *words, *TRACKED, "--set", "platforms.azureml.identity=user"]
+    asked += ["--set", "deploy.after_promotion=true"]
+    done = rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path / "out", check=False)
+    assert done.returncode == 2
+    assert "platforms.azureml.identity" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_pipeline_that_deploys_publishes_on_no_other_platform(tmp_path):
     asked = sagemaker(deploy__after_promotion="true", register__publish="[sagemaker, vertex]")
     words = [*asked, *PLATFORMS["vertex"][0], "-o", tmp_path / "out"]
