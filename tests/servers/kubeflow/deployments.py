@@ -55,7 +55,7 @@ def problems(kind: str, body: Any) -> list[str]:
         return found + list(_of_route(spec))
     if kind == "InferenceService":
         return found + list(_of_inference(meta, spec))
-    found += _unknown(f"V1{kind}", body, kind)
+    found += unknown(f"V1{kind}", body, kind)
     if kind == "Deployment":
         template = spec["template"]
         labels = template["metadata"]["labels"]
@@ -83,12 +83,12 @@ def _of_inference(meta: Any, spec: Any) -> Iterator[str]:
         if type(spec["predictor"].get(name)) is not kind:
             yield f"spec.predictor.{name} must be an integer"
     pod = {name: one for name, one in spec["predictor"].items() if name not in own}
-    yield from _unknown("V1PodSpec", pod, "spec.predictor")
+    yield from unknown("V1PodSpec", pod, "spec.predictor")
     if [one["name"] for one in pod["containers"]] != ["kserve-container"]:
         yield "spec.predictor.containers: the custom container is called kserve-container"
 
 
-def _unknown(model: str, data: Any, where: str) -> Iterator[str]:
+def unknown(model: str, data: Any, where: str) -> Iterator[str]:
     """Fields that the model has not, and values of another type."""
     kind = getattr(client, model)
     names = {json_name: name for name, json_name in kind.attribute_map.items()}
@@ -104,7 +104,7 @@ def _typed(kind: str, value: Any, where: str) -> Iterator[str]:
     if plain is not None and type(value) is not plain:
         yield f"{where}: {value!r} is no {kind}"
     elif kind.startswith("V1"):
-        yield from _unknown(kind, value, where)
+        yield from unknown(kind, value, where)
     elif kind.startswith("list["):
         for i, one in enumerate(value):
             yield from _typed(kind[5:-1], one, f"{where}[{i}]")
