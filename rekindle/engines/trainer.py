@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, contradictions
 from rekindle.errors import did_you_mean
+from rekindle.tables import rows
 
 if TYPE_CHECKING:
     from rekindle.spec.model import Spec, TrainSpec
@@ -26,16 +28,7 @@ _DEFAULTS = {
     "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None, "budget_hours": None,
 }  # fmt: skip
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-# what it hands on; other arguments are rekindle's, or no test has trained with them
-_TAKEN = (
-    "average_tokens_across_devices", "data_seed", "dataloader_num_workers",
-    "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
-    "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_timeout",
-    "full_determinism", "gradient_checkpointing_kwargs", "include_num_input_tokens_seen",
-    "log_level", "log_level_replica", "neftune_noise_alpha", "optim", "optim_args",
-    "optim_target_modules", "skip_memory_metrics", "tf32", "torch_empty_cache_steps",
-    "use_liger_kernel",
-)  # fmt: skip
+_TAKEN = rows(Path(__file__).with_suffix(".yaml"))
 
 
 class Trainer(Engine):

@@ -116,6 +116,6 @@ def _family(row: dict[str, Any]) -> Family:
     return Family(**{**row, "modules": modules})
 
 
-_FILE = Path(__file__).with_name("families.yaml")
-FAMILIES: Mapping[str, Family] = {n: _family(row) for n, row in rows(_FILE)["families"].items()}
+_ROWS = rows(Path(__file__).with_name("families.yaml"))["families"]
+FAMILIES: Mapping[str, Family] = {name: _family(row) for name, row in _ROWS.items()}
 """By transformers' `model_type`."""

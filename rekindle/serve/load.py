@@ -31,6 +31,9 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Model
     if VLLM in os.environ and isinstance(opened.task, CausalLM):
+        if served.shadow is not None:
+            fix = "leave deploy.shadow out, or serve without vLLM"
+            raise UnsupportedError("vLLM serves one version in a process", where=VLLM, fix=fix)
         model = VllmWriter(opened, opened.task, served.precision)
     else:
         model = answering(opened, device, served.precision)

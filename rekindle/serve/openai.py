@@ -63,9 +63,17 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
     head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": asked.model}
     head["object"] = "chat.completion" if kind is Chat else "text_completion"
     if asked.stream:
-        work = Work(content, options, asyncio.get_running_loop().create_future(), asyncio.Queue())
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        pieces: asyncio.Queue[int | None] = asyncio.Queue()
+        work, began = Work(content, options, answer, pieces), time.perf_counter()
         server.waiting.put([work])
-        events = _events(server, request, work, head, asked.stream_options or {})
+        watching = server.watch(request, [work])
+        first = await pieces.get()  # what fails before it is answered as any other request is
+        watching.cancel()
+        if first is None and isinstance(refused := await answer, RefusedError):
+            raise refused
+        texts = _texts(server, pieces, first)
+        events = _events(server, request, work, texts, began, head, asked.stream_options or {})
         return StreamingResponse(events, media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
     message = {"role": "assistant", "content": found["text"]}
@@ -96,10 +104,10 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 
 async def _events(
-    server: Server, request: Request, work: Work, head: dict[str, Any], options: Mapping[Any, bool]
-) -> AsyncIterator[bytes]:
+    server: Server, request: Request, work: Work, texts: AsyncIterator[str], began: float,
+    head: dict[str, Any], options: Mapping[Any, bool],
+) -> AsyncIterator[bytes]:  # fmt: skip
     assert work.answer is not None
-    began = time.perf_counter()
     chat = head["object"] == "chat.completion"
     head |= {"object": "chat.completion.chunk"} if chat else {}
 
@@ -111,10 +119,11 @@ async def _events(
     try:
         if chat:
             yield event("", role="assistant")
-        async for text in _texts(server, work):
+        async for text in texts:
             yield event(text)
         found = await work.answer
         if isinstance(found, RefusedError):
+            server.figures.refused.labels(found.reason).inc()
             yield b"data: " + dumped(error_of(found)) + b"\n\n"
         else:
             yield event("", found["finish_reason"])
@@ -125,21 +134,24 @@ async def _events(
             server.note(request, [work], [found], time.perf_counter() - began)
     finally:
         server.accepted -= 1
-        taken = server.figures.seconds.labels(request.url.path, 200 if work.answer.done() else 499)
+        status = getattr(work.answer.result(), "status", 200) if work.answer.done() else 499
+        taken = server.figures.seconds.labels(request.url.path, status)
         taken.observe(time.perf_counter() - began)
         if not work.answer.done():
             server.drop([work])
 
 
-async def _texts(server: Server, work: Work) -> AsyncIterator[str]:
+async def _texts(
+    server: Server, pieces: asyncio.Queue[int | None], token: int | None
+) -> AsyncIterator[str]:
     """What is written, in pieces of whole characters; together they are the whole text."""
-    assert work.pieces is not None
     ids, shown = list[int](), 0
-    while (token := await work.pieces.get()) is not None:
+    while token is not None:
         ids.append(token)
         text = server.decode(ids)
         if not text.endswith("�"):  # the bytes of a character may be several tokens
             yield text[shown:]
             shown = len(text)
+        token = await pieces.get()
     if len(text := server.decode(ids)) > shown:
         yield text[shown:]

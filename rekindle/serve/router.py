@@ -290,17 +290,20 @@ class Router:
                     content = await response.read()
                     count(status)
                     return web.Response(body=content, status=status, headers=named)
-                count(status)
                 answer, sending = web.StreamResponse(status=status, headers=named), True
                 await answer.prepare(request)
                 async for piece in response.content.iter_any():
+                    if b'\ndata: {"error"' in b"\n" + piece:  # the end of a stream that failed
+                        status = 500
                     await answer.write(piece)
                 await answer.write_eof()
+                count(status)
                 return answer
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if not sending or isinstance(error, aiohttp.ClientPayloadError | TimeoutError):
+                count(500)
             if sending:
                 raise  # a part is with the client already
-            count(500)
             return None
         finally:
             backend.inflight -= 1

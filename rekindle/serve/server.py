@@ -292,7 +292,7 @@ class Server:
         began = time.perf_counter()
         self.waiting.put(works)
         watching: list[asyncio.Task[None]] = []
-        timer = loop.call_later(_PATIENCE, lambda: watching.append(self._watch(request, works)))
+        timer = loop.call_later(_PATIENCE, lambda: watching.append(self.watch(request, works)))
         try:
             found = [await work.answer for work in works if work.answer]
         finally:
@@ -319,7 +319,7 @@ class Server:
             self.log.put(ids, [work.content for work in works], found, seconds)
             self.figures.unlogged.set(self.log.dropped)
 
-    def _watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
+    def watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
         """Drops them when their client goes away: a task costs more than most answers take."""
 
         async def watched() -> None:

@@ -1,20 +1,19 @@
 """What a language model writes by vLLM, the choice for GPUs: where `REKINDLE_VLLM` is set, as in
 the image on vLLM's, to more arguments of `vllm serve` or to none.
 
-Requests, smoke rows, log, shadow and metrics stay rekindle's. The engine is a process of vLLM's
-own; where that fails, this one ends, too. Written against vLLM 0.32."""
+All else stays rekindle's. The engine's core is in this process: in one of its own it outlives this
+one's kill and takes a terminal's signals. Where it fails, this process ends. For vLLM 0.32."""
 
 import argparse
 import json
-import multiprocessing.connection
+import math
 import os
 import shlex
 import signal
-import threading
 from typing import Any
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.serve.work import Event, Work, failure_of
+from rekindle.serve.work import Event, Prediction, RefusedError, Work, failure_of, not_finite
 from rekindle.serve.writer import LanguageModel, Text
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder
@@ -38,13 +37,6 @@ class VllmWriter(LanguageModel):
         self.most: int = config.scheduler_config.max_num_seqs
         self.texts: dict[str, Text] = {}
         self.number, self.room = 0, self.most
-        ends = [child.sentinel for child in multiprocessing.active_children()]
-        threading.Thread(target=self._watch, args=(ends,), daemon=True).start()
-
-    def _watch(self, ends: list[int]) -> None:
-        """What waits for an engine that was killed would wait without end."""
-        multiprocessing.connection.wait(ends)
-        self.engine.engine_core.outputs_queue.put(RuntimeError("vLLM's engine has ended"))
 
     def turn(self, new: list[Work]) -> list[Event]:
         """What one step writes of the texts under way, the new ones among them."""
@@ -61,7 +53,8 @@ class VllmWriter(LanguageModel):
                 except ValueError as error:  # what vLLM takes of no client
                     events.append((text.work, failure_of(error)))
             for output in self.engine.step() if self.texts else ():
-                self._take(output, events)
+                if output.request_id in self.texts:
+                    self._take(output, events)
         except Exception as error:  # noqa: BLE001 - these fail
             failure, answered = failure_of(error), {w for w, e in events if not isinstance(e, int)}
             works = {text.work for text in [*self.texts.values(), *begun]} - answered
@@ -76,9 +69,11 @@ class VllmWriter(LanguageModel):
         from vllm.sampling_params import RequestOutputKind
 
         options = text.work.options
+        seed = text.draw.initial_seed() & (1 << 63) - 1  # vLLM's own is of the engine, and -1 none
         how = SamplingParams(
-            temperature=options.temperature, seed=options.seed, max_tokens=text.limit,
-            stop_token_ids=[self.end], detokenize=False, output_kind=RequestOutputKind.DELTA,
+            temperature=options.temperature, seed=seed, max_tokens=text.limit, logprobs=0,
+            stop_token_ids=[self.end], ignore_eos=True,  # also those of generation_config.json
+            detokenize=False, output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         self.number += 1
         self.engine.add_request(str(self.number), {"prompt_token_ids": text.prompt}, how)
@@ -86,21 +81,27 @@ class VllmWriter(LanguageModel):
 
     def _take(self, output: Any, events: list[Event]) -> None:
         """The tokens of a text, and, when it is whole, its answer."""
-        text = self.texts.get(output.request_id)
-        if text is None:
-            return
-        tokens = list(output.outputs[0].token_ids)
+        text, (found,) = self.texts[output.request_id], output.outputs
+        tokens = list(found.token_ids)
         text.written += tokens
-        events += [(text.work, token) for token in tokens if token != self.end]
-        if output.finished:
+        is_finite = math.isfinite(found.cumulative_logprob or 0)
+        events += [(text.work, token) for token in tokens if is_finite and token != self.end]
+        if output.finished or not is_finite:
             del self.texts[output.request_id]
-            events.append((text.work, self.prediction(text)))
+            self.engine.abort_request([output.request_id])
+            answer: Prediction | RefusedError = self.prediction(text)
+            if not is_finite:
+                answer = not_finite()
+            elif found.finish_reason not in ("stop", "length"):
+                answer = failure_of(RuntimeError(f"vLLM ended a text: {found.finish_reason}"))
+            events.append((text.work, answer))
 
 
 def _engine(folder: str, words: list[str]) -> Any:
     """vLLM's engine of a model folder, which needs none of its tokenizers."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent to anybody
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.utils.argparse_utils import FlexibleArgumentParser

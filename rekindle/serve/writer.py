@@ -34,8 +34,7 @@ class Text:
 
 
 class LanguageModel(Model):
-    """What makes an instance of a request and an answer of tokens, whatever writes them. It has
-    room for `positions` tokens, prompt included."""
+    """Begins and ends what is written in up to `positions` tokens, prompt included."""
 
     def __init__(self, opened: ModelFolder, task: CausalLM, positions: int | None) -> None:
         self.opened, self.task = opened, task
@@ -116,6 +115,7 @@ class Writer(LanguageModel):
                 self._begin(texts, events)
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
             events += [(text.work, failure_of(error)) for text in texts]
+            self._leave([text not in texts for text in self.texts])
         return events
 
     def _begin(self, texts: list[Text], events: list[Event]) -> None:
@@ -149,7 +149,7 @@ class Writer(LanguageModel):
                 continue
             token, temperature = int(logits_V.argmax()), text.work.options.temperature
             if temperature > 0:
-                odds_V = torch.softmax(logits_V / temperature, -1)
+                odds_V = torch.softmax(logits_V / max(temperature, 0.01), -1)
                 token = int(torch.multinomial(odds_V, 1, generator=text.draw))
             text.written.append(token)
             ended = token == self.end

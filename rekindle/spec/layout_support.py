@@ -52,7 +52,6 @@ class Cell:
         return f"{self.kind}: " + ", ".join(part for part in parts if part)
 
 
-_FILE = Path(__file__).with_suffix(".yaml")
 _USUAL: dict[str, tuple[Any, ...]] = {f.name: (f.default,) for f in dataclasses.fields(Cell)}
 _USUAL |= {"kind": KINDS, "schedule": ("1f1b",)}
 
@@ -60,7 +59,8 @@ _USUAL |= {"kind": KINDS, "schedule": ("1f1b",)}
 @functools.cache
 def tested() -> Mapping[Cell, None]:
     """All cells, each once, simple ones first."""
-    return dict.fromkeys(cell for row in rows(_FILE) for cell in _cells(row))
+    groups = rows(Path(__file__).with_suffix(".yaml"))
+    return dict.fromkeys(cell for row in groups for cell in _cells(row))
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[Cell]:

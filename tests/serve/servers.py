@@ -24,21 +24,25 @@ PATIENCE_SECONDS = 60
 class Running:
     """A server process of a test; its output is in `log`."""
 
-    def __init__(self, words: list[str], port: int, folder: Path, **environment: str) -> None:
+    def __init__(
+        self, words: list[str], port: int, folder: Path, session: bool = False, **environment: str
+    ) -> None:
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "server.txt"
         self.process = subprocess.Popen(
             words, cwd=folder, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, start_new_session=session,
         )  # fmt: skip
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     @classmethod
-    def of(cls, model: ServedModel, smoke: bool = True, port: int = 0) -> Running:
+    def of(
+        cls, model: ServedModel, smoke: bool = True, port: int = 0, session: bool = False
+    ) -> Running:
         """The server of a model, without the command line."""
         port, folder = port or free_port(), Path(model.path).parent
         job = ServeJob(model=model, host="127.0.0.1", port=port, health_route="/h", predict_route="/p", smoke=smoke)  # fmt: skip
         text = TypeAdapter(ServeJob).dump_json(job).decode()
-        return cls([sys.executable, "-m", "rekindle.serve", text], port, folder)
+        return cls([sys.executable, "-m", "rekindle.serve", text], port, folder, session)
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """What the condition comes to once it holds; a server that ended first fails the test."""

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from pathlib import Path
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 from rekindle.records import Evidence
@@ -205,3 +207,48 @@ def test_a_chat_answers_whole_and_streamed(tmp_path):
         assert complete(server).status_code == 400  # a chat is no text that goes on
         wrong = {**body, "messages": [*messages, {"role": "assistant", "content": "a"}]}
         assert server.client.post("/v1/chat/completions", json=wrong).status_code == 400
+
+
+def test_a_temperature_next_to_nothing_fails_no_text(writer):
+    """Scores divided by it would be infinite, and with them fail all texts under way."""
+    works = [
+        Work(PROMPTS[0], Options(max_new_tokens=6)),
+        Work(PROMPTS[1], Options(max_new_tokens=6, temperature=1e-320)),
+    ]
+    found = dict(writer.turn(works[:1]))
+    events = writer.turn(works[1:])
+    while writer.busy:
+        events += writer.turn([])
+    answers = {work: event for work, event in [*found.items(), *events] if isinstance(event, dict)}
+    assert [answers[work]["tokens"] for work in works] == [6, 6]
+
+
+def test_texts_that_cannot_begin_leave_those_under_way_alone(writer, monkeypatch):
+    works = [Work(PROMPTS[i], Options(max_new_tokens=6)) for i in (0, 1)]
+    events = writer.turn(works[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "argmax", lambda *_: 1 / 0)  # what a token is chosen by
+        broken = dict(writer.turn(works[1:]))
+    assert {event.reason for event in broken.values()} == {"internal"}
+    assert not writer.busy
+    assert [one["tokens"] for one in writer.answers([PROMPTS[0]], works[0].options)] == [6]
+    assert events
+
+
+@pytest.mark.slow
+def test_a_stream_that_fails_is_no_success(text_model, tmp_path):
+    """What fails before the first token has a status of its own, which a router counts and asks another version for."""
+    copy = shutil.copytree(text_model.path, tmp_path / "model")
+    weights = safetensors.torch.load_file(copy / "model.safetensors")
+    weights["model.norm.weight"] *= float("nan")
+    safetensors.torch.save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    broken = models.again(dataclasses.replace(text_model, path=str(copy)))
+    with running(broken, smoke=False) as server:
+        body = {"model": broken.name, "prompt": "once upon", "max_tokens": 4, "stream": True}
+        answer = server.client.post("/v1/completions", json=body)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "not_finite"
+        assert server.figure('rekindle_refused_total{reason="not_finite"}') == 1
+        route = 'rekindle_request_seconds_count{route="/v1/completions",status='
+        assert server.figure(f'{route}"500"}}') == 1
+        assert server.figure(f'{route}"200"}}') == 0

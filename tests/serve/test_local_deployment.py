@@ -145,8 +145,8 @@ def test_a_poisoned_version_goes_back_by_itself_and_clients_see_none_of_it(deplo
     with Load(deployed.url, 1_000_000) as load:
         event = deployed.rollout(FAST.model_copy(update={"min_requests": 5_000})).to(bad)
         assert event.state == "rolled_back"
-        # a version that dies again and again may fail or be too slow before it has died twice
-        others = ("it failed", "of its answers took") if code == DYING else ()
+        # a version that dies again and again may fail before it has died twice, and either may be too slow on a busy machine
+        others = ("it failed", "of its answers took")
         assert any(each in event.reason for each in (reason, *others))
         before = load.seen[200, "1"]
         load.until(lambda seen: seen[200, "1"] > before + 100)

@@ -2,23 +2,35 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+import safetensors.torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs it where vLLM is")
 
 from rekindle.serve.load import loaded
-from rekindle.serve.messages import ASK_SHADOW
-from rekindle.serve.vllm_writer import VLLM
+from rekindle.serve.vllm_writer import VLLM, VllmWriter
 from rekindle.serve.work import Options, Work
+from rekindle.train.modelfolder import open_model
 from tests.serve import models, servers
 from tests.serve.servers import Running, running
 
 pytestmark = pytest.mark.slow
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", VLLM: "--enforce-eager --max-num-seqs 8"}
+CONFIG = """
+name: tickets
+task: causal_lm
+data: {source: train.jsonl, columns: {text: body, key: id}, max_length: 32}
+model: {source: {model_type: llama}, tokenizer: {vocab_size: 300}}
+train: {lr: 1e-3}
+"""
 PROMPTS = [[("text", text[: 2 + 3 * i])] for i, text in enumerate(models.TEXTS * 3)]
 
 
@@ -117,29 +129,82 @@ def test_a_server_is_proven_answers_every_form_and_drains(text_model, environmen
         assert server.ended() == 0
 
 
-def test_a_version_and_the_one_in_its_shadow_write_side_by_side(text_model, environment):
-    pair = text_model.with_shadow(text_model)
-    with running(pair) as server:
-        assert server.client.post("/predict", json=ASKED).status_code == 200
+def test_a_signal_to_all_processes_of_a_terminal_loses_no_request(text_model, environment):
+    server = Running.of(text_model, session=True)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            server.ready()
+            long = {**ASKED, "parameters": {"max_new_tokens": 400}}
+            answers = [pool.submit(server.client.post, "/predict", json=long) for _ in range(8)]
+            server.until(lambda: server.figure("rekindle_batch_instances_count") >= 2)
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert {answer.result().status_code for answer in answers} == {200}
+            assert server.ended() == 0
+    finally:
+        server.stop()
 
-        def shadowed():
-            found = server.client.post("/predict", json={"instances": [ASK_SHADOW]}).json()
-            return found["predictions"][0] if found["predictions"][0]["answered"] else None
 
-        counted = server.until(shadowed)
-        assert (counted["failed"], counted["differed"]) == (0, 0)
+def test_a_server_is_one_process_so_that_its_kill_leaves_none(text_model, environment):
+    with running(text_model) as server:
+        assert psutil.Process(server.process.pid).children(recursive=True) == []
 
 
-def test_a_server_whose_engine_ends_answers_so_and_ends(text_model, environment):
-    with running(text_model) as server, ThreadPoolExecutor() as pool:
-        engines = psutil.Process(server.process.pid).children(recursive=True)
-        (engine,) = [each for each in engines if "EngineCore" in each.name()]
-        long = {**ASKED, "parameters": {"max_new_tokens": 4_000}}
-        answer = pool.submit(server.client.post, "/predict", json=long)
-        server.until(lambda: server.client.get("/metrics").status_code == 200 and answer.running())
-        engine.kill()
-        assert answer.result().status_code == 500
-        server.ended()
+def test_an_engine_that_fails_ends_the_server_after_its_answers(
+    text_model, environment, monkeypatch
+):
+    by_vllm, ended = loaded(text_model)[0], []
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    try:
+        monkeypatch.setattr(by_vllm.engine.engine_core.engine_core, "model_executor", None)
+        answers = by_vllm.answers(PROMPTS[:3], Options(max_new_tokens=4))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [answer.reason for answer in answers] == ["internal"] * 3
+    assert ended
+
+
+def test_a_file_is_predicted_to_its_end(text_model, environment, tmp_path):
+    models.champion(tmp_path / "home", text_model)
+    (tmp_path / "tickets.yaml").write_text(CONFIG)
+    rows = [{"id": f"t{i}", "body": text} for i, text in enumerate(models.TEXTS)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "predict",
+        "tickets.yaml",
+        "--home",
+        "home",
+        "--input",
+        "in.jsonl",
+        "--output",
+        "out.jsonl",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=tmp_path, timeout=300,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == len(rows)
+
+
+def test_end_tokens_of_a_generation_config_end_no_text_and_nan_is_no_answer(
+    text_model, environment, tmp_path, writer
+):
+    """Both loops judge a text by the end token of the task alone."""
+    copy = shutil.copytree(text_model.path, tmp_path / "model")
+    options = Options(max_new_tokens=20)
+    expected = writer.answers(PROMPTS[:4], options)
+    tokens = json.loads((copy / "tokenizer.json").read_text())["model"]["vocab"]
+    path = copy / "generation_config.json"
+    told = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**told, "eos_token_id": sorted(tokens.values())[5:]}))
+    opened = open_model(copy, text_model.code)
+    assert VllmWriter(opened, opened.task, "").answers(PROMPTS[:4], options) == expected
+    weights = safetensors.torch.load_file(copy / "model.safetensors")
+    weights["model.norm.weight"] *= float("nan")
+    safetensors.torch.save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    broken = VllmWriter(opened, opened.task, "").answers(PROMPTS[:1], options)
+    assert [answer.reason for answer in broken] == ["not_finite"]
 
 
 def test_other_weights_are_not_served(text_model, environment, tmp_path):
@@ -156,10 +221,14 @@ def test_other_weights_are_not_served(text_model, environment, tmp_path):
     ("--no-such-thing", "", "vLLM does not start"),
     ("--max-model-len 1000000", "", "vLLM does not start"),
     ("", "int8", "vLLM does not serve rekindle's int8"),
+    ("", "shadow", "vLLM serves one version in a process"),
 ])  # fmt: skip
 def test_what_vllm_does_not_take_is_refused(text_model, environment, arguments, precision, reason):
     environment.setenv(VLLM, arguments)
-    server = Running.of(dataclasses.replace(text_model, precision=precision))
+    model = text_model.with_shadow(text_model)
+    if precision != "shadow":
+        model = dataclasses.replace(text_model, precision=precision)
+    server = Running.of(model)
     try:
         assert server.ended() == 2
         assert f"error: {reason}" in server.log.read_text()
