@@ -101,6 +101,7 @@ def _engine(folder: str, words: list[str]) -> Any:
     """vLLM's engine of a model folder, which needs none of its tokenizers."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent to anybody
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         from vllm import EngineArgs, LLMEngine
