@@ -13,9 +13,8 @@ from typing import Any
 from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
-TRAINING = (
-    "errors.py", "records.py", "spec", "data", "tasks", "launch", "engines", "families", "train",
-)  # fmt: skip
+_BELOW = ("errors.py", "records.py", "tables.py", "families", "spec")
+TRAINING = (*_BELOW, "data", "tasks", "launch", "engines", "train")
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20

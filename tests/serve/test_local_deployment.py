@@ -18,13 +18,13 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.launch.process import is_running
 from rekindle.platforms.local.endpoint import LocalEndpoint
-from rekindle.serve.messages import VERSION
+from rekindle.serve.messages import BOUNDS_MS, VERSION
 from rekindle.serve.rollout import Log, Rollout
 from rekindle.serve.wire import TOO_LARGE
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
 from tests.ports import free_port
-from tests.serve.models import OWN_TASK, own
+from tests.serve.models import OWN_TASK, made, own
 
 FAST = DeploySpec(canary=(20, 50), step_minutes=0, min_requests=100)
 POISONED = OWN_TASK.replace(
@@ -114,6 +114,44 @@ class Load:
 
 def statuses(load):
     return {status for status, _ in load.seen}
+
+
+@pytest.mark.slow
+def test_a_stream_is_counted_at_its_end_and_as_failed_where_it_breaks_off(deployed):
+    model = made(deployed.folder / "m1", "text-lm", seed=3)
+    deployed.rollout().to(model)
+
+    def streamed(tokens):
+        body = {"model": model.name, "prompt": "once", "max_tokens": tokens, "stream": True}
+        return httpx.stream("POST", f"{deployed.url}/v1/completions", json=body, timeout=60)
+
+    def counted():
+        return deployed.endpoint.status().versions[model.version].traffic
+
+    before, began = counted(), time.monotonic()
+    with streamed(100) as response:
+        pieces = response.iter_lines()
+        next(pieces)
+        assert counted().requests == before.requests
+        assert list(pieces)[-2] == "data: [DONE]"
+    took = (time.monotonic() - began) * 1000
+    after = counted()
+    assert (after.requests, after.errors) == (before.requests + 1, before.errors)
+    new = [now - then for now, then in zip(after.latencies, before.latencies, strict=True)]
+    assert took / 2 < BOUNDS_MS[new.index(1)] < took * 2, "not the time of its headers"
+    with streamed(4_000) as response, pytest.raises(httpx.TransportError):  # noqa: PT012 - it breaks off as it is read
+        for _ in response.iter_lines():
+            for pid in deployed.servers:
+                os.kill(pid, signal.SIGKILL)
+    assert counted().errors == before.errors + 1
+    with streamed(2) as response:  # once the version runs again, which may fail requests before
+        assert "data: [DONE]" in response.read().decode()
+    before = counted()
+    with streamed(4_000) as response:
+        next(response.iter_lines())
+    with streamed(2) as response:
+        response.read()
+    assert counted().errors == before.errors, "a client that leaves blames no version"
 
 
 @pytest.mark.slow
