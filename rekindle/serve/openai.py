@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import AliasChoices, Field
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rekindle.serve.wire import JSON, Body, dumped, read, read_body
@@ -71,7 +71,7 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
         first = await pieces.get()  # what fails before it is answered as any other request is
         watching.cancel()
         if first is None and isinstance(refused := await answer, RefusedError):
-            raise refused
+            raise ClientDisconnect if work.gone else refused
         texts = _texts(server, pieces, first)
         events = _events(server, request, work, texts, began, head, asked.stream_options or {})
         return StreamingResponse(events, media_type="text/event-stream")

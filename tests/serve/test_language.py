@@ -252,3 +252,19 @@ def test_a_stream_that_fails_is_no_success(text_model, tmp_path):
         route = 'rekindle_request_seconds_count{route="/v1/completions",status='
         assert server.figure(f'{route}"500"}}') == 1
         assert server.figure(f'{route}"200"}}') == 0
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_before_the_first_token_is_dropped_and_refused_nothing(text_model):
+    with running(text_model) as server:
+        body = {"model": text_model.name, "max_tokens": 1, "stream": True}
+        slow = {**body, "prompt": "long " * 4_000}  # its first token takes a while
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{server.url}/v1/completions", json=slow, timeout=httpx.Timeout(60, read=0.001)
+            )
+        server.until(lambda: server.client.get("/health/ready").status_code == 200)
+        assert (
+            server.client.post("/v1/completions", json={**body, "prompt": "a"}).status_code == 200
+        )
+        assert server.figure("rekindle_refused_total") == 0
