@@ -89,9 +89,9 @@ def checks(image: Image) -> Iterable[Check]:
         found = f"without {', '.join(missing)}" if missing else " ".join(STORES)
         yield Check("stores", found, f"pip install {' '.join(missing)}" if missing else "")
     yield from check_plugins(image, PLUGINS)
-    if image.get("image") == "train":
+    if image.get("image") in ("train", "vllm"):
         compiler = shutil.which("gcc") or shutil.which("cc")
-        fix = "" if compiler else "keep gcc in the image: train.compile needs it"
+        fix = "" if compiler else "keep gcc in the image: train.compile and vLLM need it"
         yield Check("compiler", compiler or "none", fix)
     yield check_kfp()
     yield from check_torch()
