@@ -12,12 +12,12 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rekindle.serve.wire import JSON, Body, dumped, read, read_body
-from rekindle.serve.work import Options, RefusedError, Work
+from rekindle.serve.work import MOST_TOKENS, Options, RefusedError, Work
 
 if TYPE_CHECKING:
     from rekindle.serve.server import Server
@@ -27,12 +27,19 @@ _LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
 
 class _Asked(Body):
     model: str
-    max_tokens: int = Field(64, validation_alias=_LIMITS)
+    max_tokens: int = Field(64, ge=1, le=MOST_TOKENS, validation_alias=_LIMITS)
     temperature: float = 0.0
     seed: int | None = None
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] | None = None
     n: int = Field(1, ge=1, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, asked: Any) -> Any:
+        """What is null is left out, whatever it is, as in OpenAI's own clients."""
+        said = asked.items() if isinstance(asked, dict) else ()
+        return {name: value for name, value in said if value is not None} if said else asked
 
 
 class Completion(_Asked):

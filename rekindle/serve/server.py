@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -26,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rekindle
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, StepError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
 from rekindle.serve.inputs import Inputs
@@ -120,7 +121,7 @@ class Server:
         self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - none is bound
         self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
         self.state, self.accepted, self.token = "loading", 0, secrets.token_hex(16)
-        self.waiting = Waiting()
+        self.waiting, self.broken = Waiting(), False
         self.figures = Figures(self.waiting)
         self.kept = self._kept() if job.smoke else None
         self.shadow = Shadow() if job.model.shadow else None
@@ -151,7 +152,8 @@ class Server:
             yield Route(path, one, methods=["GET"])
 
     async def run(self) -> None:
-        """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven."""
+        """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven, or
+        breaks."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
@@ -159,6 +161,8 @@ class Server:
         await self.uvicorn.serve([self.listening])
         if starting.done():
             starting.result()
+        if self.broken:
+            raise StepError("the model's engine failed", fix="the log above says why")
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         started = [self._started(loop, self.model, self.waiting)]
@@ -222,6 +226,9 @@ class Server:
             if new and waiting is self.waiting:
                 self.figures.batch.observe(len(new))
             loop.call_soon_threadsafe(_deliver, model.turned(new))
+            if model.broken and not self.broken:
+                self.broken = True
+                os.kill(os.getpid(), signal.SIGTERM)
 
     async def _drain(self) -> None:
         self.state = "draining"

@@ -2,14 +2,13 @@
 the image on vLLM's, to more arguments of `vllm serve` or to none.
 
 All else stays rekindle's. The engine's core is in this process: in one of its own it outlives this
-one's kill and takes a terminal's signals. Where it fails, this process ends. For vLLM 0.32."""
+one's kill and takes a terminal's signals. Where it fails, the server ends. For vLLM 0.32."""
 
 import argparse
 import json
 import math
 import os
 import shlex
-import signal
 from typing import Any
 
 from rekindle.errors import RequestError, UnsupportedError
@@ -60,7 +59,7 @@ class VllmWriter(LanguageModel):
             works = {text.work for text in [*self.texts.values(), *begun]} - answered
             events += [(work, failure) for work in works]
             self.texts.clear()
-            os.kill(os.getpid(), signal.SIGTERM)
+            self.broken = True
         self.room, self.busy = self.most - len(self.texts), bool(self.texts)
         return events
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 1_024
+MOST_WAITING, MOST_TOKENS = 1_024, 4_096
 Prediction = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_new_tokens: int = Field(64, ge=1, le=4_096)
+    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS)
     temperature: float = Field(0.0, ge=0, le=2)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
 
@@ -56,10 +56,10 @@ Event = tuple[Work, Prediction | RefusedError | int]
 
 
 class Model:
-    """What the inference thread turns to: `room` is how many instances the next turn can take, and
-    `busy` whether it goes on with earlier ones."""
+    """What the inference thread turns to: `room` is how many instances the next turn can take,
+    `busy` whether it goes on with earlier ones, `broken` that no turn will answer any more."""
 
-    room, busy = 0, False
+    room, busy, broken = 0, False, False
 
     def turn(self, new: list[Work]) -> list[Event]:
         """Answer the new instances, or begin with them. Never raises."""

@@ -42,11 +42,11 @@ class LanguageModel(Model):
         self.end: int = opened.settings["eos_token_id"]
 
     def text(self, work: Work) -> Text:
-        """An instance that begins; what its positions have no room for is cut off in front. Raises
-        RekindleError for a chat that the template refuses."""
+        """An instance that begins. A prompt that leaves no room is cut off in front, to half of the
+        positions at least. Raises RekindleError for a chat that the template refuses."""
         ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
         length, draw = work.options.max_new_tokens, torch.Generator()
-        kept = ids[-max(1, self.positions - length) :] or [self.end]
+        kept = ids[min(length, self.positions // 2) - self.positions :] or [self.end]
         if work.options.seed is None:
             draw.seed()
         else:

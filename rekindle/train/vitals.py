@@ -21,6 +21,7 @@ from rekindle.errors import Problem, RekindleError
 from rekindle.launch.fault import Fault
 from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
+from rekindle.tables import rows
 
 _PEER_WORDS = (
     "connection closed by peer", "connection reset", "connection refused", "timed out waiting",
@@ -117,30 +118,13 @@ FIXES: Mapping[str, str] = {
     "machines (train.layout.shard)",
 }
 
-# file, and functions in it ("" stands for any) -> term
-_PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
-    (file, frozenset(functions.split()), term)
-    for file, functions, term in (
-        ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
-        ("classes.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
-        ("tokens.py", "score judge_targets judged", "scoring"), ("classes.py", "score", "scoring"),
-        ("tokens.py", "", "logits"), ("classes.py", "", "logits"), ("base.py", "exact", "logits"),
-        ("teacher.py", "load_teacher ready _sharded arrange", "teacher"),
-        (
-            "score_rank.py",
-            "of score next_token _forward _batches _batch encode generate _parts", "scoring",
-        ),
-        ("snapshot.py", "", "copies for a checkpoint"),
-        ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
-        ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
-        ("parallel.py", "put _distribute settle", "parameters"),
-        ("parallel.py", "_again", "activations"), ("loop.py", "_backward _warm_up", "gradients"),
-        ("loop.py", "losses validate", "activations"), ("pipeline.py", "", "activations"),
-    )
-)  # fmt: skip
+_HERE = Path(__file__).parent
+# file, functions in it (none stands for any), term; read before memory is short
+_PLACES: list[tuple[str, set[str], str]] = [
+    (file, set(words.split()), term) for file, words, term in rows(_HERE / "vitals.yaml")
+]
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
 _OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
-_HERE = Path(__file__).parent
 
 
 def is_out_of_memory(error: BaseException) -> bool:

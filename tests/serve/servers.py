@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ class Running:
 
     @classmethod
     def of(
-        cls, model: ServedModel, smoke: bool = True, port: int = 0, session: bool = False
-    ) -> Running:
+        cls, model: ServedModel, smoke: bool = True, port: int = 0, session: bool = False,
+        program: Sequence[str] = ("-m", "rekindle.serve"),
+    ) -> Running:  # fmt: skip
         """The server of a model, without the command line."""
         port, folder = port or free_port(), Path(model.path).parent
         job = ServeJob(model=model, host="127.0.0.1", port=port, health_route="/h", predict_route="/p", smoke=smoke)  # fmt: skip
         text = TypeAdapter(ServeJob).dump_json(job).decode()
-        return cls([sys.executable, "-m", "rekindle.serve", text], port, folder, session)
+        return cls([sys.executable, *program, text], port, folder, session)
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """What the condition comes to once it holds; a server that ended first fails the test."""

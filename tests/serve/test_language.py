@@ -71,6 +71,10 @@ def test_a_prompt_without_room_for_an_answer_is_cut_in_front_and_marked(writer):
     (found,) = writer.answers([[("text", "order " * 4_000)]], Options(max_new_tokens=16))
     assert found["truncated"] is True
     assert found["prompt_tokens"] == 4_096 - 16
+    room = len(
+        writer.text(Work([("text", "order " * 4_000)], Options(max_new_tokens=4_000))).prompt
+    )
+    assert room == 2_048, "however much may be written, half of the positions are the prompt's"
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +175,9 @@ def test_a_stream_whose_client_went_away_is_dropped(server):
     [
         ({"model": "gpt-9"}, 404, "there is no model `gpt-9`"),
         ({"best_of": 3}, 400, "best_of: Extra inputs are not permitted"),
+        ({"max_tokens": 4_097}, 400, "max_tokens: Input should be less than or equal to"),
         ({"n": 2}, 400, "n: Input should be less than or equal to 1"),
-        ({"max_tokens": 0}, 400, "max_new_tokens: Input should be greater than or equal to 1"),
+        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
         ({"prompt": ""}, 400, "instance 0, `body`: a text that is not empty is needed"),
     ],
@@ -182,6 +187,15 @@ def test_what_would_change_nothing_is_refused(server, asked, status, said):
     error = response.json()["error"]
     assert (response.status_code, error["message"][: len(said)]) == (status, said)
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.slow
+def test_what_is_null_is_left_out_as_in_openais_clients(server):
+    plain = complete(server)
+    nulls = complete(server, stop=None, temperature=None, n=None, stream=None, logprobs=None)
+    assert (nulls.status_code, nulls.json()["choices"]) == (200, plain.json()["choices"])
+    assert complete(server, model=None).json()["error"]["message"] == "model: Field required"
+    assert server.client.post("/v1/completions", json=[1]).status_code == 400
 
 
 @pytest.mark.slow

@@ -149,18 +149,39 @@ def test_a_server_is_one_process_so_that_its_kill_leaves_none(text_model, enviro
         assert psutil.Process(server.process.pid).children(recursive=True) == []
 
 
-def test_an_engine_that_fails_ends_the_server_after_its_answers(
-    text_model, environment, monkeypatch
-):
-    by_vllm, ended = loaded(text_model)[0], []
-    before = signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+BREAKS = """
+import sys
+import rekindle.serve.server as server
+from rekindle.serve.__main__ import main
+from rekindle.serve.messages import ServeJob
+from pydantic import TypeAdapter
+
+def loaded(served, load=server.loaded):
+    model, *rest = load(served)
+    model.engine.engine_core.engine_core.model_executor = None
+    return model, *rest
+
+server.loaded = loaded
+sys.exit(main(lambda: TypeAdapter(ServeJob).validate_json(sys.argv[1])))
+"""
+
+
+def test_an_engine_that_fails_answers_and_ends_the_server_with_an_error(text_model, environment):
+    server = Running.of(text_model, smoke=False, program=["-c", BREAKS])
     try:
-        monkeypatch.setattr(by_vllm.engine.engine_core.engine_core, "model_executor", None)
-        answers = by_vllm.answers(PROMPTS[:3], Options(max_new_tokens=4))
+        server.ready()
+        assert "the model failed" in server.predict("once upon").json()["error"]
+        assert server.ended() == 1
+        assert "the model's engine failed" in server.log.read_text()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        server.stop()
+
+
+def test_an_engine_that_fails_ends_no_other_process(text_model, environment, monkeypatch):
+    by_vllm = loaded(text_model)[0]
+    monkeypatch.setattr(by_vllm.engine.engine_core.engine_core, "model_executor", None)
+    answers = by_vllm.answers(PROMPTS[:3], Options(max_new_tokens=4))
     assert [answer.reason for answer in answers] == ["internal"] * 3
-    assert ended
 
 
 def test_a_file_is_predicted_to_its_end(text_model, environment, tmp_path):
