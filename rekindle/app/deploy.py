@@ -27,7 +27,7 @@ from rekindle.train.storage import storage_of
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENTS = "deployments"
+DEPLOYMENTS, _PRECISION = "deployments", "precision"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def served(spec: Spec, home: Path, version: str = "", platform: str = "local") -
         return model
     from rekindle.serve.precision import lowered
 
-    folder, examples = home.resolve() / DEPLOYMENTS / model.name / "precision", None
+    folder, examples = home.resolve() / DEPLOYMENTS / model.name / _PRECISION, None
     for entry in ledger(home).entries:
         record = read_run(home, entry.run_id) if entry.version == model.version else None
         made = collect(record, history=False).registration if record else None
@@ -83,8 +83,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     """Roll the champion out. Raises RolledBackError, and tells `notify`, where it had to be rolled
     back, which moves the alias back, too."""
     where = champion.registry_of(spec, home)
-    model = served(spec, home, platform=options.platform)
     with _alone(spec, home, options.platform):
+        model = served(spec, home, platform=options.platform)
         rollout = _rollout(spec, home, options)
         machines, usd = rollout.endpoint.usd_per_day()
         _within_budget(spec, machines, usd)
@@ -100,7 +100,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
             kept = f"version {last.previous} answers" if last.previous else "no version answers"
             what = f"version {last.version} was rolled back, {kept}: {last.reason}"
             fix = "`rekindle promote RUN --reason WHY` makes it champion again, for another try"
-            if last.previous:
+            if last.previous and champion_of(where).version == model.version:
                 champion.roll_back(home, where, last.reason, last.previous)
                 try:
                     champion.publish(spec, home)
@@ -121,7 +121,7 @@ def roll_back(
     moved = champion.roll_back(home, where, reason, to)
     champion.publish(spec, home)
     folder = home.resolve() / DEPLOYMENTS / spec.model_name
-    here = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    here = sorted({e.name for e in folder.iterdir()} - {_PRECISION}) if folder.is_dir() else []
     for platform in [options.platform] if options else here:
         with _alone(spec, home, platform):
             rollout = _rollout(spec, home, options or Options(platform))

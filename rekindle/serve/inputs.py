@@ -101,9 +101,19 @@ def _text(value: Any, place: str) -> str:
 
 
 def _turns(value: Any, place: str) -> list[tuple[str, str]]:
-    turns: list[Any] = value if isinstance(value, list) else []
-    fine = all(isinstance(t, dict) and t.get("role") in ROLES and len(t) == 2 for t in turns)
+    turns = [_said(turn) for turn in value] if isinstance(value, list) else []
+    fine = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
     if not turns or not fine or turns[-1]["role"] == "assistant":
         what = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, the user's last"
         raise RefusedError(400, f"{place}: {what}")
     return [(t["role"], _text(t.get("content"), f"{place}, turn {i}")) for i, t in enumerate(turns)]
+
+
+def _said(turn: Any) -> dict[str, Any]:
+    """A turn without what is null; what consists of parts of text alone is one text."""
+    said = {k: v for k, v in turn.items() if v is not None} if isinstance(turn, dict) else {}
+    if isinstance(parts := said.get("content"), list) and all(isinstance(p, dict) for p in parts):
+        texts = [part.get("text") for part in parts if part.get("type") == "text"]
+        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            said["content"] = "\n".join(texts)
+    return said

@@ -23,8 +23,8 @@ def http_server(routes: list[Route]) -> uvicorn.Server:
     and uvicorn that do nothing here, which take a tenth of the loop's time."""
     return _Uvicorn(
         uvicorn.Config(
-            Router(routes), log_level="warning", access_log=False, lifespan="off",
-            proxy_headers=False, timeout_graceful_shutdown=5,
+            Router(routes, redirect_slashes=False), log_level="warning", access_log=False,
+            lifespan="off", proxy_headers=False, timeout_graceful_shutdown=5,
         )
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -32,14 +33,16 @@ from rekindle.launch.process import die_with_parent
 from rekindle.serve import messages
 from rekindle.serve.listening import listen
 from rekindle.serve.messages import BOUNDS_MS, VERSION, ServedModel, ServeJob, Traffic, Wanted
-from rekindle.serve.wire import MOST_BYTES, TOO_LARGE
+from rekindle.serve.wire import BODY_SECONDS, MOST_BYTES, TOO_LARGE, TOO_SLOW
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS, PATIENCE_SECONDS, MOST_RESTART_SECONDS = 0.1, 30.0, 30.0
-ANSWER_SECONDS = 300.0  # to the next part of an answer; then the version has failed
+LOOK_TIMEOUT = aiohttp.ClientTimeout(total=2)  # of a server that starts, and may not answer yet
+ANSWER_SECONDS = 600.0  # to the next part of an answer, as OpenAI's clients wait; then it failed
 _TRIES = 2  # of a request at a version that gives no answer: it may have died of another one
 _TAIL_BYTES = 2_000
+_PINNED = re.compile(r"/v2/models/[^/]+/versions/([^/]+)")
 _OURS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}
 
 
@@ -105,12 +108,12 @@ class Backend:
             self.process, was_ready = None, self.state == "ready" or self.restarts
             self.reason = self._tail()
             self.state = "starting" if was_ready and self.state != "stopping" else "failed"
-            self.start_at = time.monotonic() + min(2.0**self.restarts - 1, MOST_RESTART_SECONDS)
+            self.start_at = time.monotonic() + min(2**self.restarts - 1, MOST_RESTART_SECONDS)
             self.restarts, self.ends = self.restarts + 1, self.ends + 1
             await self._close()
         elif self.state == "starting" and self.client is not None:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with self.client.get("/health/ready") as response:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self.client.get("/health/ready", timeout=LOOK_TIMEOUT) as response:
                     if response.status == 200:
                         self.state, self.reason = "ready", ""
 
@@ -192,6 +195,8 @@ class Router:
         for version, model in models.items():
             if version not in self.backends:
                 self.backends[version] = Backend(model, self.folder)
+                # one with requests was ready once, before this router
+                self.backends[version].restarts = int(bool(wanted.shares.get(version)))
             if self.backends[version].number != wanted.number:
                 self.backends[version].count(wanted.number)
         self.wanted, self.unread = wanted, False
@@ -222,7 +227,11 @@ class Router:
             return refused
         self.accepted += 1
         try:
-            answer = await self._answered(request, await request.read())
+            try:
+                body = await asyncio.wait_for(request.read(), BODY_SECONDS)
+            except TimeoutError:
+                return web.json_response({"error": TOO_SLOW}, status=408)
+            answer = await self._answered(request, body)
             self.answered += request.method == "POST" and VERSION not in request.headers
             if self.draining:  # the client's next request needs another connection
                 answer.force_close()
@@ -235,6 +244,8 @@ class Router:
     async def _answered(self, request: web.Request, body: bytes) -> web.StreamResponse:
         """The answer of a version, of another if that failed; 503 where none is ready in time."""
         asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
+        if (pinned := _PINNED.match(request.path)) and pinned[1] in self.backends:
+            asked = pinned[1]
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
         while time.monotonic() < give_up and (not asked or asked in self.backends):
             backend = self._chosen(asked, failed)
@@ -243,14 +254,18 @@ class Router:
                     return last
                 await asyncio.sleep(0.02)
                 continue
-            answer = await self._asked(backend, request, body)
+            answer = await self._asked(backend, request, body, is_first=not failed)
             if answer is not None and answer.status < 500:
                 return answer
             if answer is None:
                 failed[backend.model.version] += 1
                 await backend.look()
-            elif answer.status != 503:  # it is not merely ending
+            elif answer.status == 503:  # it is merely ending
+                await asyncio.sleep(0.02)
+                continue
+            else:
                 failed[backend.model.version], last = _TRIES, answer
+            give_up = time.monotonic() + PATIENCE_SECONDS
         return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
 
     def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
@@ -267,14 +282,16 @@ class Router:
         return random.choices(ready, shares)[0]  # noqa: S311 - no secret
 
     async def _asked(
-        self, backend: Backend, request: web.Request, body: bytes
+        self, backend: Backend, request: web.Request, body: bytes, *, is_first: bool
     ) -> web.StreamResponse | None:
-        """The answer of a version, None where it gives none."""
+        """The answer of a version, None where it gives none. Only the first one asked is judged by
+        it: what fails anywhere would weigh more on a version with a small share."""
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _OURS]
         number, began, sending = backend.number, time.perf_counter(), False
 
         def count(status: int) -> None:
-            if number == backend.number and backend.state == "ready" and request.method == "POST":
+            is_same = number == backend.number and backend.state == "ready"
+            if is_first and is_same and request.method == "POST":
                 backend.counted(status, (time.perf_counter() - began) * 1000)
 
         backend.inflight += 1

@@ -84,7 +84,7 @@ class Shadow:
         """Have it answer, too, what took so long to be answered so; not where it has not kept
         up."""
         loop, began = asyncio.get_running_loop(), time.perf_counter()
-        again = [Work(work.content, work.options, loop.create_future()) for work in works]
+        again = [Work(w.content, w.options, loop.create_future(), seed=w.seed) for w in works]
         try:
             self.waiting.put(again)
         except RefusedError:

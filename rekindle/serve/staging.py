@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from rekindle.errors import RequestError
 from rekindle.records import Evidence
 from rekindle.serve.messages import ServedModel
+from rekindle.spec.identity import digest
 from rekindle.train.modelfolder import digest_of
 from rekindle.train.storage import Storage, storage_of
 
@@ -20,8 +21,12 @@ _JSON = TypeAdapter(ServedModel)
 
 
 def stage(model: ServedModel, root: str) -> str:
-    """The URI below `root` at which the version lies; copies it there if it does not yet."""
-    place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{model.digest[:8]}"
+    """The URI below `root` at which the version lies, as it is to be served; copies it there if it
+    does not yet."""
+    how = [model.precision, model.log and dataclasses.astuple(model.log)]
+    how += [model.shadow and model.shadow.identity]
+    key = digest([model.digest, *how]) if any(how) else model.digest
+    place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{key[:8]}"
     storage = storage_of(place)
     if storage.size(SERVED) is None:
         storage.put_new(SERVED, _JSON.dump_json(_copied(model, storage, "")))

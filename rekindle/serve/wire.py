@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES, MOST_INSTANCES, BODY_SECONDS = 4 << 20, 256, 15.0
 TOO_LARGE = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
+TOO_SLOW = f"the body took more than {BODY_SECONDS:g} s"
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 _JSON_LENGTH = "inference-header-content-length"
 _KINDS = {bool: ("BOOL", "?"), float: ("FP64", "d"), int: ("INT64", "q")}
@@ -228,7 +229,7 @@ async def read_body(request: Request) -> bytes:
                 elif size > 16 * MOST_BYTES:
                     break
     except TimeoutError:
-        raise RefusedError(408, f"the body took more than {BODY_SECONDS:g} s") from None
+        raise RefusedError(408, TOO_SLOW) from None
     if size > MOST_BYTES:
         raise RefusedError(413, TOO_LARGE, "too_large")
     return b"".join(pieces)

@@ -6,7 +6,9 @@ bounded: a client that finds it full has to try again (429)."""
 
 import asyncio
 import dataclasses
+import functools
 import logging
+import random
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -42,13 +44,14 @@ class Options(BaseModel):
 @dataclasses.dataclass(eq=False)
 class Work:
     """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are written,
-    then None, where they are wanted; `gone` drops it."""
+    then None, where they are wanted; `gone` drops it; `seed` draws where the options name none."""
 
     content: Any
     options: Options
     answer: asyncio.Future[Any] | None = None
     pieces: asyncio.Queue[int | None] | None = None
     gone: bool = False
+    seed: int = dataclasses.field(default_factory=functools.partial(random.getrandbits, 63))
 
 
 Event = tuple[Work, Prediction | RefusedError | int]

@@ -47,10 +47,7 @@ class LanguageModel(Model):
         ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
         length, draw = work.options.max_new_tokens, torch.Generator()
         kept = ids[min(length, self.positions // 2) - self.positions :] or [self.end]
-        if work.options.seed is None:
-            draw.seed()
-        else:
-            draw.manual_seed(work.options.seed)
+        draw.manual_seed(work.seed if work.options.seed is None else work.options.seed)
         limit = min(length, self.positions - len(kept))
         return Text(work, kept, limit, len(kept) < len(ids), draw)
 

@@ -7,8 +7,14 @@ import time
 import httpx
 import pytest
 
+from rekindle.app.champion import registry_of
+from rekindle.app.deploy import Options, deploy
+from rekindle.errors import RolledBackError
+from rekindle.launch.process import owned
 from rekindle.records import Evidence
+from rekindle.registry import promotion
 from rekindle.serve.messages import VERSION
+from rekindle.spec.load import load_target
 from tests.e2e.digits import CONFIG, WEAK, write_digits
 from tests.ports import free_port
 from tests.servers.webhook import webhook
@@ -69,6 +75,8 @@ def test_a_deployment_follows_the_champion_there_and_back(cli):
         killed.wait()
         with Asking(url) as clients:
             done = cli.json("deploy", "digits.yaml", "--wait")
+            # beside the platforms lies what a precision lost
+            (cli.folder / ".rekindle/deployments/digits/precision").mkdir()
             assert done["events"][-1]["state"] == "settled"
             assert {v: one["share"] for v, one in done["versions"].items()} == {"1": 0, "2": 100}
             cli("rollback", "digits", "--reason", "wrong labels", "--yes")
@@ -105,6 +113,40 @@ def test_a_canary_that_never_starts_moves_the_alias_back_and_is_told_of_once(cli
         assert (champion["version"], champion["change"]["how"]) == ("1", "rollback")
         again = cli.json("deploy", "digits.yaml", "--home", home)
         assert set(again["versions"]) == {"1"}
+    finally:
+        cli("deploy", "delete", "digits", "--home", home, "--yes")
+
+
+def test_a_command_goes_by_who_is_champion_when_it_acts(cli):
+    """One that goes back leaves a champion that came meanwhile, and one that waited rolls out no version that went back."""
+    home, place = "meanwhile", cli.folder / "meanwhile"
+    folder, spec = place / "deployments/digits/local", load_target(cli.folder / "digits.yaml")
+    cli("run", "digits.yaml", "--home", home, *WEAK)
+    cli("deploy", "digits.yaml", "--home", home, "--port", free_port())
+    try:
+        cli("run", "digits.yaml", "--home", home)
+        (folder / "version-2.txt").mkdir()  # it cannot start
+
+        def another(machines, usd, new):
+            lenient = "evaluate.gate={mode: noninferiority, margin: 0.5}"
+            cli("run", "digits.yaml", "--home", home, "--set", "train.epochs=5", "--set", lenient)
+            return True
+
+        with pytest.raises(RolledBackError, match="version 2 was rolled back, version 1 answers"):
+            deploy(spec, place, Options(may=another))
+        champion = cli.json("champion", "digits", "--home", home)
+        assert (champion["version"], champion["change"]["how"]) == ("3", "promotion")
+        with owned(folder, lambda: None):
+            waiting = cli.start("deploy", "digits.yaml", "--home", home)
+            give_up = time.monotonic() + 60
+            while "waiting for it" not in (cli.folder / "out.txt").read_text():
+                assert time.monotonic() < give_up
+                time.sleep(0.05)
+            promotion.roll_back(registry_of(spec, place), "looked at again", "1")
+        assert waiting.wait(60) == 0, (cli.folder / "out.txt").read_text()
+        status = cli.json("deploy", "status", "digits", "--home", home)
+        assert set(status["versions"]) == {"1"}
+        assert "3" not in {event["version"] for event in status["events"]}
     finally:
         cli("deploy", "delete", "digits", "--home", home, "--yes")
 

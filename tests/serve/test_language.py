@@ -199,6 +199,21 @@ def test_what_is_null_is_left_out_as_in_openais_clients(server):
 
 
 @pytest.mark.slow
+def test_the_same_version_in_its_own_shadow_draws_the_same(text_model):
+    drawn = {"parameters": {"temperature": 1.0, "max_new_tokens": 8}}
+    with running(text_model.with_shadow(text_model)) as server:
+        texts = {server.predict("once", **drawn).json()["predictions"][0]["text"] for _ in range(9)}
+        assert len(texts) > 1
+
+        def shadowed():
+            body = {"instances": [ASK_SHADOW]}
+            (found,) = server.client.post("/predict", json=body).json()["predictions"]
+            return found if found["answered"] >= 9 else None
+
+        assert server.until(shadowed)["differed"] == 0
+
+
+@pytest.mark.slow
 def test_a_chat_answers_whole_and_streamed(tmp_path):
     model = models.made(tmp_path, "chat", seed=1)
     row = Evidence.read(model.evidence).smoke.rows[0]
@@ -219,6 +234,14 @@ def test_a_chat_answers_whole_and_streamed(tmp_path):
         text = "".join(event["choices"][0]["delta"]["content"] for event in events)
         assert text == row.answer["text"]
         assert complete(server).status_code == 400  # a chat is no text that goes on
+        dumped = [{**m, "refusal": None, "tool_calls": None} for m in messages]  # as a client does
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        for same in (dumped, parts):
+            again = server.client.post("/v1/chat/completions", json={**body, "messages": same})
+            assert again.json()["choices"] == whole["choices"]
+        for bad in ([], [{"type": "image_url"}], [{"type": "text"}], ["hi"], 3):
+            wrong = {**body, "messages": [{"role": "user", "content": bad}]}
+            assert server.client.post("/v1/chat/completions", json=wrong).status_code == 400
         wrong = {**body, "messages": [*messages, {"role": "assistant", "content": "a"}]}
         assert server.client.post("/v1/chat/completions", json=wrong).status_code == 400
 

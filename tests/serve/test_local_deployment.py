@@ -2,10 +2,12 @@
 
 import collections
 import gzip
+import itertools
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -305,6 +307,68 @@ def test_what_a_version_cannot_read_or_is_not_there_is_refused_at_once(deployed)
     response = deployed.predict(1, **{VERSION: "9"})
     assert (response.status_code, response.json()) == (503, {"error": "version 9 is not ready"})
     assert time.monotonic() < began + 10
+
+
+@pytest.mark.slow
+def test_what_fails_at_every_version_blames_none_more_for_its_small_share(deployed):
+    """A request in a hundred fails anywhere; the router asks both, and only the first is judged."""
+    deployed.rollout().to(deployed.own("1", POISONED))
+    second = deployed.own("2", POISONED)
+    spec = FAST.model_copy(update={"canary": (10,), "max_error_rate": 0.001, "min_requests": 400})
+    done = threading.Event()
+
+    def ask():
+        with httpx.Client(base_url=deployed.url, timeout=60) as client:
+            for number in itertools.count():
+                if done.is_set():
+                    return
+                text = "85" if number % 25 == 0 else "11"
+                client.post("/predict", json={"instances": [{"text": text}]})
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        assert deployed.rollout(spec).to(second).state == "settled"
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_request_that_names_a_version_gets_it_and_a_slow_one_an_end(deployed):
+    deployed.rollout().to(deployed.own("1"))
+    deployed.rollout().to(deployed.own("2"))
+    asked = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["11"]}]}
+    for version in ("1", "2"):
+        path = f"{deployed.url}/v2/models/tickets/versions/{version}/infer"
+        assert {httpx.post(path, json=asked).json()["model_version"] for _ in range(5)} == {version}
+    path = f"{deployed.url}/v2/models/tickets/versions/9/infer"
+    assert httpx.post(path, json=asked).status_code == 404
+    with socket.create_connection(("127.0.0.1", deployed.port), timeout=60) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
+        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.slow
+def test_after_its_router_was_started_again_a_version_may_fail_its_first_start(deployed):
+    deployed.rollout().to(deployed.own("1"))
+    os.kill(deployed.endpoint.status().pid, signal.SIGKILL)
+    task, away = deployed.folder / "m1" / "model", deployed.folder / "away"
+    task.rename(away)
+    words = [sys.executable, "-P", "-m", "rekindle.serve.router", str(deployed.folder / "d")]
+    router = subprocess.Popen(words)
+    try:
+        give_up = time.monotonic() + 60
+        while not (status := deployed.endpoint.status()) or not status.versions["1"].traffic.ends:
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+        away.rename(task)
+        assert deployed.predict(1).status_code == 200
+    finally:
+        router.terminate()
+        router.wait()
 
 
 def test_another_program_at_the_port_is_named(deployed):

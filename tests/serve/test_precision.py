@@ -161,3 +161,11 @@ def test_a_layer_in_8_bits_is_close_to_what_it_was():
     with torch.inference_mode():
         assert (Int8Linear(linear)(inputs) - linear(inputs)).abs().max() < 0.03
         assert torch.equal(Int8Linear(linear)(torch.zeros(1, 64))[0], linear.bias)
+
+
+def test_what_shares_a_batch_in_8_bits_changes_no_answer():
+    torch.manual_seed(0)
+    layer, inputs = Int8Linear(torch.nn.Linear(64, 24, bias=False)), torch.randn(3, 5, 64)
+    with torch.inference_mode():
+        loud = torch.cat([inputs, 100 * inputs])
+        assert torch.equal(layer(loud)[:3], layer(inputs))
