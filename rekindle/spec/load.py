@@ -31,6 +31,11 @@ _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("train", "engine_config"), ("evaluate", "must_pass"), ("monitor", "labels"),
     ("monitor", "log"),
 )  # fmt: skip
+# fields of sections that name a file to read, and what to do about none, and about another kind
+_FILE_FIELDS = (
+    ("train", "engine_config", "", "it has to be JSON, which knows no comments"),
+    ("evaluate", "must_pass", "check the path", "write it as CSV or JSON in UTF-8"),
+)
 
 
 def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
@@ -56,8 +61,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     values, lines = document.values, dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
-    _read_engine_config(values, lines)
-    _read_must_pass(values, lines)
+    _read_files(values, lines)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
     return lock.pinned(spec, path.parent) if pinned else spec
@@ -113,9 +117,9 @@ def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge(old, value) if both and isinstance(old, dict) else value
+        if isinstance(old := merged.get(key), dict) and isinstance(value, dict):
+            value = _merge(old, value)
+        merged[key] = value
     return merged
 
 
@@ -139,34 +143,25 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
         ]
 
 
-def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
-    """Put what a file says in the place of its path, so that a run is identified by it."""
-    train = values.get("train")
-    if not isinstance(train, dict) or not isinstance(train.get("engine_config"), str):
-        return
-    path, where = Path(train["engine_config"]), lines.get(("train", "engine_config"), "--set")
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        fix = "" if isinstance(error, OSError) else "it has to be JSON, which knows no comments"
-        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
-    if not isinstance(content, dict):
-        raise SpecError(f"{path} holds no JSON object", where=where)
-    train["engine_config"] = content
-
-
-def _read_must_pass(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
-    """The same of the rows that a candidate has to predict right."""
-    evaluate = values.get("evaluate")
-    if not isinstance(evaluate, dict) or not isinstance(evaluate.get("must_pass"), str):
-        return
-    path, where = Path(evaluate["must_pass"]), lines.get(("evaluate", "must_pass"), "--set")
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        fix = "check the path" if isinstance(error, OSError) else "write it as CSV or JSON in UTF-8"
-        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
-    evaluate["must_pass"] = {"format": path.suffix[1:], "content": content}
+def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
+    """Put what files say in the place of their paths, so that a run is identified by it."""
+    for name, field, missing, malformed in _FILE_FIELDS:
+        section = values.get(name)
+        if not isinstance(section, dict) or not isinstance(section.get(field), str):
+            continue
+        path, where = Path(section[field]), lines.get((name, field), "--set")
+        try:
+            raw = path.read_bytes()
+            if field == "engine_config":
+                content = json.loads(raw)
+            else:
+                content = {"format": path.suffix[1:], "content": raw.decode("utf-8-sig")}
+        except (OSError, ValueError) as error:
+            fix = missing if isinstance(error, OSError) else malformed
+            raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
+        if not isinstance(content, dict):
+            raise SpecError(f"{path} holds no JSON object", where=where)
+        section[field] = content
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:
