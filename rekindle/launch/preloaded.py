@@ -116,18 +116,14 @@ def main() -> None:
     mark = _shown(f"{MARK}={_NO_MARK}")
     if mark and can_fork():
         request = serve(socket.socket(fileno=int(handle)), accepts)
-        if request is not None:
-            _be_agent(request, mark + len(f"{MARK}="))
-
-
-def _be_agent(request: Mapping[str, Any], mark: int) -> None:
-    set_environment(request["env"])
-    value = request["env"][MARK].encode()
-    ctypes.memmove(mark, value, len(value))  # for `end_marked`
-    os.chdir(request["cwd"])
-    module = importlib.import_module(request["words"][0])
-    sys.argv = [str(module.__file__), *request["words"][1:]]
-    leave(exit_status(module.main))
+        if request is not None:  # be the agent
+            set_environment(request["env"])
+            value = request["env"][MARK].encode()
+            ctypes.memmove(mark + len(f"{MARK}="), value, len(value))  # for `end_marked`
+            os.chdir(request["cwd"])
+            agent = importlib.import_module(request["words"][0])
+            sys.argv = [str(agent.__file__), *request["words"][1:]]
+            leave(exit_status(agent.main))
 
 
 def _shown(variable: str) -> int:
