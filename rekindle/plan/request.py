@@ -90,11 +90,8 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
         largest = min(LARGEST_AUTO_MICRO_BATCH, max(1, total // layout.data))
         fits = next(size for size in range(largest, 0, -1) if total % size == 0)
         layout = dataclasses.replace(layout, micro_batch_size=fits)
-    degrees = {axis: getattr(layout, axis) for axis in ("dp", "shard", "tp", "pp", "cp")}
-    fixed = {
-        "layout": LayoutSpec(**degrees, schedule=layout.schedule),
-        "micro_batch_size": layout.micro_batch_size,
-    }
+    degrees = {name: getattr(layout, name) for name in LayoutSpec.model_fields}
+    fixed = {"layout": LayoutSpec(**degrees), "micro_batch_size": layout.micro_batch_size}
     return dataclasses.replace(asked, train=train.model_copy(update=fixed), free=frozenset())
 
 
