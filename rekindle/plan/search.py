@@ -17,12 +17,11 @@ from rekindle.plan.memory import Memory, least_bytes, memory, needed
 from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.steptime import StepTime, step_time
 from rekindle.plan.work import Checkpointing, Work, lora_targets
-from rekindle.spec.layout import Layout, Schedule, Shape, problems_of, undivided
-from rekindle.spec.layout_support import cell_of, level, refusal
+from rekindle.spec.layout import Layout, Shape, problems_of, undivided
+from rekindle.spec.layout_support import SCHEDULES, cell_of, level, refusal
 from rekindle.spec.model import LayoutSpec
 
 LARGEST_MICRO_BATCH = 64
-SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
 RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 # of the model's error, what two layouts on the same machines do not share: a guess

@@ -11,10 +11,10 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rekindle.errors import UnsupportedError
-from rekindle.spec.layout import AXES, Layout
+from rekindle.spec.layout import AXES, Layout, Schedule
 from rekindle.spec.model import TrainSpec
 from rekindle.tables import rows
 
@@ -26,7 +26,7 @@ KIND_OF: Mapping[str, Kind] = {
 }  # fmt: skip
 """By task; a user's own task is theirs to test."""
 
-SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Axes = tuple[str, ...]
 Level = Literal["proven", "composed", "refused"]
 Untested = Literal["check", "refuse", "allow"]
