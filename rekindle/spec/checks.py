@@ -12,6 +12,7 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.records import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec import layout, rates, schedule
+from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import (
     BUILTIN_TASKS,
     ENTRYPOINT_WORDS,
@@ -183,8 +184,8 @@ def _train(spec: Spec) -> Iterator[Finding]:
     size, total = train.micro_batch_size, train.global_batch_size
     if isinstance(size, int) and (size < 1 or total % size):
         what = f"{size} does not divide the global batch, which is {total}"
-        divisors = [d for d in range(1, total + 1) if total % d == 0]
-        nearest = sorted(divisors, key=lambda divisor: abs(divisor - size))[0]
+        divisors = (d for d in range(1, total + 1) if total % d == 0)
+        nearest = min(divisors, key=lambda divisor: abs(divisor - size))
         yield ("train", "micro_batch_size"), what, f"use {nearest}, or auto"
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
@@ -211,13 +212,14 @@ def _engine(spec: Spec) -> Iterator[Finding]:
 
 
 def _optimizer(spec: Spec) -> Iterator[Finding]:
-    """What of the layout and of the network the optimizer cannot update."""
+    """What of the network the optimizer cannot update, and what the layout must not divide."""
     train = spec.train
     if spec.task == "image_classification" and train.optimizer != "adamw":
         what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
         yield ("train", "optimizer"), what, "remove it"
     if isinstance(train.layout, LayoutSpec):
-        for problem in layout.whole(train.layout, train.optimizer):
+        divided = layout.whole(train.layout, train.optimizer)
+        for problem in (*divided, *layout.undivided(train.layout, spec.model.lora)):
             yield tuple(problem.where.split(".")), problem.what, problem.fix
 
 
@@ -226,9 +228,6 @@ def _quantised(spec: Spec) -> Iterator[Finding]:
     train, lora = spec.train, spec.model.lora
     if lora is None or lora.base == "full":
         return
-    if isinstance(train.layout, LayoutSpec):
-        for problem in layout.undivided(train.layout, lora):
-            yield tuple(problem.where.split(".")), problem.what, problem.fix
     if ":" in spec.task or train.entrypoint or train.engine != "rekindle":
         what = "a base in 4 bits is for rekindle's own tasks and engine"
         yield ("model", "lora", "base"), what, "remove it"
@@ -378,14 +377,12 @@ def _monitored(spec: Spec) -> Iterator[Finding]:
 
 
 def _secrets(spec: Spec) -> Iterator[Finding]:
+    monitor = spec.monitor or MonitorSpec()
     places: tuple[tuple[KeyPath, str], ...] = (
         (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
         *((("data", "source"), part.source) for part in (spec.data.parts if spec.data else ())),
-        *(
-            (("monitor", name), getattr(spec.monitor, name))
-            for name in ("log", "labels")
-            if spec.monitor
-        ),
+        (("monitor", "log"), monitor.log),
+        (("monitor", "labels"), monitor.labels),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
         (("model", "source"), spec.model.source if isinstance(spec.model.source, str) else ""),
