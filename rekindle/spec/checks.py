@@ -13,14 +13,7 @@ from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.records import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
-from rekindle.spec.model import (
-    BUILTIN_TASKS,
-    ENTRYPOINT_WORDS,
-    DataSpec,
-    LayoutSpec,
-    Spec,
-    TrainSpec,
-)
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -217,7 +210,7 @@ def _optimizer(spec: Spec) -> Iterator[Finding]:
     if spec.task == "image_classification" and train.optimizer != "adamw":
         what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
         yield ("train", "optimizer"), what, "remove it"
-    if isinstance(train.layout, LayoutSpec):
+    if train.layout != "auto":
         divided = layout.whole(train.layout, train.optimizer)
         for problem in (*divided, *layout.undivided(train.layout, spec.model.lora)):
             yield tuple(problem.where.split(".")), problem.what, problem.fix
