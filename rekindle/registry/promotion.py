@@ -58,6 +58,7 @@ def promote(
     the registry of this moment all agree. With a person's `reason` also a version that was compared
     with another champion, or was rolled back."""
     version, evidence = registered.version, Evidence.read(evidence_file)
+    how: ChangeKind = "reason" if reason else "gate"
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
             models.fetch_model(where, version, evidence.model_digest)
@@ -65,11 +66,10 @@ def promote(
                 ask = (client, where, version, evidence, evidence_file, reason)
                 may = functools.partial(_may_replace, *ask)
                 if may():
-                    how: ChangeKind = "reason" if reason else "gate"
                     note(client, where.name, version, how, reason or evidence.reason)
                     claim.replace_champion(may)
         elif changes(client, where.name):  # a roll back that was interrupted may be the last entry
-            note(client, where.name, version, "reason" if reason else "gate", reason)
+            note(client, where.name, version, how, reason)
         if has_alias(client, where, CHALLENGER, version):
             client.delete_registered_model_alias(where.name, CHALLENGER)
         found = client.get_model_version(where.name, version)
