@@ -61,11 +61,6 @@ def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
     return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
 
 
-def shown_uri(tracking_uri: str, artifact_root: str) -> str:
-    """The registry's URI without credentials."""
-    return masked(resolve_uri(tracking_uri, artifact_root))
-
-
 @contextlib.contextmanager
 def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[MlflowClient]:
     """A client for the registry; errors say `cannot <doing>`."""
@@ -89,9 +84,8 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         raise
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
-        what = f"cannot {doing}: {first_line(error)[:300]}"
-        fix = _fix(tracking_uri, error)
-        raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
+        what, fix = f"cannot {doing}: {first_line(error)[:300]}", _fix(tracking_uri, error)
+        raise RegistryError(what, where=masked(uri), fix=fix) from error
 
 
 @contextlib.contextmanager

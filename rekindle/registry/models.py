@@ -19,8 +19,9 @@ from rekindle.data.fingerprint import ChampionState, content_behind
 from rekindle.errors import ChangedModelError, DataError, RegistryError, RequestError
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
+from rekindle.masking import masked
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
-from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of, tracking_run
+from rekindle.registry.client import DATABASE, PREFIX, registry, resolve_uri, tags_of, tracking_run
 from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
@@ -56,7 +57,7 @@ class Registry:
     @property
     def shown_uri(self) -> str:
         """The tracking URI without credentials."""
-        return shown_uri(self.spec.tracking_uri, self.artifact_root)
+        return masked(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
     def code(self, task: str) -> str:
         """What models may bring beside rekindle's own code: see `open_model`."""
@@ -95,12 +96,9 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
                 fix="take the task's file as it was when the champion was trained; or read what "
                 "the champion brings, and if it may run here, set register.trust_code: true",
             )
-        return ChampionState(
-            version=str(version.version), run_key=tags.get("run_key", ""),
-            work_key=tags.get("work_key", ""), init_from=tags.get("init_from", ""),
-            beaten=tags.get("beaten", ""), digest=tags["model_digest"],
-            beaten_digest=tags.get("beaten_digest", ""), budget_hours=tags.get("budget_hours", ""),
-        )  # fmt: skip
+        names = ("run_key", "work_key", "init_from", "beaten", "beaten_digest", "budget_hours")
+        known = {name: tags.get(name, "") for name in names}
+        return ChampionState(version=str(version.version), digest=tags["model_digest"], **known)
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
