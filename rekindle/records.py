@@ -155,8 +155,7 @@ class StepRecord(Record):
 
     def holding(self, kind: str) -> ArtifactRecord | None:
         """The first of its artifacts that holds a record of this kind."""
-        found = (a for a in self.artifacts.values() if a.metadata.get("record") == kind)
-        return next(found, None)
+        return next((a for a in self.artifacts.values() if a.metadata.get("record") == kind), None)
 
 
 class Ignored(Record):

@@ -68,8 +68,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
     shape, taught = shape_of(model_config(spec, ask_hub), classes), None
     if (teacher := spec.model.teacher) is not None:
-        config = _config(teacher.source, None, ask_hub, "model.teacher.source")
-        taught = shape_of(config, classes)
+        taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
         taught, Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,

@@ -202,8 +202,7 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
     """Ways to recompute with which the layout trains, and whether a test has shown that."""
     free = "activation_checkpointing" in asked.free
-    choices = RECOMPUTED if free else (asked.train.activation_checkpointing,)
-    for choice in choices:
+    for choice in RECOMPUTED if free else (asked.train.activation_checkpointing,):
         train = asked.train.model_copy(update={"activation_checkpointing": choice})
         cell = cell_of(asked.kind, layout, train, asked.lora is not None)
         if not refusal(cell, asked.train.untested):

@@ -239,8 +239,7 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
-    query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    found = client.search_model_versions(query)
+    found = client.search_model_versions(f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'")
     same = (version for version in found if tags_of(version).get("model_digest") == digest)
     return min(same, key=lambda version: int(version.version), default=None)
 

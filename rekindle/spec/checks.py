@@ -258,8 +258,7 @@ def _entrypoint(spec: Spec) -> Iterator[Finding]:
 def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
     train, data = spec.train, spec.data
-    classless = ("causal_lm", "token_classification")
-    if train.sampling == "balanced" and spec.task in classless:
+    if train.sampling == "balanced" and spec.task in ("causal_lm", "token_classification"):
         yield ("train", "sampling"), f"an example of {spec.task} has no class", "remove it"
     if train.sampling == train.class_weights == "balanced":
         what = "together with balanced weights, rare classes count too much"
