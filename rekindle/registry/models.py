@@ -59,6 +59,10 @@ class Registry:
         """The tracking URI without credentials."""
         return masked(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
+    def error(self, what: str, fix: str = "") -> RegistryError:
+        """What is wrong there, to raise."""
+        return RegistryError(what, where=self.shown_uri, fix=fix)
+
     def code(self, task: str) -> str:
         """What models may bring beside rekindle's own code: see `open_model`."""
         return ANY_CODE if self.spec.trust_code else task
@@ -86,14 +90,12 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
         tags = tags_of(version)
         if not tags.get("model_digest"):
             what = f"version {version.version} of {where.name} has no tag {PREFIX}model_digest"
-            fix = "move the champion alias to a version that rekindle registered"
-            raise RegistryError(what, where=where.shown_uri, fix=fix)
+            raise where.error(what, "move the champion alias to a version that rekindle registered")
         if not may_run(tags.get("task_code", ""), code):
-            raise RegistryError(
+            raise where.error(
                 f"the champion, version {version.version} of {where.name}, brings code that is not "
                 "the task of this config",
-                where=where.shown_uri,
-                fix="take the task's file as it was when the champion was trained; or read what "
+                "take the task's file as it was when the champion was trained; or read what "
                 "the champion brings, and if it may run here, set register.trust_code: true",
             )
         names = ("run_key", "work_key", "init_from", "beaten", "beaten_digest", "budget_hours")
@@ -111,8 +113,7 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
         what = f"version {version} of {where.name} holds no model of rekindle"
-        fix = "move the champion alias to a version that rekindle registered"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, "move the champion alias to a version that rekindle registered")
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
@@ -125,7 +126,7 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
             )
         what = f"version {version} of {where.name} is another model than when the run began"
         fix = "run the same config again: it asks the registry for the champion first"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, fix)
     return model
 
 
@@ -162,8 +163,7 @@ def register(
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
         what = f"not registered: the files in {model} are not those that were judged"
-        fix = "run the same config again: the model is judged again"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, "run the same config again: the model is judged again")
     lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
     tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
@@ -271,10 +271,9 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise RegistryError(
+        raise where.error(
             f"the alias {alias} of {where.name} names version {version}, which does not exist",
-            where=where.shown_uri,
-            fix="give the alias to a version that exists, or delete it: the next candidate that "
+            "give the alias to a version that exists, or delete it: the next candidate that "
             "reaches the floor is then promoted",
         ) from None
 
@@ -288,7 +287,7 @@ def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -
 def aliases(where: Registry) -> dict[str, str]:
     """Versions by alias. Raises RegistryError where the model or the registry is not there."""
     if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise RegistryError("there is no registry", where=where.shown_uri)
+        raise where.error("there is no registry")
     with where.open(f"ask for the aliases of {where.name}") as client:
         known = client.get_registered_model(where.name).aliases
         return {alias: str(version) for alias, version in known.items()}
