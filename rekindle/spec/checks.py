@@ -84,12 +84,12 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
     if "\x00" in data.named or "\n" in data.named:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
+    yield from _rows(spec, data)
+    yield from _documents(spec, data)
 
 
-def _rows(spec: Spec) -> Iterator[Finding]:
+def _rows(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """How rows are read, and which of them are left out."""
-    if (data := spec.data) is None:
-        return
     by = data.split.by
     if data.columns.group is not None and by != "hash":
         what = f"a split by {by} does not keep groups together"
@@ -148,10 +148,8 @@ def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
         yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
 
 
-def _documents(spec: Spec) -> Iterator[Finding]:
+def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """Which columns make a text for a language model."""
-    if (data := spec.data) is None:
-        return
     columns = data.columns
     forms = ("messages", "prompt", "completion")
     given = [name for name in forms if getattr(columns, name) is not None]
@@ -426,7 +424,6 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 _RULES = (
-    _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
-    _entrypoint, _gate, _answers, _published, _schedule, _monitored,
-    _secrets,
+    _task, _pipeline, _data, _train, _engine, _optimizer, _quantised, _entrypoint, _gate, _answers,
+    _published, _schedule, _monitored, _secrets,
 )  # fmt: skip
