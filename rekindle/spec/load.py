@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rekindle.engines.base import at
 from rekindle.errors import SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
@@ -25,7 +26,7 @@ from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_doc
 
 MAX_EXTENDS = 10
 _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
-_PATH_FIELDS: tuple[KeyPath, ...] = (
+_PATH_FIELDS: tuple[tuple[str, ...], ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
     ("train", "engine_config"), ("evaluate", "must_pass"), ("monitor", "labels"),
@@ -125,22 +126,17 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
     for *parents, name in _PATH_FIELDS:
-        section: Any = values
-        for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
+        section = at(values, *parents)
         if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
-            section[name] = _anchored(str(name), section[name], folder)
-    data = values.get("data")
-    parts = data.get("sources") if isinstance(data, dict) else ()
+            section[name] = _anchored(name, section[name], folder)
+    parts = at(values, "data", "sources")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict) and isinstance(part.get("source"), str):
             part["source"] = _anchored("source", part["source"], folder)
-    image = values.get("image")
-    if isinstance(image, dict) and isinstance(image.get("include"), list):
-        image["include"] = [
-            str((folder / Path(item).expanduser()).absolute()) if isinstance(item, str) else item
-            for item in image["include"]
-        ]
+    included = at(values, "image", "include")
+    for i, item in enumerate(included if isinstance(included, list) else ()):
+        if isinstance(item, str):
+            included[i] = str((folder / Path(item).expanduser()).absolute())
 
 
 def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
