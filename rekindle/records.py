@@ -288,7 +288,7 @@ class MixedRows(Record):
     epochs: float
 
 
-class ShardManifest(Record):
+class ShardManifest(VersionedRecord):
     """Kind `shards`: `manifest.json` beside the shards. A shard that does not match its entry is
     refused at read.
 
@@ -302,7 +302,6 @@ class ShardManifest(Record):
     node keeps of them, because they stay in the store of pieces (0: they lie beside this file).
     `sources` of a mixture; `drawn` by their shares, else each row once an epoch."""
 
-    schema_version: int = SCHEMA_VERSION
     task: str
     source: str
     window: str = ""
