@@ -19,7 +19,7 @@ S = TypeVar("S", bound=BaseModel)
 
 _SAYS = rows(Path(__file__).with_suffix(".yaml"))
 # what a pattern asks for
-_FORMS = {
+_FORMS: Mapping[str, str] = {
     get_args(form)[1].pattern: _SAYS["forms"][name]
     for name, form in {
         "Name": Name, "Duration": Duration, "Delimiter": Delimiter, "PartialDate": PartialDate,
