@@ -41,10 +41,7 @@ _PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 BATCH = 1_000
-METRICS = (
-    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
-    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
-)  # fmt: skip
+METRICS = tuple(name for name in HistoryRow.model_fields if name not in ("step", "epoch", "tokens"))
 
 
 def _prepare() -> None:
