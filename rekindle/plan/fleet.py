@@ -180,13 +180,9 @@ def _cpu(ranks: int) -> Gpu:
     """A rank's share: a core, or less where ranks outnumber cores; memory in equal parts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     busy = min(ranks, cores or 1)
-    probes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **_ONE_THREAD},
-        )
-        for _ in range(busy)
-    ]  # fmt: skip
+    words, env = [sys.executable, "-c", _PROBE], {**os.environ, **_ONE_THREAD}
+    pipe = subprocess.PIPE
+    probes = [subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(busy)]
     said = [json.loads(probe.communicate(timeout=PATIENCE_SECONDS)[0]) for probe in probes]
     flops, moved = (sum(each) / ranks for each in zip(*said, strict=True))
     memory_bytes = machines()[THIS_CPU].memory_bytes or 0
