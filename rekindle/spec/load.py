@@ -177,8 +177,7 @@ def _anchored(field: str, value: str, folder: Path) -> str:
     }.get(field, True)
     if not is_path:
         return value
-    path = Path(value).expanduser()
-    return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
+    return str((folder / Path(value).expanduser()).absolute())
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:
