@@ -38,13 +38,9 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Task
 
 _MODULES = {
-    "app.api": ("Comparison", "Run", "champion", "compare", "deploy", "load", "planned",
-                "rollback", "run", "runs", "submit"),
-    "app.forecast": ("Forecast",), "errors": ("RekindleError",), "spec.model": ("Spec",),
-    "ir.distribution": ("distribute",), "tasks.base": ("Task",),
+    "Forecast": "app.forecast", "RekindleError": "errors", "Spec": "spec.model",
+    "distribute": "ir.distribution", "Task": "tasks.base",
 }  # fmt: skip
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
-
 __all__ = [
     "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "champion",
     "compare", "deploy", "distribute", "load", "planned", "rollback", "run", "runs", "submit",
@@ -56,8 +52,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module 'rekindle' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"rekindle.{_PUBLIC[name]}"), name)
+    return getattr(importlib.import_module(f"rekindle.{_MODULES.get(name, 'app.api')}"), name)

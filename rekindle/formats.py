@@ -35,8 +35,9 @@ def percent(share: float) -> str:
 
 
 def share(ratio: float) -> str:
-    """A ratio as whole per cent; 1.4 -> 140%, 0.125 -> 12.5%."""
-    return f"{compact(100 * ratio)}%"
+    """A ratio as per cent in three digits; 1.4 -> 140%, 0.125 -> 12.5%."""
+    value = 100 * ratio
+    return f"{count(value) if 100 <= value < 1e6 else f'{value:.3g}'}%"
 
 
 def size(value: int) -> str:
@@ -57,11 +58,6 @@ def binary(value: float) -> str:
 def usd(value: float) -> str:
     """US dollars; 1234.5 -> $1,234, 27.447 -> $27.45."""
     return f"${count(value)}" if value >= 100 else f"${value:.2f}"
-
-
-def compact(value: float) -> str:
-    """Three digits, or all that a person still reads; 1.913 -> 1.91, 12345 -> 12,345."""
-    return count(value) if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def short(value: float) -> str:

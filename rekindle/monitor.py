@@ -250,9 +250,11 @@ def _accuracy(
 ) -> Iterator[Signal]:
     """Accuracy over all rows with a label, and of each slice that both sides know."""
     right, parts = list[bool](), collections.defaultdict[tuple[str, str], list[bool]](list)
-    for row in _labelled(rows, labels):
-        label = labels[row["id"]]
-        right.append(row["label"] == label.value)
+    answered = rows.select(["id", "label"]).to_pylist() if labels and len(rows) else []
+    # the last class that was answered to each id
+    last = {row["id"]: row["label"] for row in answered if row["label"] is not None}
+    for label, answer in ((labels[key], answer) for key, answer in last.items() if key in labels):
+        right.append(answer == label.value)
         for part in label.slices:
             parts[part].append(right[-1])
     before = evidence.metrics.get("accuracy")
@@ -278,15 +280,6 @@ def _fall(
         name=name, before=before, now=now, effect=before - now, rows=rows_now,
         p_value=chance, detectable=_z(level) * deviation,
     )  # fmt: skip
-
-
-def _labelled(rows: pa.Table, labels: Mapping[str, Label]) -> Sequence[Mapping[str, str]]:
-    """The rows that were answered with a class and have a label, the last one of each id."""
-    if not labels or not len(rows):
-        return []
-    found = rows.select(["id", "label"]).to_pylist()
-    last = {row["id"]: row for row in found if row["label"] is not None and row["id"] in labels}
-    return list(last.values())
 
 
 def _numbers(rows: pa.Table, column: str) -> np.ndarray:

@@ -155,8 +155,7 @@ class StepRecord(Record):
 
     def holding(self, kind: str) -> ArtifactRecord | None:
         """The first of its artifacts that holds a record of this kind."""
-        found = (a for a in self.artifacts.values() if a.metadata.get("record") == kind)
-        return next(found, None)
+        return next((a for a in self.artifacts.values() if a.metadata.get("record") == kind), None)
 
 
 class Ignored(Record):
@@ -289,7 +288,7 @@ class MixedRows(Record):
     epochs: float
 
 
-class ShardManifest(Record):
+class ShardManifest(VersionedRecord):
     """Kind `shards`: `manifest.json` beside the shards. A shard that does not match its entry is
     refused at read.
 
@@ -303,7 +302,6 @@ class ShardManifest(Record):
     node keeps of them, because they stay in the store of pieces (0: they lie beside this file).
     `sources` of a mixture; `drawn` by their shares, else each row once an epoch."""
 
-    schema_version: int = SCHEMA_VERSION
     task: str
     source: str
     window: str = ""

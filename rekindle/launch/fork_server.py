@@ -14,6 +14,7 @@ step whose environment is not the one of the imports executes a Python of its ow
 import atexit
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import json
@@ -261,21 +262,17 @@ def main() -> None:
         request = serve(socket.socket(fileno=int(link)))
         if request is not None:  # be the shim of a task
             set_environment(request["env"])
-            sys.exit(shim.main(["shim", request["task"]], _executor(env)))
+            sys.exit(shim.main(["shim", request["task"]], functools.partial(_executor, env)))
 
 
-def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
+def _executor(
+    imported_in: Mapping[str, str], command: Sequence[str], env: Mapping[str, str], cwd: str
+) -> Callable[[], int] | None:
     """KFP's executor as a fork of the shim, for steps that have the environment of the imports."""
-
-    def fork(command: Sequence[str], env: Mapping[str, str], cwd: str) -> Callable[[], int] | None:
-        words = list(command)
-        if words[:3] != shim.EXECUTOR:
-            return None
-        if {name for name, _ in env.items() ^ imported_in.items()} - shim.ADDED:
-            return None
-        return lambda: _execute(words[3:], env, cwd)
-
-    return fork
+    others = {name for name, _ in env.items() ^ imported_in.items()} - shim.ADDED
+    if others or list(command[:3]) != shim.EXECUTOR:
+        return None
+    return lambda: _execute(command[3:], env, cwd)
 
 
 def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:

@@ -22,21 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.launch.fork_server import (
-    THREADLESS,
-    Forked,
-    ForkServer,
-    can_fork,
-    exit_status,
-    leave,
-    serve,
-    set_environment,
-)
+from rekindle.launch import fork_server
 from rekindle.launch.process import MARK, die_with_parent, has_gpu
 
 SOCKET = "REKINDLE_PRELOADED"
 # the environment that every agent of ours has
-CONSTANT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **THREADLESS}
+CONSTANT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **fork_server.THREADLESS}
 # read when ranks start, and by no import
 MAY_DIFFER = r"REKINDLE_\w+|TORCH_ELASTIC_\w+|(GLOO|NCCL)_\w+|PATH|_KFP_RUNTIME"
 _NO_MARK = "0" * 32  # as long as one; forks write theirs over it
@@ -80,7 +71,7 @@ class Preloaded:
 
 def fork_agent(
     words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
-) -> Forked | None:
+) -> fork_server.Forked | None:
     """The agent that `python -m WORDS` would be, with these descriptors under the same numbers;
     None where no process serves."""
     if not env.get(SOCKET):
@@ -94,7 +85,7 @@ def fork_agent(
             link.connect(env[SOCKET])
         except OSError:
             return None
-        return ForkServer(link, 0).adopt(request, (1, 2), descriptors)
+        return fork_server.ForkServer(link, 0).adopt(request, (1, 2), descriptors)
 
 
 def main() -> None:
@@ -114,20 +105,16 @@ def main() -> None:
         return same and all(re.fullmatch(may_differ, name) for name in names)
 
     mark = _shown(f"{MARK}={_NO_MARK}")
-    if mark and can_fork():
-        request = serve(socket.socket(fileno=int(handle)), accepts)
-        if request is not None:
-            _be_agent(request, mark + len(f"{MARK}="))
-
-
-def _be_agent(request: Mapping[str, Any], mark: int) -> None:
-    set_environment(request["env"])
-    value = request["env"][MARK].encode()
-    ctypes.memmove(mark, value, len(value))  # for `end_marked`
-    os.chdir(request["cwd"])
-    module = importlib.import_module(request["words"][0])
-    sys.argv = [str(module.__file__), *request["words"][1:]]
-    leave(exit_status(module.main))
+    if mark and fork_server.can_fork():
+        request = fork_server.serve(socket.socket(fileno=int(handle)), accepts)
+        if request is not None:  # be the agent
+            fork_server.set_environment(request["env"])
+            value = request["env"][MARK].encode()
+            ctypes.memmove(mark + len(f"{MARK}="), value, len(value))  # for `end_marked`
+            os.chdir(request["cwd"])
+            agent = importlib.import_module(request["words"][0])
+            sys.argv = [str(agent.__file__), *request["words"][1:]]
+            fork_server.leave(fork_server.exit_status(agent.main))
 
 
 def _shown(variable: str) -> int:

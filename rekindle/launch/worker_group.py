@@ -282,8 +282,7 @@ class _Attempt:
         oom = process.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
         lines = self.exits.read_text().splitlines() if self.exits.exists() else []
-        exits = [json.loads(line) for line in lines]
-        causes = heartbeats.causes_of(found, exits, self.ours, oom)
+        causes = heartbeats.causes_of(found, [json.loads(line) for line in lines], self.ours, oom)
         cause = heartbeats.first_cause([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 

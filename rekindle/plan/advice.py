@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
@@ -12,23 +13,13 @@ from rekindle.plan.search import Option, search
 from rekindle.plan.work import Work, Zero
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import AUTO
+from rekindle.tables import rows
 
 if TYPE_CHECKING:
     from rekindle.plan.plan import Plan
 
 _GIB = 2**30
-_ON_HOST = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
-_STAGES: tuple[dict[str, Any], ...] = (
-    {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, **_ON_HOST},
-)  # fmt: skip
-
-_WORDS = (
-    "{} replicas train a share of each batch (data parallel)",
-    "{} GPUs divide weights, gradients and optimizer among them (FSDP)",
-    "{} GPUs share each matrix (tensor parallel)",
-    "{} GPUs share each sequence (context parallel)",
-    "{} stages hold the blocks one after the other (pipeline)",
-)
+_TABLE = Path(__file__).with_suffix(".yaml")
 
 
 def advice(plan: "Plan") -> Iterator[str]:
@@ -53,12 +44,10 @@ def strategy(work: Work) -> str:
     if layout.world == 1:
         return "one GPU does everything" + (_host(zero) if zero else "")
     if zero is not None:
-        what = ("nothing", "the optimizer's state", "the optimizer's state and gradients",
-                "the optimizer's state, gradients and weights")[zero.stage]  # fmt: skip
+        what = rows(_TABLE)["divided"][zero.stage]
         divided = f"{layout.world} GPUs train a share of each batch and divide {what} among them"
         return divided + _host(zero)
-    degrees = (layout.dp, layout.shard, layout.tp, layout.cp, layout.pp)
-    words = zip(degrees, _WORDS, strict=True)
+    words = ((getattr(layout, axis), word) for axis, word in rows(_TABLE)["axes"].items())
     return ", ".join(word.format(degree) for degree, word in words if degree > 1)
 
 
@@ -71,7 +60,7 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
         return
     layout = "" if "layout" in asked.free else " --set train.layout=auto"
     free = train.model_copy(update={"layout": AUTO, "engine": "deepspeed"})
-    for section in _STAGES:
+    for section in rows(_TABLE)["sections"]:
         zero = Zero.of({"zero_optimization": section})
         found = search(dataclasses.replace(asked, train=free, zero=zero), cluster).options
         if found:

@@ -29,17 +29,13 @@ CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "
 PATIENCE_SECONDS = 30
 # One thread, as each rank has: products, and copies beyond any cache; the best of some.
 _PROBE = """
-import json, time
+import json, timeit
 import numpy as np
-def best(work):
-    times = []
-    for _ in range(5):
-        before = time.perf_counter(); work(); times.append(time.perf_counter() - before)
-    return min(times)
 a = np.ones((768, 768), np.float32)
 source, target = np.ones(2**24, np.float32), np.empty(2**24, np.float32)
-flops = 2 * 768**3 / best(lambda: a @ a)
-print(json.dumps([flops, 2 * source.nbytes / best(lambda: np.copyto(target, source))]))
+flops = 2 * 768**3 / min(timeit.repeat(lambda: a @ a, number=1))
+seconds = min(timeit.repeat(lambda: np.copyto(target, source), number=1))
+print(json.dumps([flops, 2 * source.nbytes / seconds]))
 """
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -184,13 +180,9 @@ def _cpu(ranks: int) -> Gpu:
     """A rank's share: a core, or less where ranks outnumber cores; memory in equal parts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     busy = min(ranks, cores or 1)
-    probes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **_ONE_THREAD},
-        )
-        for _ in range(busy)
-    ]  # fmt: skip
+    words, env = [sys.executable, "-c", _PROBE], {**os.environ, **_ONE_THREAD}
+    pipe = subprocess.PIPE
+    probes = [subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(busy)]
     said = [json.loads(probe.communicate(timeout=PATIENCE_SECONDS)[0]) for probe in probes]
     flops, moved = (sum(each) / ranks for each in zip(*said, strict=True))
     memory_bytes = machines()[THIS_CPU].memory_bytes or 0

@@ -68,8 +68,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
     shape, taught = shape_of(model_config(spec, ask_hub), classes), None
     if (teacher := spec.model.teacher) is not None:
-        config = _config(teacher.source, None, ask_hub, "model.teacher.source")
-        taught = shape_of(config, classes)
+        taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)
     return Asked(
         kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
         taught, Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
@@ -90,11 +89,8 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
         largest = min(LARGEST_AUTO_MICRO_BATCH, max(1, total // layout.data))
         fits = next(size for size in range(largest, 0, -1) if total % size == 0)
         layout = dataclasses.replace(layout, micro_batch_size=fits)
-    degrees = {axis: getattr(layout, axis) for axis in ("dp", "shard", "tp", "pp", "cp")}
-    fixed = {
-        "layout": LayoutSpec(**degrees, schedule=layout.schedule),
-        "micro_batch_size": layout.micro_batch_size,
-    }
+    degrees = {name: getattr(layout, name) for name in LayoutSpec.model_fields}
+    fixed = {"layout": LayoutSpec(**degrees), "micro_batch_size": layout.micro_batch_size}
     return dataclasses.replace(asked, train=train.model_copy(update=fixed), free=frozenset())
 
 

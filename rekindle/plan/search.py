@@ -17,12 +17,11 @@ from rekindle.plan.memory import Memory, least_bytes, memory, needed
 from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.steptime import StepTime, step_time
 from rekindle.plan.work import Checkpointing, Work, lora_targets
-from rekindle.spec.layout import Layout, Schedule, Shape, problems_of, undivided
-from rekindle.spec.layout_support import cell_of, level, refusal
+from rekindle.spec.layout import Layout, Shape, problems_of, undivided
+from rekindle.spec.layout_support import SCHEDULES, cell_of, level, refusal
 from rekindle.spec.model import LayoutSpec
 
 LARGEST_MICRO_BATCH = 64
-SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
 RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 # of the model's error, what two layouts on the same machines do not share: a guess
@@ -203,8 +202,7 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
     """Ways to recompute with which the layout trains, and whether a test has shown that."""
     free = "activation_checkpointing" in asked.free
-    choices = RECOMPUTED if free else (asked.train.activation_checkpointing,)
-    for choice in choices:
+    for choice in RECOMPUTED if free else (asked.train.activation_checkpointing,):
         train = asked.train.model_copy(update={"activation_checkpointing": choice})
         cell = cell_of(asked.kind, layout, train, asked.lora is not None)
         if not refusal(cell, asked.train.untested):

@@ -47,8 +47,7 @@ class Fallback:
     on_demand_hours: float
 
     def cost_usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:
-        spot = self.spot_hours * spot_usd_per_hour
-        return spot + self.on_demand_hours * on_demand_usd_per_hour
+        return self.spot_hours * spot_usd_per_hour + self.on_demand_hours * on_demand_usd_per_hour
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +141,7 @@ class _Attempts:
         again = self.work.restart_seconds + self.work.commit_seconds
         committed = self.made[np.maximum(saved[up] - 1, 0)]
         total = self.started + self.made[-1]
-        rest = again + self.made[-1] - committed
-        self.rest[who[up]] = np.where(saved[up] > 0, rest, total)
+        self.rest[who[up]] = np.where(saved[up] > 0, again + self.made[-1] - committed, total)
         self.saved[who], self.wall[who] = reached, began + ran
         self.running[who] += ran
         self.active = who[~(done | up)]

@@ -40,10 +40,8 @@ def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
     if work.optimizer == "muon":
         return stored * (2 * trained - inside)
     if work.optimizer == "adamw8bit":
-        eight = 0
-        for rows, columns in matrices(work):
-            count, size = scale_blocks(columns)
-            eight += 2 * rows * count * (size + stored)
+        blocked = ((rows, *scale_blocks(columns)) for rows, columns in matrices(work))
+        eight = sum(2 * rows * count * (size + stored) for rows, count, size in blocked)
         return 2 * stored * (trained - inside) + blocks * eight
     return 2 * stored * trained
 

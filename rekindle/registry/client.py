@@ -41,10 +41,7 @@ _PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 BATCH = 1_000
-METRICS = (
-    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
-    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
-)  # fmt: skip
+METRICS = tuple(name for name in HistoryRow.model_fields if name not in ("step", "epoch", "tokens"))
 
 
 def _prepare() -> None:
@@ -59,11 +56,6 @@ _prepare()  # MLflow reads some of it while it is imported, which need not be by
 def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
     """`tracking_uri`, or the embedded database under `artifact_root`."""
     return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
-
-
-def shown_uri(tracking_uri: str, artifact_root: str) -> str:
-    """The registry's URI without credentials."""
-    return masked(resolve_uri(tracking_uri, artifact_root))
 
 
 @contextlib.contextmanager
@@ -89,9 +81,8 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         raise
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
-        what = f"cannot {doing}: {first_line(error)[:300]}"
-        fix = _fix(tracking_uri, error)
-        raise RegistryError(what, where=shown_uri(tracking_uri, artifact_root), fix=fix) from error
+        what, fix = f"cannot {doing}: {first_line(error)[:300]}", _fix(tracking_uri, error)
+        raise RegistryError(what, where=masked(uri), fix=fix) from error
 
 
 @contextlib.contextmanager

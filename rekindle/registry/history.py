@@ -7,7 +7,6 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from rekindle.errors import RegistryError
 from rekindle.records import ChampionChange, ChampionRecord, ChangeKind
 from rekindle.registry.client import PREFIX, tags_of
 from rekindle.registry.models import CHALLENGER, CHAMPION, Registry, by_alias
@@ -49,8 +48,7 @@ def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
         if version != now and existing(client, where, version).get("decision") != "rolled_back":
             return version
     what = f"version {now} of {where.name} is the first champion, or all before were rolled back"
-    fix = "name a version that passed its gate: --to N"
-    raise RegistryError(what, where=where.shown_uri, fix=fix)
+    raise where.error(what, "name a version that passed its gate: --to N")
 
 
 def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, str]:
@@ -64,7 +62,7 @@ def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, s
             raise
         what = f"version {version} of {where.name} does not exist, or was deleted"
         fix = "name another version with --to; `rekindle champion` lists those that were champion"
-        raise RegistryError(what, where=where.shown_uri, fix=fix) from None
+        raise where.error(what, fix) from None
 
 
 def way_back(where: Registry) -> tuple[str, str]:
@@ -80,7 +78,7 @@ def champion_of(where: Registry) -> ChampionRecord:
         version = by_alias(client, where, CHAMPION)
         if version is None:
             what, fix = f"{where.name} has no champion", "`rekindle run CONFIG` trains a candidate"
-            raise RegistryError(what, where=where.shown_uri, fix=fix)
+            raise where.error(what, fix)
         challenger = by_alias(client, where, CHALLENGER)
         known, tags = changes(client, where.name), tags_of(version)
     now = str(version.version)

@@ -19,8 +19,9 @@ from rekindle.data.fingerprint import ChampionState, content_behind
 from rekindle.errors import ChangedModelError, DataError, RegistryError, RequestError
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
+from rekindle.masking import masked
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
-from rekindle.registry.client import DATABASE, PREFIX, registry, shown_uri, tags_of, tracking_run
+from rekindle.registry.client import DATABASE, PREFIX, registry, resolve_uri, tags_of, tracking_run
 from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
@@ -56,7 +57,11 @@ class Registry:
     @property
     def shown_uri(self) -> str:
         """The tracking URI without credentials."""
-        return shown_uri(self.spec.tracking_uri, self.artifact_root)
+        return masked(resolve_uri(self.spec.tracking_uri, self.artifact_root))
+
+    def error(self, what: str, fix: str = "") -> RegistryError:
+        """What is wrong there, to raise."""
+        return RegistryError(what, where=self.shown_uri, fix=fix)
 
     def code(self, task: str) -> str:
         """What models may bring beside rekindle's own code: see `open_model`."""
@@ -85,22 +90,17 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
         tags = tags_of(version)
         if not tags.get("model_digest"):
             what = f"version {version.version} of {where.name} has no tag {PREFIX}model_digest"
-            fix = "move the champion alias to a version that rekindle registered"
-            raise RegistryError(what, where=where.shown_uri, fix=fix)
+            raise where.error(what, "move the champion alias to a version that rekindle registered")
         if not may_run(tags.get("task_code", ""), code):
-            raise RegistryError(
+            raise where.error(
                 f"the champion, version {version.version} of {where.name}, brings code that is not "
                 "the task of this config",
-                where=where.shown_uri,
-                fix="take the task's file as it was when the champion was trained; or read what "
+                "take the task's file as it was when the champion was trained; or read what "
                 "the champion brings, and if it may run here, set register.trust_code: true",
             )
-        return ChampionState(
-            version=str(version.version), run_key=tags.get("run_key", ""),
-            work_key=tags.get("work_key", ""), init_from=tags.get("init_from", ""),
-            beaten=tags.get("beaten", ""), digest=tags["model_digest"],
-            beaten_digest=tags.get("beaten_digest", ""), budget_hours=tags.get("budget_hours", ""),
-        )  # fmt: skip
+        names = ("run_key", "work_key", "init_from", "beaten", "beaten_digest", "budget_hours")
+        known = {name: tags.get(name, "") for name in names}
+        return ChampionState(version=str(version.version), digest=tags["model_digest"], **known)
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
@@ -113,8 +113,7 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
         what = f"version {version} of {where.name} holds no model of rekindle"
-        fix = "move the champion alias to a version that rekindle registered"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, "move the champion alias to a version that rekindle registered")
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
@@ -127,7 +126,7 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
             )
         what = f"version {version} of {where.name} is another model than when the run began"
         fix = "run the same config again: it asks the registry for the champion first"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, fix)
     return model
 
 
@@ -164,8 +163,7 @@ def register(
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
         what = f"not registered: the files in {model} are not those that were judged"
-        fix = "run the same config again: the model is judged again"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, "run the same config again: the model is judged again")
     lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
     tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
@@ -241,8 +239,7 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
-    query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    found = client.search_model_versions(query)
+    found = client.search_model_versions(f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'")
     same = (version for version in found if tags_of(version).get("model_digest") == digest)
     return min(same, key=lambda version: int(version.version), default=None)
 
@@ -274,10 +271,9 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise RegistryError(
+        raise where.error(
             f"the alias {alias} of {where.name} names version {version}, which does not exist",
-            where=where.shown_uri,
-            fix="give the alias to a version that exists, or delete it: the next candidate that "
+            "give the alias to a version that exists, or delete it: the next candidate that "
             "reaches the floor is then promoted",
         ) from None
 
@@ -291,7 +287,7 @@ def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -
 def aliases(where: Registry) -> dict[str, str]:
     """Versions by alias. Raises RegistryError where the model or the registry is not there."""
     if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise RegistryError("there is no registry", where=where.shown_uri)
+        raise where.error("there is no registry")
     with where.open(f"ask for the aliases of {where.name}") as client:
         known = client.get_registered_model(where.name).aliases
         return {alias: str(version) for alias, version in known.items()}

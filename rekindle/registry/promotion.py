@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.errors import RegistryError
 from rekindle.launch.events import emit
 from rekindle.records import ChangeKind, Evidence, Registration
 from rekindle.registry import models
@@ -58,6 +57,7 @@ def promote(
     the registry of this moment all agree. With a person's `reason` also a version that was compared
     with another champion, or was rolled back."""
     version, evidence = registered.version, Evidence.read(evidence_file)
+    how: ChangeKind = "reason" if reason else "gate"
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
             models.fetch_model(where, version, evidence.model_digest)
@@ -65,11 +65,10 @@ def promote(
                 ask = (client, where, version, evidence, evidence_file, reason)
                 may = functools.partial(_may_replace, *ask)
                 if may():
-                    how: ChangeKind = "reason" if reason else "gate"
                     note(client, where.name, version, how, reason or evidence.reason)
                     claim.replace_champion(may)
         elif changes(client, where.name):  # a roll back that was interrupted may be the last entry
-            note(client, where.name, version, "reason" if reason else "gate", reason)
+            note(client, where.name, version, how, reason)
         if has_alias(client, where, CHALLENGER, version):
             client.delete_registered_model_alias(where.name, CHALLENGER)
         found = client.get_model_version(where.name, version)
@@ -86,7 +85,7 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
         champion = by_alias(client, where, CHAMPION)
         if champion is None:
             what = f"{where.name} has no champion to roll back"
-            raise RegistryError(what, where=where.shown_uri, fix="`rekindle run` trains one")
+            raise where.error(what, "`rekindle run` trains one")
         now = str(champion.version)
         to = to or champion_before(client, where, now)
         if to == now:
@@ -95,7 +94,7 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
         if tags.get("decision") != "promoted":
             what = f"version {to} of {where.name} was never champion, or was rolled back"
             fix = "`rekindle promote RUN --reason WHY` promotes one that passed its gate"
-            raise RegistryError(what, where=where.shown_uri, fix=fix)
+            raise where.error(what, fix)
         models.fetch_model(where, to, tags.get("model_digest", ""))
         with _claimed(client, where, to) as claim:
             may = functools.partial(_is_still_champion, client, where, now)
@@ -110,8 +109,7 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
 def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     if not has_alias(client, where, CHAMPION, version):
         what = f"version {version} of {where.name} is no longer the champion"
-        fix = "`rekindle champion` shows which is; then run the command again"
-        raise RegistryError(what, where=where.shown_uri, fix=fix)
+        raise where.error(what, "`rekindle champion` shows which is; then run the command again")
     return True
 
 
@@ -154,7 +152,7 @@ def _may_replace(
     if found:
         fix = "run the same config again: it is judged against the champion of that moment; or "
         fix += "promote what passed its gate in spite of that: `rekindle promote RUN --reason WHY`"
-        raise RegistryError(f"not promoted: {'; '.join(found)}", where=where.shown_uri, fix=fix)
+        raise where.error(f"not promoted: {'; '.join(found)}", fix)
     return True
 
 
@@ -184,11 +182,11 @@ class Claim:
         champion = by_alias(self.client, self.where, CHAMPION)
         done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
         if said.startswith(UNSURE) and not done:
-            raise RegistryError(
+            raise self.where.error(
                 "an earlier promotion had no answer from the registry, which may still carry it "
                 f"out: {said.removeprefix(UNSURE)}",
-                where=self.where.shown_uri, fix=_look(self.where.name, key),
-            )  # fmt: skip
+                _look(self.where.name, key),
+            )
         self.client.delete_registered_model_tag(self.where.name, key)
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
@@ -207,7 +205,7 @@ class Claim:
             return
         if _clock() - self.made > IN_TIME:
             what = f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions"
-            raise RegistryError(what, where=self.where.shown_uri, fix="run the same command again")
+            raise self.where.error(what, "run the same command again")
         self.unsure = True
         try:
             with _one_answer():
@@ -217,11 +215,11 @@ class Claim:
                 self.unsure = False  # it was refused
                 raise
             if not self._done_late():
-                raise RegistryError(
+                raise self.where.error(
                     f"the registry gave no answer to promoting version {self.version}, and may "
                     f"still do it; no other version is promoted until that is known: {error}",
-                    where=self.where.shown_uri, fix=_look(self.where.name, self.key),
-                ) from error  # fmt: skip
+                    _look(self.where.name, self.key),
+                ) from error
         self.unsure = False
 
     def _hold_alone(self) -> None:
@@ -230,8 +228,7 @@ class Claim:
         while (there := list(claims(self.client, self.where.name))) != [self.key]:
             if self.key not in there or time.monotonic() > give_up:
                 what = "not promoted: another promotion began while this one was held up"
-                fix = "run the same command again"
-                raise RegistryError(what, where=self.where.shown_uri, fix=fix)
+                raise self.where.error(what, "run the same command again")
             time.sleep(0.2)
 
     def _done_late(self) -> bool:

@@ -40,8 +40,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         for refused in answers:
             if isinstance(refused, RefusedError):
                 raise refused
-        words = modality == "words"
-        names = ["tags", "probabilities"] if words else ["label", "probability"]
+        names = ["tags", "probabilities"] if modality == "words" else ["label", "probability"]
         return pd.DataFrame(answers, columns=names)
 
     def _written(self, task: TokenTask, texts: list[str], params: dict[str, Any]) -> pd.DataFrame:

@@ -44,8 +44,8 @@ def signature(model: ModelFolder) -> ModelSignature:
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
     from mlflow.types.schema import Array, DataType
 
+    text = Schema([ColSpec("string", "text")])
     if model.task.objective == "tokens":
-        text = Schema([ColSpec("string", "text")])
         length = ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)
         return ModelSignature(text, text, ParamSchema([length]))
     if model.task.objective == "tags":
@@ -53,10 +53,8 @@ def signature(model: ModelFolder) -> ModelSignature:
         each = ColSpec(Array(DataType.double), "probabilities")
         words = ColSpec(Array(DataType.string), "words")
         return ModelSignature(Schema([words]), Schema([tags, each]))
-    if model.task.modality == "text":
-        inputs = Schema([ColSpec("string", "text")])
-    else:
-        shape = tuple(model.settings["image_shape"])
-        inputs = Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape))])
     answer = Schema([ColSpec("string", "label"), ColSpec("double", "probability")])
-    return ModelSignature(inputs, answer)
+    if model.task.modality == "text":
+        return ModelSignature(text, answer)
+    pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))
+    return ModelSignature(Schema([pixels]), answer)

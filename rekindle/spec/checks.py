@@ -12,14 +12,8 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.records import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec import layout, rates, schedule
-from rekindle.spec.model import (
-    BUILTIN_TASKS,
-    ENTRYPOINT_WORDS,
-    DataSpec,
-    LayoutSpec,
-    Spec,
-    TrainSpec,
-)
+from rekindle.spec.deploy import MonitorSpec
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -90,12 +84,12 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
     if "\x00" in data.named or "\n" in data.named:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
+    yield from _rows(spec, data)
+    yield from _documents(spec, data)
 
 
-def _rows(spec: Spec) -> Iterator[Finding]:
+def _rows(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """How rows are read, and which of them are left out."""
-    if (data := spec.data) is None:
-        return
     by = data.split.by
     if data.columns.group is not None and by != "hash":
         what = f"a split by {by} does not keep groups together"
@@ -154,10 +148,8 @@ def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
         yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
 
 
-def _documents(spec: Spec) -> Iterator[Finding]:
+def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """Which columns make a text for a language model."""
-    if (data := spec.data) is None:
-        return
     columns = data.columns
     forms = ("messages", "prompt", "completion")
     given = [name for name in forms if getattr(columns, name) is not None]
@@ -183,8 +175,8 @@ def _train(spec: Spec) -> Iterator[Finding]:
     size, total = train.micro_batch_size, train.global_batch_size
     if isinstance(size, int) and (size < 1 or total % size):
         what = f"{size} does not divide the global batch, which is {total}"
-        divisors = [d for d in range(1, total + 1) if total % d == 0]
-        nearest = sorted(divisors, key=lambda divisor: abs(divisor - size))[0]
+        divisors = (d for d in range(1, total + 1) if total % d == 0)
+        nearest = min(divisors, key=lambda divisor: abs(divisor - size))
         yield ("train", "micro_batch_size"), what, f"use {nearest}, or auto"
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
@@ -211,13 +203,14 @@ def _engine(spec: Spec) -> Iterator[Finding]:
 
 
 def _optimizer(spec: Spec) -> Iterator[Finding]:
-    """What of the layout and of the network the optimizer cannot update."""
+    """What of the network the optimizer cannot update, and what the layout must not divide."""
     train = spec.train
     if spec.task == "image_classification" and train.optimizer != "adamw":
         what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
         yield ("train", "optimizer"), what, "remove it"
-    if isinstance(train.layout, LayoutSpec):
-        for problem in layout.whole(train.layout, train.optimizer):
+    if train.layout != "auto":
+        divided = layout.whole(train.layout, train.optimizer)
+        for problem in (*divided, *layout.undivided(train.layout, spec.model.lora)):
             yield tuple(problem.where.split(".")), problem.what, problem.fix
 
 
@@ -226,9 +219,6 @@ def _quantised(spec: Spec) -> Iterator[Finding]:
     train, lora = spec.train, spec.model.lora
     if lora is None or lora.base == "full":
         return
-    if isinstance(train.layout, LayoutSpec):
-        for problem in layout.undivided(train.layout, lora):
-            yield tuple(problem.where.split(".")), problem.what, problem.fix
     if ":" in spec.task or train.entrypoint or train.engine != "rekindle":
         what = "a base in 4 bits is for rekindle's own tasks and engine"
         yield ("model", "lora", "base"), what, "remove it"
@@ -266,8 +256,7 @@ def _entrypoint(spec: Spec) -> Iterator[Finding]:
 def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
     train, data = spec.train, spec.data
-    classless = ("causal_lm", "token_classification")
-    if train.sampling == "balanced" and spec.task in classless:
+    if train.sampling == "balanced" and spec.task in ("causal_lm", "token_classification"):
         yield ("train", "sampling"), f"an example of {spec.task} has no class", "remove it"
     if train.sampling == train.class_weights == "balanced":
         what = "together with balanced weights, rare classes count too much"
@@ -378,14 +367,12 @@ def _monitored(spec: Spec) -> Iterator[Finding]:
 
 
 def _secrets(spec: Spec) -> Iterator[Finding]:
+    monitor = spec.monitor or MonitorSpec()
     places: tuple[tuple[KeyPath, str], ...] = (
         (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
         *((("data", "source"), part.source) for part in (spec.data.parts if spec.data else ())),
-        *(
-            (("monitor", name), getattr(spec.monitor, name))
-            for name in ("log", "labels")
-            if spec.monitor
-        ),
+        (("monitor", "log"), monitor.log),
+        (("monitor", "labels"), monitor.labels),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
         (("model", "source"), spec.model.source if isinstance(spec.model.source, str) else ""),
@@ -437,7 +424,6 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 _RULES = (
-    _task, _pipeline, _data, _rows, _documents, _train, _engine, _optimizer, _quantised,
-    _entrypoint, _gate, _answers, _published, _schedule, _monitored,
-    _secrets,
+    _task, _pipeline, _data, _train, _engine, _optimizer, _quantised, _entrypoint, _gate, _answers,
+    _published, _schedule, _monitored, _secrets,
 )  # fmt: skip

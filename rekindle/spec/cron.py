@@ -67,12 +67,9 @@ def listed(numbers: tuple[int, ...] | None) -> str:
     """A field in numbers, ranges and lists. `(1, 2, 3, 7)` is ``1-3,7``, None ``*``."""
     if numbers is None:
         return "*"
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    # numbers that follow each other are as far from their places
+    groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in group] for _, group in groups)
     spans = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
     return ",".join(itertools.chain.from_iterable(spans))
 

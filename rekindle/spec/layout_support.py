@@ -11,10 +11,10 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rekindle.errors import UnsupportedError
-from rekindle.spec.layout import AXES, Layout
+from rekindle.spec.layout import AXES, Layout, Schedule
 from rekindle.spec.model import TrainSpec
 from rekindle.tables import rows
 
@@ -26,7 +26,7 @@ KIND_OF: Mapping[str, Kind] = {
 }  # fmt: skip
 """By task; a user's own task is theirs to test."""
 
-SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Axes = tuple[str, ...]
 Level = Literal["proven", "composed", "refused"]
 Untested = Literal["check", "refuse", "allow"]
@@ -133,11 +133,10 @@ def require(cell: Cell, untested: Untested = "check") -> Level:
 def refusal(cell: Cell, untested: Untested = "check") -> str:
     """Why a cell does not train, or ""."""
     found = level(cell)
-    if found == "proven":
+    if found == "composed" and untested == "refuse":
+        return "no test has trained all of it, and train.untested is `refuse`"
+    if found != "refused":
         return ""
-    if found == "composed":
-        refuse = untested == "refuse"
-        return "no test has trained all of it, and train.untested is `refuse`" if refuse else ""
     if reason := impossible(cell):
         return reason
     first, second = _missing(cell)[0]
@@ -157,8 +156,7 @@ def _features(cell: Cell) -> tuple[str, ...]:
 def _missing(cell: Cell) -> list[tuple[str, str]]:
     """Pairs of features (a feature alone is one) that no proven cell of that kind has."""
     features = _features(cell)
-    alone = [(feature, feature) for feature in features]
-    pairs = [*alone, *itertools.combinations(features, 2)]
+    pairs = [*zip(features, features, strict=True), *itertools.combinations(features, 2)]
     return [pair for pair in pairs if pair not in _pairs(cell.kind)]
 
 

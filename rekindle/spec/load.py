@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rekindle.engines.base import at
 from rekindle.errors import SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
@@ -25,12 +26,17 @@ from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_doc
 
 MAX_EXTENDS = 10
 _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
-_PATH_FIELDS: tuple[KeyPath, ...] = (
+_PATH_FIELDS: tuple[tuple[str, ...], ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
     ("train", "engine_config"), ("evaluate", "must_pass"), ("monitor", "labels"),
     ("monitor", "log"),
 )  # fmt: skip
+# fields of sections that name a file to read, and what to do about none, and about another kind
+_FILE_FIELDS = (
+    ("train", "engine_config", "", "it has to be JSON, which knows no comments"),
+    ("evaluate", "must_pass", "check the path", "write it as CSV or JSON in UTF-8"),
+)
 
 
 def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
@@ -56,8 +62,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     values, lines = document.values, dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
-    _read_engine_config(values, lines)
-    _read_must_pass(values, lines)
+    _read_files(values, lines)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
     return lock.pinned(spec, path.parent) if pinned else spec
@@ -113,60 +118,46 @@ def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge(old, value) if both and isinstance(old, dict) else value
+        if isinstance(old := merged.get(key), dict) and isinstance(value, dict):
+            value = _merge(old, value)
+        merged[key] = value
     return merged
 
 
 def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
     for *parents, name in _PATH_FIELDS:
-        section: Any = values
-        for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
+        section = at(values, *parents)
         if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
-            section[name] = _anchored(str(name), section[name], folder)
-    data = values.get("data")
-    parts = data.get("sources") if isinstance(data, dict) else ()
+            section[name] = _anchored(name, section[name], folder)
+    parts = at(values, "data", "sources")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict) and isinstance(part.get("source"), str):
             part["source"] = _anchored("source", part["source"], folder)
-    image = values.get("image")
-    if isinstance(image, dict) and isinstance(image.get("include"), list):
-        image["include"] = [
-            str((folder / Path(item).expanduser()).absolute()) if isinstance(item, str) else item
-            for item in image["include"]
-        ]
+    included = at(values, "image", "include")
+    for i, item in enumerate(included if isinstance(included, list) else ()):
+        if isinstance(item, str):
+            included[i] = str((folder / Path(item).expanduser()).absolute())
 
 
-def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
-    """Put what a file says in the place of its path, so that a run is identified by it."""
-    train = values.get("train")
-    if not isinstance(train, dict) or not isinstance(train.get("engine_config"), str):
-        return
-    path, where = Path(train["engine_config"]), lines.get(("train", "engine_config"), "--set")
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        fix = "" if isinstance(error, OSError) else "it has to be JSON, which knows no comments"
-        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
-    if not isinstance(content, dict):
-        raise SpecError(f"{path} holds no JSON object", where=where)
-    train["engine_config"] = content
-
-
-def _read_must_pass(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
-    """The same of the rows that a candidate has to predict right."""
-    evaluate = values.get("evaluate")
-    if not isinstance(evaluate, dict) or not isinstance(evaluate.get("must_pass"), str):
-        return
-    path, where = Path(evaluate["must_pass"]), lines.get(("evaluate", "must_pass"), "--set")
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        fix = "check the path" if isinstance(error, OSError) else "write it as CSV or JSON in UTF-8"
-        raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
-    evaluate["must_pass"] = {"format": path.suffix[1:], "content": content}
+def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
+    """Put what files say in the place of their paths, so that a run is identified by it."""
+    for name, field, missing, malformed in _FILE_FIELDS:
+        section = values.get(name)
+        if not isinstance(section, dict) or not isinstance(section.get(field), str):
+            continue
+        path, where = Path(section[field]), lines.get((name, field), "--set")
+        try:
+            raw = path.read_bytes()
+            if field == "engine_config":
+                content = json.loads(raw)
+            else:
+                content = {"format": path.suffix[1:], "content": raw.decode("utf-8-sig")}
+        except (OSError, ValueError) as error:
+            fix = missing if isinstance(error, OSError) else malformed
+            raise SpecError(f"cannot read {path}: {error}", where=where, fix=fix) from None
+        if not isinstance(content, dict):
+            raise SpecError(f"{path} holds no JSON object", where=where)
+        section[field] = content
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:
@@ -186,8 +177,7 @@ def _anchored(field: str, value: str, folder: Path) -> str:
     }.get(field, True)
     if not is_path:
         return value
-    path = Path(value).expanduser()
-    return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
+    return str((folder / Path(value).expanduser()).absolute())
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:

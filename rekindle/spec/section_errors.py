@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,52 +12,18 @@ from rekindle.errors import Problem, SpecError, did_you_mean
 from rekindle.spec.model import Delimiter, Name, PartialDate
 from rekindle.spec.schedule import Duration
 from rekindle.spec.yaml_document import KeyPath
+from rekindle.tables import rows
 
 Error = Mapping[str, Any]
 S = TypeVar("S", bound=BaseModel)
 
-# what to write, by the beginning of pydantic's name of the error
-_WRITE = {
-    "int": "write a whole number", "float": "write a number", "bool": "write true or false",
-    "string": "write text", "dict": "write a mapping, {a: b}", "list": "write a list, [a, b]",
-    "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
-    "date": "write a date, such as 2026-11-23", "finite": "write a number",
-}  # fmt: skip
-_SCRIPT = "start it from a script of yours: train.entrypoint"
-_SMDDP = (
-    "its last release (2.5, October 2024) is for torch 2.4, which rekindle does not run on: use "
-    "rekindle's own engine, whose NCCL uses EFA; an image that has it can start it from a script "
-    "(train.entrypoint)"
-)
-# engines that people ask for by name, and what to use in their place
-_OTHER_ENGINES = {
-    "ddp": "leave it out: rekindle's own engine replicates the model (train.layout: {dp: N})",
-    "fsdp": "leave it out: rekindle's own engine shards with FSDP2 (train.layout: {shard: N})",
-    "smdistributed": _SMDDP, "smddp": _SMDDP, "smdataparallel": _SMDDP,
-    "accelerate": _SCRIPT, "horovod": _SCRIPT, "keras": _SCRIPT, "lightning": _SCRIPT,
-    "megatron": _SCRIPT, "ray": _SCRIPT, "tensorflow": _SCRIPT,
-}  # fmt: skip
-# what other trainers call a field
-_ELSEWHERE = {
-    "learning_rate": "lr", "batch_size": "global_batch_size", "num_epochs": "epochs",
-    "num_train_epochs": "epochs", "max_steps": "steps", "patience": "early_stopping_patience",
-    "max_seq_length": "max_length", "warmup_ratio": "warmup", "bf16": "precision",
-}  # fmt: skip
-# what to write by the whole name, with the bound of the field
-_WITHIN = {
-    "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
-    "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
-}  # fmt: skip
+_SAYS = rows(Path(__file__).with_suffix(".yaml"))
 # what a pattern asks for
-_FORMS = {
-    get_args(form)[1].pattern: words
-    for form, words in (
-        (Name, "use lower-case letters, digits, `.`, `_`, `-`, at most 63; begin and end with a "
-               "letter or digit"),
-        (Duration, "use a number and a unit, such as `6 months`"),
-        (Delimiter, "use one character that is no letter, digit or quote, such as `;`, or auto"),
-        (PartialDate, "use `latest`, or a date such as 2026-06 or 2026-06-30"),
-    )
+_FORMS: Mapping[str, str] = {
+    get_args(form)[1].pattern: _SAYS["forms"][name]
+    for name, form in {
+        "Name": Name, "Duration": Duration, "Delimiter": Delimiter, "PartialDate": PartialDate,
+    }.items()
 }  # fmt: skip
 
 
@@ -128,8 +95,8 @@ class Told:
         for error in errors:
             if error["type"] in ("literal_error", "enum"):
                 given = str(error.get("input")).lower()
-                if path[-1:] == ("engine",) and given in _OTHER_ENGINES:
-                    return _OTHER_ENGINES[given]
+                if path[-1:] == ("engine",) and given in _SAYS["engines"]:
+                    return str(_SAYS["engines"][given])
                 words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
                 if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
                     return meant
@@ -137,13 +104,13 @@ class Told:
                 writes.append(f"write {among}")
             elif error["type"] == "string_pattern_mismatch":
                 return _FORMS.get(error["ctx"]["pattern"]) or self._hint(path)
-            elif error["type"] in _WITHIN:
-                word, name = _WITHIN[error["type"]]
+            elif error["type"] in _SAYS["within"]:
+                word, name = _SAYS["within"][error["type"]]
                 bound = error["ctx"][name]
                 number = int(bound) if bound == int(bound) else bound
                 writes.append(f"write a number {word} {number:,}")
             else:
-                writes.append(_WRITE.get(error["type"].partition("_")[0], ""))
+                writes.append(_SAYS["write"].get(error["type"].partition("_")[0], ""))
         write = ", or ".join(filter(None, writes)).replace(", or write ", ", or ")
         return ": ".join(filter(None, (write, self._hint(path))))
 
@@ -159,7 +126,7 @@ class Told:
 
     def _unknown_key(self, path: KeyPath) -> Problem:
         name, known = str(path[-1]), list(_fields(self._section_at(path[:-1])))
-        meant = _ELSEWHERE.get(name, "")
+        meant = _SAYS["elsewhere"].get(name, "")
         fix = f"did you mean `{meant}`?" if meant in known else did_you_mean(name, known)
         for section, field in _fields(self.root).items():
             if not fix and name in _fields(_model_of(field.annotation)):
