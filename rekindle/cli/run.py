@@ -23,16 +23,12 @@ from rekindle.launch.fault import Fault
 from rekindle.outputs import Grid, GridRow
 from rekindle.records import RehearsalRecord, RunRecord, RunSummary
 from rekindle.spec.model import Spec
+from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 
-WORDS = {
-    "promoted": "promoted",
-    "pending": "passed, but the promotion did not happen",
-    "approval_needed": "passed, waits for `rekindle promote {run}`",
-    "refused": "refused",
-    "rolled_back": "passed, but was rolled back; `rekindle promote {run} --reason WHY` overrides",
-}
+# of a gate's decision
+WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["gate"]
 
 
 @click.command("run")
