@@ -51,12 +51,11 @@ def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
         "headline": verdicts.headline(run, found), "failures": failures,
         "run_error": timeline.run_error(run, failures), "ruler": ruler, "tracks": tracks,
         "slices": evaluation.slices(run, found), "curves": training.curves(run, found.history),
-        "training_facts": training.facts(found.training, found.history),
+        "measured": training.measured(found.history),
         "trained_before": any(step.cached and step.holding("training") for step in run.steps),
         "mean_steps": training.window(len(found.history)),
         "planned": plan_vs_actual.compared(run, found), "shown": shown,
         "foreign": any(one.html for one in shown),
-        "data_facts": lineage.data_facts(run, found.shards, found.fingerprint),
         "classes": lineage.classes(found.shards), "lineage": lineage.lineage(run, found),
         "configuration": lineage.configuration(run),
     }  # fmt: skip

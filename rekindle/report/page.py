@@ -38,7 +38,8 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(policy=_policy(f"'{_hash(style)}'", script), foreign=False)
     # frames take over the page's policy, and documents of others have styles of their own
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
-    for name in ("metric", "signed", "count", "percent", "duration", "date"):
+    shown = ("metric", "signed", "count", "percent", "share", "size", "duration", "date", "window")
+    for name in shown:
         environment.filters[name] = getattr(formats, name)
     for name in ("metric_name", "shorten", "plain"):
         environment.filters[name] = getattr(texts, name)
