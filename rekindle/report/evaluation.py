@@ -16,12 +16,13 @@ _NOTHING = Markup("")
 
 @dataclasses.dataclass(frozen=True)
 class SliceTable:
-    """The slices of one column, the worst change first, each with a bar of its metric."""
+    """The slices of one column, the worst change first, and the `top` of the bars of its metric."""
 
     column: str
     metric: str
     has_champion: bool
-    rows: list[tuple[Slice, Markup]]
+    top: float
+    rows: list[Slice]
     smallest: float | None
 
 
@@ -94,16 +95,11 @@ def _slice_table(
     for part in parts:
         candidate, champion = part.candidate.get(metric), part.champion.get(metric)
         small = smallest is not None and part.rows < smallest
-        said = f"{part.value}: {formats.metric(candidate)}"
-        said += f", champion {formats.metric(champion)}" if champion is not None else ""
-        css, drawn = "a soft" if small else "a", _NOTHING
-        if candidate is not None:
-            drawn = plots.bar(candidate, top, label=said, mark=champion, css=css)
         change, _ = verdicts.improvement(metric, candidate, champion)
         value = change if change is not None else candidate
         sign = -1 if texts.lower_is_better(metric) else 1
         badness = sign * value if value is not None and math.isfinite(value) else -math.inf
-        rows.append((small, badness, part.value or "(empty)", part, drawn))
+        rows.append((small, badness, part.value or "(empty)", part))
     rows.sort(key=lambda row: row[:3])
     has_champion = any(part.champion for part in parts)
-    return SliceTable(column, metric, has_champion, [row[3:] for row in rows], smallest)
+    return SliceTable(column, metric, has_champion, top, [row[3] for row in rows], smallest)

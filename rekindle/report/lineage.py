@@ -3,11 +3,8 @@
 import contextlib
 
 import yaml
-from markupsafe import Markup
 
-from rekindle import formats
 from rekindle.records import RunRecord, ShardManifest
-from rekindle.report import plots
 from rekindle.report.collect import Findings
 from rekindle.spec.identity import file_sha256
 
@@ -50,22 +47,13 @@ def configuration(run: RunRecord) -> str:
     return str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100))
 
 
-def classes(manifest: ShardManifest | None) -> list[tuple[str, list[tuple[int, float, Markup]]]]:
-    """For each class, in index order, those that no label announces last, and each split: its rows,
-    their share of the split, and a bar."""
+def classes(manifest: ShardManifest | None) -> tuple[list[str], dict[str, int], float]:
+    """The classes in index order, those that no label announces last; the rows of each split; and
+    the largest share of a split that a class has."""
     if not manifest or not manifest.class_rows:
-        return []
-    names = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
+        return [], {}, 1.0
     totals = {split: sum(rows.values()) for split, rows in manifest.class_rows.items()}
     filled = [(totals[split], by) for split, by in manifest.class_rows.items() if totals[split]]
     most = max((rows / total for total, by in filled for rows in by.values()), default=1.0)
-    result = []
-    for name in dict.fromkeys([*manifest.labels, *names]):
-        cells = []
-        for split, by in manifest.class_rows.items():
-            rows = by.get(name, 0)
-            share = rows / totals[split] if totals[split] else 0.0
-            said = f"{name}, {split}: {rows} rows, {formats.percent(share)}"
-            cells.append((rows, share, plots.bar(share, most, label=said)))
-        result.append((name, cells))
-    return result
+    names = (name for rows in manifest.class_rows.values() for name in rows)
+    return list(dict.fromkeys([*manifest.labels, *names])), totals, most
