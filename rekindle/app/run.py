@@ -146,9 +146,8 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     asked, notes = spec.resources, []
     if asked.nodes > 1 or asked.gpus_per_node:
         what = f"{spec.platforms.local.ranks} processes share this machine"
-        names = ("nodes", "gpus_per_node")
-        fields = tuple(f"resources.{name}={getattr(asked, name)}" for name in names)
-        notes.append(Ignored(what=what, asked_by=fields))
+        fields = f"nodes={asked.nodes}", f"gpus_per_node={asked.gpus_per_node}"
+        notes.append(Ignored(what=what, asked_by=tuple(f"resources.{field}" for field in fields)))
     if asked.spot:
         notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
     return tuple(notes)

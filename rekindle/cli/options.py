@@ -73,15 +73,13 @@ def shared(function: Decorated) -> Decorated:
 
 def at_home(function: Decorated) -> Decorated:
     """`--home` and `-v`."""
-    for option in (
-        click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
-                     help="Log decisions, and show tracebacks."),
-        click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
-                     envvar="REKINDLE_HOME", show_envvar=True,
-                     help="Folder of runs, artifacts and the embedded registry."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    words = "Log decisions, and show tracebacks."
+    verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False,
+                           callback=_set_verbose, help=words)  # fmt: skip
+    home = click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
+                        envvar="REKINDLE_HOME", show_envvar=True,
+                        help="Folder of runs, artifacts and the embedded registry.")  # fmt: skip
+    return home(verbose(function))
 
 
 def moment(now: str | None) -> dt.datetime | None:
