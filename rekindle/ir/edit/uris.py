@@ -13,6 +13,7 @@ collects, lists) is refused."""
 import copy
 import json
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle.errors import UnsupportedError
@@ -22,16 +23,7 @@ Binding = dict[str, Any]
 
 # KFP gives no placeholder for the file that an executor reports in, but ExecutorInput ends with it.
 # `told` is that report as it stands, because the image may have nothing to read JSON with.
-_TELL = r"""name=$1 uri=$2 file=$3; shift 3
-"$@" || exit
-report=$(printf %s "$0" | sed -n 's/.*"outputFile" *: *"\([^"]*\)" *} *} *$/\1/p')
-mkdir -p "$(dirname "$file")"
-{
-  printf '{"name": "%s", "uri": "%s", "told": ' "$name" "$uri"
-  if [ -s "$report" ]; then cat "$report"; else printf '{}'; fi
-  printf '}'
-} > "$file"
-"""
+_TELL = Path(__file__).with_name("tell.sh").read_text(encoding="utf-8")
 
 
 def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
