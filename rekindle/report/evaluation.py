@@ -31,9 +31,8 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     if (comparison := evidence.comparison) is None:
         return _NOTHING, ""
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    policy = (run.spec.get("evaluate") or {}).get("gate") or {}
-    if policy.get("mode") == "noninferiority":
-        needed = -float(policy["margin"])
+    if texts.setting(run.spec, "evaluate", "gate", "mode") == "noninferiority":
+        needed = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
     ends = comparison.estimate, comparison.lower, comparison.upper
     gain, lower, upper = map(formats.signed, ends)
     text = (
@@ -79,13 +78,11 @@ def slices(run: RunRecord, found: Findings) -> list[SliceTable]:
     smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
     wanted = verdicts.gate_metric(run, found)
     columns = dict.fromkeys(part.column for part in every)
-    parts = {column: [part for part in every if part.column == column] for column in columns}
-    return [_slice_table(*each, wanted, smallest) for each in parts.items()]
+    parts = ([part for part in every if part.column == column] for column in columns)
+    return [_slice_table(each, wanted, smallest) for each in parts]
 
 
-def _slice_table(
-    column: str, parts: list[Slice], wanted: str, smallest: float | None
-) -> SliceTable:
+def _slice_table(parts: list[Slice], wanted: str, smallest: float | None) -> SliceTable:
     available = dict.fromkeys(name for part in parts for name in part.candidate)
     metric = next((n for n in (wanted, "accuracy", *available) if n in available), "")
     values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
@@ -102,4 +99,5 @@ def _slice_table(
         rows.append((small, badness, part.value or "(empty)", part))
     rows.sort(key=lambda row: row[:3])
     has_champion = any(part.champion for part in parts)
-    return SliceTable(column, metric, has_champion, top, [row[3] for row in rows], smallest)
+    shown = [row[3] for row in rows]
+    return SliceTable(parts[0].column, metric, has_champion, top, shown, smallest)

@@ -36,6 +36,7 @@ from rekindle.report.drawing import (
 _MOST_POINTS = 400
 _MOST_BANDS = 60
 _NOTHING = Markup("")
+Counts = Sequence[Sequence[int]]  # of examples, by true and predicted class
 _NUMBERS = 26
 _SHRINKS = 12
 _LONGEST = 18
@@ -278,7 +279,7 @@ def _bands(series: Sequence[Series], x_name: str) -> Markup:
     return join(bands)
 
 
-def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: str) -> Markup:
+def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
     """`matrix[i][j]` examples of true class i predicted as j; hits and mistakes in two hues."""
     n = len(matrix)
     if not n:
@@ -307,12 +308,10 @@ def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: st
     )  # fmt: skip
 
 
-def mistakes(
-    labels: Sequence[str], matrix: Sequence[Sequence[int]], most: int = 3
-) -> tuple[tuple[str, str, int], ...]:
-    """The most frequent mistakes: (true class, predicted class, how often)."""
+def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int], ...]:
+    """The three most frequent mistakes: (true class, predicted class, how often)."""
     cells = ((-n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n > 0)
-    first = sorted(cell for cell in cells if cell[1] != cell[2])[:most]
+    first = sorted(cell for cell in cells if cell[1] != cell[2])[:3]
     return tuple((_class_name(labels, i), _class_name(labels, j), -n) for n, i, j in first)
 
 
