@@ -122,8 +122,7 @@ def _tabular(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     texts = {name: mean for name, values in columns.items() if (mean := _words(values)) > 0}
 
     def pick(names: str, among: Sequence[str]) -> str | None:
-        found = (name for name in among if re.fullmatch(names, name.lower()))
-        return next(found, None)
+        return next((name for name in among if re.fullmatch(names, name.lower())), None)
 
     roles = dict[str, tuple[str, str]]()
     time = next((n for n, values in columns.items() if _all(values, _is_time)), None)

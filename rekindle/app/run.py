@@ -64,14 +64,12 @@ def execute(
     arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
-    update = {"settings": options.settings, "because": options.because}
-    record = record.model_copy(update=update)
+    record = record.model_copy(update={"settings": options.settings, "because": options.because})
     preloaded = Preloaded(_preloads(spec))
     env = {**preloaded.environment, **env}
 
     def changed(record: RunRecord) -> None:
-        working = {step.component for step in record.steps if step.status == "running"}
-        if working & _BEFORE_RANKS:
+        if {step.component for step in record.steps if step.status == "running"} & _BEFORE_RANKS:
             preloaded.start({**local.PRINTING, **env})
         on_change(record)
 

@@ -65,8 +65,7 @@ def command(
     if len(found) > 1:
         if fault is not None:
             raise RequestError("a rehearsal takes one value of each field", where="--set")
-        best = gridded(found, options, as_json)
-        return _exit_code(best, require_promotion)
+        return _exit_code(gridded(found, options, as_json), require_promotion)
     spec = found[0].spec
     if spec.deploy.after_promotion:
         require(*SERVING)
@@ -74,8 +73,7 @@ def command(
         return rehearsed(windows(spec)[-1], fault, home, as_json)
     *before, last = [carry_out(one, options, as_json) for one in windows(spec)]
     if as_json:
-        earlier = tuple(result.run_id for result in before)
-        answer(last.model_copy(update={"earlier": earlier}))
+        answer(last.model_copy(update={"earlier": tuple(result.run_id for result in before)}))
     return _exit_code(last, require_promotion)
 
 
@@ -102,8 +100,7 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
         from rekindle.cli.deploy import say, watching
 
         seen = watching(spec.deploy.min_requests)
-        watched = deploy.Options(wait=True, on_event=say, on_traffic=seen)
-        deploy.deploy(spec, options.home, watched)
+        deploy.deploy(spec, options.home, deploy.Options(wait=True, on_event=say, on_traffic=seen))
     return result
 
 

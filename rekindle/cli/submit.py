@@ -38,8 +38,7 @@ def command(
 ) -> int:  # fmt: skip
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
-    consent = functools.partial(agreed, yes)
-    record, placed, outline = submitted(spec, platform, home, token, consent)
+    record, placed, outline = submitted(spec, platform, home, token, functools.partial(agreed, yes))
     return told(record, placed, home, wait, as_json, outline)
 
 

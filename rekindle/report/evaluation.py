@@ -63,8 +63,7 @@ def calibration(evidence: Evidence) -> Markup:
     bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
     bins = [each for each in bins if each[2] > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
-    label = f"Reliability diagram: accuracy over confidence, {count}."
-    return plots.reliability(bins, label=label)
+    return plots.reliability(bins, label=f"Reliability diagram: accuracy over confidence, {count}.")
 
 
 def by_class(evidence: Evidence) -> list[ClassResult]:

@@ -37,8 +37,7 @@ def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding
     if source.has("componentInputParameter"):
         return ir.FromInput(source.take("componentInputParameter", str, ""), keys)
     if source.has("taskOutputParameter"):
-        made = source.fields("taskOutputParameter")
-        return _from_task(made, "producerTask", "Parameter", keys)
+        return _from_task(source.fields("taskOutputParameter"), "producerTask", "Parameter", keys)
     if source.has("taskFinalStatus"):
         return ir.FinalStatus(source.fields("taskFinalStatus").take("producerTask", str, ""))
     if "runtimeValue" in source.data:

@@ -61,8 +61,7 @@ def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
         executor.any(kind)  # also where it says nothing more
-        what = f"`{kind}` is not supported: {_OTHER_KINDS[kind]}"
-        executor.refusals.add(what, executor.at(kind))
+        executor.refusals.add(f"`{kind}` is not supported: {_OTHER_KINDS[kind]}", executor.at(kind))
     if other:
         return None
     found: Container | dict[str, Any]
