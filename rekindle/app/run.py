@@ -65,7 +65,9 @@ def execute(
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
     record = record.model_copy(update={"settings": options.settings, "because": options.because})
-    preloaded = Preloaded(_preloads(spec))
+    # what the ranks of training and scoring import, and torchrun before them
+    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
+    preloaded = Preloaded((*ranks, *(load_task(spec.task).imports if spec.task in TASKS else ())))
     env = {**preloaded.environment, **env}
 
     def changed(record: RunRecord) -> None:
@@ -103,12 +105,6 @@ def _imports(spec: Spec) -> tuple[str, ...]:
 
 
 _BEFORE_RANKS = {"ingest", "shard", "finetune"}  # when they are at work, ranks will be
-
-
-def _preloads(spec: Spec) -> tuple[str, ...]:
-    """What the ranks of training and scoring import, and torchrun before them."""
-    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
-    return (*ranks, *load_task(spec.task).imports) if spec.task in TASKS else ranks
 
 
 def environment_of(spec: Spec) -> dict[str, str]:
