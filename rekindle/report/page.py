@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import plots, texts, verdicts
+from rekindle.report import texts, verdicts
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -41,9 +41,9 @@ def _environment() -> jinja2.Environment:
     shown = ("metric", "signed", "count", "percent", "share", "size", "duration", "date", "window")
     for name in shown:
         environment.filters[name] = getattr(formats, name)
-    for name in ("metric_name", "shorten", "plain"):
+    for name in ("metric_name", "shorten", "shorten_middle", "plain"):
         environment.filters[name] = getattr(texts, name)
-    environment.globals.update(bar=plots.bar, improvement=verdicts.improvement)
+    environment.globals.update(improvement=verdicts.improvement)
     return environment
 
 

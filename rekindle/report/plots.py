@@ -17,7 +17,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import texts
+from rekindle.report import page, texts
 from rekindle.report.drawing import (
     Axis,
     Point,
@@ -290,22 +290,13 @@ def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
     slanted, lean = longest > size - 6, round(longest * _SLANT)
     left = round(longest + 34)  # margins in px, which hold the names
     top, right = (lean + 36, lean) if slanted else (44, 2)
-    cells = join(
-        _cell(i, j, times, sum(row), names, size)
-        for i, row in enumerate(matrix)
-        for j, times in enumerate(row[:n])
-    )
-    named = join(_names(i, name, size, slanted) for i, name in enumerate(names))
-    turned = f"translate(14 {top}) rotate(-90)"
     width, height = left + n * size + right, top + n * size + 2
-    return plot(
-        "heat shrinks" if n <= _SHRINKS else "heat",
-        label,
-        tag("g", cells, named, transform=f"translate({left} {top})"),
-        tag("text", "predicted →", css="name", x=left, y=14),
-        tag("text", "← true", css="name", transform=turned, text_anchor="end"),
-        viewBox=f"0 0 {width} {height}", width=width, height=height,
+    drawn = page.render(
+        "heatmap.svg.j2", names=names, matrix=matrix, label=label, px=size, slanted=slanted,
+        longest=_LONGEST, left=left, top=top, width=width, height=height, shrinks=n <= _SHRINKS,
+        numbers=n <= _NUMBERS,
     )  # fmt: skip
+    return Markup(drawn)  # noqa: S704 - the template escapes
 
 
 def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int], ...]:
@@ -318,29 +309,3 @@ def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int
 def _class_name(labels: Sequence[str], i: int) -> str:
     """The label of class i, or its number where the record names none."""
     return labels[i] if i < len(labels) else str(i)
-
-
-def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], px: int) -> Markup:
-    part = times / total if total else 0.0
-    strength = 0.1 + 0.9 * math.sqrt(part) if times > 0 else 0.0
-    said = f"{names[i]} → {names[j]}: {formats.count(times)} of {formats.count(total)}"
-    place, size = {"x": j * px, "y": i * px}, {"width": px - 1, "height": px - 1}
-    parts = [title(f"{said} ({formats.percent(part)})"), tag("rect", css="empty", **place, **size)]
-    if times:
-        css = "hit" if i == j else "miss"
-        parts.append(tag("rect", css=css, **place, **size, fill_opacity=strength))
-    if times and len(names) <= _NUMBERS:
-        x, y = (j + 0.5) * px, (i + 0.5) * px + 4
-        parts.append(tag("text", str(times), x=x, y=y, text_anchor="middle"))
-    return tag("g", *parts)
-
-
-def _names(i: int, name: str, px: int, slanted: bool) -> Markup:
-    """The name of class i, beside its row and above its column."""
-    middle = (i + 0.5) * px
-    turn, anchor = f"translate({middle:g} -8)", "middle"
-    if slanted:
-        turn, anchor = f"translate({middle + 2:g} -8) rotate(-45)", "start"
-    text = (title(name), texts.shorten_middle(name, _LONGEST))
-    row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
-    return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)
