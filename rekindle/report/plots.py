@@ -12,7 +12,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -110,21 +110,10 @@ def interval(
         return _NOTHING
     room = 0.12 * ((max(marks) - min(marks)) or 1.0)
     x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
-    parts = [_ruler(x, "difference")]
-    if threshold is not None:
-        edge = x.at(threshold)
-        size = {"y": "0", "height": "100%"}
-        parts.append(tag("rect", css="goal", x=share(edge), width=share(100 - edge), **size))
-        needed = f"needed {formats.signed(threshold)}"
-        parts.append(_upright(edge, "needed", needed, row=16, side=1))
-    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-1))
-    won = threshold is not None and lower > threshold
-    low, middle, high = map(formats.signed, (lower, estimate, upper))
-    said = f"{low} to {high}, estimate {middle}"
-    ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
-    dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
-    span = tag("g", title(said), tag("line", **ends), dot, css=f"span {'good' if won else 'bad'}")
-    return plot("interval", label, *parts, span)
+    return _filled(
+        "interval", x=x, ruler=_ruler(x, "difference"), lower=lower, estimate=estimate,
+        upper=upper, threshold=threshold, label=label,
+    )  # fmt: skip
 
 
 def bar(
@@ -250,15 +239,6 @@ def _ruler(x: Axis, name: str) -> Markup:
     return join([_across("100%", "base"), *ticks, named])
 
 
-def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Markup:
-    """A vertical line with its name to the right (`side` 1) or left (-1), where there is room."""
-    right = place < 22 or (side > 0 and place <= 60)
-    x = share(place)
-    anchor, shift = ("start", 6) if right else ("end", -6)
-    drawn = tag("line", css=css, x1=x, x2=x, y1=0, y2="100%")
-    return drawn + tag("text", text, css=css, x=x, dx=shift, y=row, text_anchor=anchor)
-
-
 def _bands(series: Sequence[Series], x_name: str) -> Markup:
     """Invisible upright bands that read out, for each series, its last value in the band."""
     places = [place for place, _ in max((s.points for s in series), key=len, default=())]
@@ -291,12 +271,16 @@ def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
     left = round(longest + 34)  # margins in px, which hold the names
     top, right = (lean + 36, lean) if slanted else (44, 2)
     width, height = left + n * size + right, top + n * size + 2
-    drawn = page.render(
-        "heatmap.svg.j2", names=names, matrix=matrix, label=label, px=size, slanted=slanted,
+    return _filled(
+        "heatmap", names=names, matrix=matrix, label=label, px=size, slanted=slanted,
         longest=_LONGEST, left=left, top=top, width=width, height=height, shrinks=n <= _SHRINKS,
         numbers=n <= _NUMBERS,
     )  # fmt: skip
-    return Markup(drawn)  # noqa: S704 - the template escapes
+
+
+def _filled(template: str, **values: Any) -> Markup:
+    """The plot of that template."""
+    return Markup(page.render(f"{template}.svg.j2", **values))  # noqa: S704 - it escapes
 
 
 def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int], ...]:
