@@ -25,8 +25,7 @@ maybe_config = click.argument("config", type=click.Path(path_type=Path), require
 overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
                          help="Override a field, such as train.lr=1e-4.")  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-wait = click.option("--wait", is_flag=True,
-                    help="Wait for the run; exit with its exit code.")  # fmt: skip
+wait = click.option("--wait", is_flag=True, help="Wait for the run; exit with its exit code.")
 
 
 class _Masking(logging.Formatter):
