@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import texts, verdicts
+from rekindle.report import drawing, texts, verdicts
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -43,6 +43,7 @@ def _environment() -> jinja2.Environment:
         environment.filters[name] = getattr(formats, name)
     for name in ("metric_name", "shorten", "shorten_middle", "plain"):
         environment.filters[name] = getattr(texts, name)
+    environment.filters["tick_text"] = drawing.tick_text
     environment.globals.update(improvement=verdicts.improvement)
     return environment
 

@@ -1,4 +1,5 @@
 """Our own small plots: inline SVG that follows the page's colours, on any width, without a script.
+What lies where is decided here; most are drawn by a template of their name.
 
 Positions are per cent and text has its natural size; only lines lie on a stretched layer. Axis
 labels stand in the margin that the style sheet gives the class, and colours are classes: the style
@@ -18,20 +19,7 @@ from markupsafe import Markup
 
 from rekindle import formats
 from rekindle.report import page, texts
-from rekindle.report.drawing import (
-    Axis,
-    Point,
-    axis,
-    drawable,
-    join,
-    plot,
-    share,
-    stretched,
-    tag,
-    thin,
-    tick_text,
-    title,
-)
+from rekindle.report.drawing import Axis, Point, axis, drawable, plot, share, tag, thin, tick_text
 
 _MOST_POINTS = 400
 _MOST_BANDS = 60
@@ -68,17 +56,13 @@ def line(
     heights = [y for _, y in points] + ([guide[1]] if guide else [])
     x = axis([x for x, _ in points], ticks=6, tight=True)
     y = axis(heights, ticks=4, zero=zero)
-    dots, level = [], list[Markup]()
-    for s in (s for s in drawn if s.marks or len(s.points) == 1):
-        for px, py in filter(drawable, thin(s.points, 80)):
-            dots.append(_dot(x.at(px), y.at(py), 3, s.css, f"{s.name} {formats.metric(py)}"))
-    if guide:
-        place = share(100 - y.at(guide[1]))
-        named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
-        level = [_across(place, "guide"), named]
-    lines = stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn))
-    bands = _bands([s for s in drawn if not s.quiet], x_name)
-    return plot("line", label, _grid(y), _ruler(x, x_name), *level, lines, *dots, bands)
+    marked = (s for s in drawn if s.marks or len(s.points) == 1)
+    return _filled(
+        "line", label=label, x=x, y=y, x_name=x_name, guide=guide,
+        lines=[(s.css, _path(s.points, x, y)) for s in drawn],
+        marked=[(s, list(filter(drawable, thin(s.points, 80)))) for s in marked],
+        bands=_bands([s for s in drawn if not s.quiet], x_name),
+    )  # fmt: skip
 
 
 def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:
@@ -89,15 +73,8 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
         return _NOTHING
     unit = axis([0.0, 1.0], ticks=4)
     course = _path([(confidence, right) for confidence, right, _ in shown], unit, unit)
-    diagonal = tag("path", css="guide", d="M0 1000L1000 0")
-    dots = []
-    for confidence, right, rows in shown:
-        said = f"{formats.count(rows)} predictions, {formats.percent(confidence)} confident"
-        said += f", {formats.percent(right)} right"
-        radius = 3 + 9 * math.sqrt(rows / total)
-        dots.append(_dot(unit.at(confidence), unit.at(right), radius, "a soft", said))
-    layer = stretched(diagonal, tag("path", css="a", d=course))
-    return plot("line square", label, _grid(unit), _ruler(unit, "confidence"), layer, *dots)
+    values = {"points": shown, "total": total, "unit": unit, "course": course}
+    return _filled("reliability", label=label, **values)
 
 
 def interval(
@@ -111,8 +88,8 @@ def interval(
     room = 0.12 * ((max(marks) - min(marks)) or 1.0)
     x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
     return _filled(
-        "interval", x=x, ruler=_ruler(x, "difference"), lower=lower, estimate=estimate,
-        upper=upper, threshold=threshold, label=label,
+        "interval", x=x, lower=lower, estimate=estimate, upper=upper, threshold=threshold,
+        label=label,
     )  # fmt: skip
 
 
@@ -127,7 +104,7 @@ def bar(
     if mark is not None and math.isfinite(mark):
         place = share(scale.at(mark))
         parts.append(tag("line", css="mark", x1=place, x2=place, y1=-3, y2=13))
-    return plot("bar", label, title(label), *parts)
+    return plot("bar", label, tag("title", label), *parts)
 
 
 def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) -> Markup:
@@ -138,7 +115,7 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
     width = share(scale.at(start + seconds) - begin)
     x, widths = share(begin), (width, "4")
     laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
-    return plot("track", label, title(label), *grid, *laps)
+    return plot("track", label, tag("title", label), *grid, *laps)
 
 
 def ruler(scale: Axis) -> Markup:
@@ -176,27 +153,11 @@ def life(
     x = axis([first, last], tight=True)
     heights = [value for one in shown for value in (one.lower, one.value, one.upper)]
     y = axis([*heights, *(value for _, value in live)], ticks=3)
-    parts = [
-        _grid(y),
-        _across("100%", "base"),
-        stretched(tag("path", css="b", d=_path(live, x, y))),
-    ]
-    for (start, stop), words in alarms.items():
-        for width in (share(x.at(stop) - x.at(start)), "4"):
-            bar = {"x": share(x.at(start)), "y": "100%", "width": width, "height": 6}
-            parts.append(tag("rect", title(words), css="alarm", **bar))
-    for time, value in filter(drawable, thin(live, 80)):
-        parts.append(_dot(x.at(time), y.at(value), 2, "b", f"live {formats.metric(value)}"))
-    for one in shown:
-        place, css = share(x.at(one.time)), "promoted" if one.promoted else "refused"
-        if one.lower < one.upper:
-            ends = {"y1": share(100 - y.at(one.lower)), "y2": share(100 - y.at(one.upper))}
-            parts.append(tag("line", css="whisker", x1=place, x2=place, **ends))
-        parts.append(_dot(x.at(one.time), y.at(one.value), 4, css, one.words))
-    for day, at in {formats.day(time): x.at(time) for time in (first, last)}.items():
-        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
-        parts.append(tag("text", day, x=share(at), y="100%", dy=22, text_anchor=anchor))
-    return plot("life", label, *parts)
+    return _filled(
+        "life", label=label, x=x, y=y, candidates=shown, alarms=alarms, course=_path(live, x, y),
+        live=list(filter(drawable, thin(live, 80))),
+        days={formats.day(time): x.at(time) for time in (first, last)},
+    )  # fmt: skip
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
@@ -211,36 +172,9 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
     return "".join(moves)
 
 
-def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
-    return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
-
-
-def _across(place: str, css: str) -> Markup:
-    return tag("line", css=css, x1=0, x2="100%", y1=place, y2=place)
-
-
-def _grid(y: Axis) -> Markup:
-    """Horizontal lines with the ticks of `y` in the left margin."""
-    parts = []
-    for tick in y.ticks:
-        place = share(100 - y.at(tick))
-        text = tag("text", tick_text(tick), x=-8, y=place, dy=4, text_anchor="end")
-        parts += [_across(place, "grid"), text]
-    return join(parts)
-
-
-def _ruler(x: Axis, name: str) -> Markup:
-    """The base line with the ticks and the name of `x` in the margin below."""
-    ticks = [
-        tag("text", tick_text(tick), x=share(x.at(tick)), y="100%", dy=18, text_anchor="middle")
-        for tick in x.ticks
-    ]
-    named = tag("text", name, css="name", x="100%", y="100%", dy=34, text_anchor="end")
-    return join([_across("100%", "base"), *ticks, named])
-
-
-def _bands(series: Sequence[Series], x_name: str) -> Markup:
-    """Invisible upright bands that read out, for each series, its last value in the band."""
+def _bands(series: Sequence[Series], x_name: str) -> list[tuple[float, float, str]]:
+    """Invisible upright bands that read out, for each series, its last value in the band: where one
+    begins, its width, and these words."""
     places = [place for place, _ in max((s.points for s in series), key=len, default=())]
     count = min(len(places), _MOST_BANDS)
     bands = []
@@ -251,12 +185,10 @@ def _bands(series: Sequence[Series], x_name: str) -> Markup:
             end = bisect.bisect_right(s.points, here[-1], key=lambda point: point[0])
             if end and s.points[end - 1][0] >= here[0]:
                 read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
-        said = ", ".join(read_out)
         left, right = (100 * k / count for k in (i, i + 1))
-        spot = title(f"{x_name} {tick_text(here[-1])}: {said}")
-        size = {"x": share(left), "width": share(right - left), "height": "100%"}
-        bands.append(tag("rect", spot, css="band", **size))
-    return join(bands)
+        words = f"{x_name} {tick_text(here[-1])}: {', '.join(read_out)}"
+        bands.append((left, right - left, words))
+    return bands
 
 
 def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
