@@ -11,8 +11,6 @@ from rekindle.records import ClassResult, Evidence, RunRecord, Slice
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
 
-_NOTHING = Markup("")
-
 
 @dataclasses.dataclass(frozen=True)
 class SliceTable:
@@ -29,7 +27,7 @@ class SliceTable:
 def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     """The bootstrap interval of the gate, drawn and said; nothing without a comparison."""
     if (comparison := evidence.comparison) is None:
-        return _NOTHING, ""
+        return Markup(""), ""
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     if texts.setting(run.spec, "evaluate", "gate", "mode") == "noninferiority":
         needed = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))

@@ -39,10 +39,9 @@ def _environment() -> jinja2.Environment:
     # frames take over the page's policy, and documents of others have styles of their own
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
     shown = ("metric", "signed", "count", "percent", "share", "size", "duration", "date", "window")
-    for name in shown:
-        environment.filters[name] = getattr(formats, name)
-    for name in ("metric_name", "shorten", "shorten_middle", "plain"):
-        environment.filters[name] = getattr(texts, name)
+    environment.filters |= {name: getattr(formats, name) for name in shown}
+    words = ("metric_name", "shorten", "shorten_middle", "plain")
+    environment.filters |= {name: getattr(texts, name) for name in words}
     environment.filters["tick_text"] = drawing.tick_text
     environment.globals.update(improvement=verdicts.improvement)
     return environment
