@@ -60,13 +60,11 @@ def told(
     if wait:
         return _waited(record, home, as_json)
     if as_json:
-        answer(
-            Submitted(
-                run_id=record.run_id, platform=record.platform, token=submission.token,
-                **dataclasses.asdict(placed), where=outline.where if outline else "",
-                steps=outline.steps if outline else (),
-            )
-        )  # fmt: skip
+        answer(Submitted(
+            run_id=record.run_id, platform=record.platform, token=submission.token,
+            **dataclasses.asdict(placed), where=outline.where if outline else "",
+            steps=outline.steps if outline else (),
+        ))  # fmt: skip
         return 0
     verb = "submitted" if placed.anew else "submitted before"
     click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")
