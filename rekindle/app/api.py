@@ -201,8 +201,7 @@ def planned(
     if platform and platform not in known:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    own = [Path(file) for file in prices]
-    return Forecast(figures(resolved, platform, region, examples, Path(home), own))
+    return Forecast(figures(resolved, platform, region, examples, Path(home), [*map(Path, prices)]))
 
 
 def submit(
@@ -284,7 +283,6 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
     RekindleError for an id that is not there, fewer than two runs or more than twenty."""
     root = Path(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
-    asked = [one.record if isinstance(one, Run) else one for one in wanted]
-    records = found_records(root, asked)
+    records = found_records(root, [one.record if isinstance(one, Run) else one for one in wanted])
     runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
     return Comparison(runs, compared([(run.record, run.findings) for run in runs]))

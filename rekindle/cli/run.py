@@ -78,8 +78,7 @@ def command(
 
 
 def _exit_code(result: RunSummary, require_promotion: bool) -> int:
-    promoted = result.gate is not None and result.gate.promoted
-    return 1 if require_promotion and not promoted else 0
+    return 1 if require_promotion and not (result.gate and result.gate.promoted) else 0
 
 
 def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
