@@ -2,8 +2,7 @@
 promoted or not.
 
 Each section of the template asks one of the modules here for what it shows, and one without a
-record is left out. A run that failed opens with the step that failed and how to
-go on."""
+record is left out. A run that failed opens with the step that failed and how to go on."""
 
 import dataclasses
 import itertools

@@ -20,7 +20,6 @@ _PAGE_RUNS = 200
 _TURNS = 21  # one less is shown
 _HEAD_CHARACTERS = 1_000
 
-
 # a run, and the relative link to its card, empty if it has none yet
 Row = tuple[Entry, str]
 # a plot, and whether it shows what was reached live, and alarms
