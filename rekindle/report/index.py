@@ -22,8 +22,6 @@ _HEAD_CHARACTERS = 1_000
 
 # a run, and the relative link to its card, empty if it has none yet
 Row = tuple[Entry, str]
-# a plot, and whether it shows what was reached live, and alarms
-Life = tuple[Markup, bool, bool]
 
 
 def render_index(home: Path) -> Path:
@@ -75,9 +73,9 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> Life:
+def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> tuple[Markup, bool, bool]:
     """The candidates of a job, of which the newest run is the first, and what monitors saw since
-    the first of them."""
+    the first of them; whether that was accuracy that was reached live, and alarms."""
     metric = next((run.headline.name for run in runs if run.headline), "")
     named = [run for run in runs if run.headline and run.headline.name == metric]
     judged = sorted(one for run in named[:_LIFE_RUNS] if (one := _candidate(run)))

@@ -112,8 +112,7 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
     places = [share(scale.at(tick)) for tick in scale.ticks]
     grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
     begin = scale.at(start)
-    width = share(scale.at(start + seconds) - begin)
-    x, widths = share(begin), (width, "4")
+    x, widths = share(begin), (share(scale.at(start + seconds) - begin), "4")
     laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
     return plot("track", label, tag("title", label), *grid, *laps)
 
