@@ -5,7 +5,7 @@ run = rekindle.run(spec)"""
 
 import dataclasses
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -158,11 +158,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A step table, the gate and the model, for a notebook's output cell."""
-        evidence = self.findings.evidence
-        error = "" if self.record.status == "succeeded" else self.record.error
-        facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
-                 "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
-        return render("run.html.j2", run=self.record, facts=facts)
+        found = self.findings
+        values = {"gate": gate_of(found), "model": self.model, "evidence": found.evidence}
+        return render("run.html.j2", run=self.record, **values)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -203,8 +201,7 @@ def planned(
     if platform and platform not in known:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    own = [Path(file) for file in prices]
-    return Forecast(figures(resolved, platform, region, examples, Path(home), own))
+    return Forecast(figures(resolved, platform, region, examples, Path(home), [*map(Path, prices)]))
 
 
 def submit(
@@ -286,12 +283,6 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
     RekindleError for an id that is not there, fewer than two runs or more than twenty."""
     root = Path(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
-    asked = [one.record if isinstance(one, Run) else one for one in wanted]
-    records = found_records(root, asked)
+    records = found_records(root, [one.record if isinstance(one, Run) else one for one in wanted])
     runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
     return Comparison(runs, compared([(run.record, run.findings) for run in runs]))
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    texts = {k: f"{v:.4f}" if isinstance(v, float) else f"{v}" for k, v in values.items()}
-    return "  ".join(f"{name} {text}" for name, text in texts.items())

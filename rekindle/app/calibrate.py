@@ -19,7 +19,7 @@ from rekindle.plan.search import work_of
 from rekindle.plan.steptime import step_time
 from rekindle.plan.work import Work
 from rekindle.records import HistoryRow, RunRecord
-from rekindle.report.collect import Findings, collect, history_beside
+from rekindle.report.collect import collect, history_beside
 from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Spec
@@ -29,7 +29,11 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     """Measure a training that is over, or under way, and keep that; RequestError without steps."""
     run = find_run(home, wanted)
     found = collect(run)
-    rows, left_out = measured(found.history or _growing(found, home))
+    history = found.history
+    if not history and found.fingerprint is not None:  # under way: it lies beside the checkpoints
+        folder = home / "checkpoints" / found.fingerprint.run_key
+        history = history_beside(folder / "training.json", [])
+    rows, left_out = measured(history)
     if len(rows) < FEWEST:
         what = f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed"
         fix = "wait until it has trained; of a run elsewhere, ask `rekindle status` first"
@@ -54,13 +58,6 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     )  # fmt: skip
     kept.write(home / SPEEDS / f"{run.run_id}.json")
     return kept
-
-
-def _growing(found: Findings, home: Path) -> tuple[HistoryRow, ...]:
-    """The curve of a training here that is under way: it lies beside the checkpoints."""
-    if found.fingerprint is None:
-        return ()
-    return history_beside(home / "checkpoints" / found.fingerprint.run_key / "training.json", [])
 
 
 def lines(found: Calibration) -> list[str]:

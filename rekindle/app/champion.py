@@ -53,8 +53,7 @@ def publish(spec: Spec, home: Path) -> None:
     lineage = models.lineage_of(where, model.version)
     for name in spec.registration.publish:
         getattr(spec.platforms, name).refuse_if_incomplete()
-        publisher = Platform.of(name, spec.platforms).publisher(where.name)
-        named = publisher.publish(model, lineage)
+        named = Platform.of(name, spec.platforms).publisher(where.name).publish(model, lineage)
         emit("notice", text=f"version {model.version} is the champion on {name}: {named}")
         models.note_published(where, model.version, name, named)
 

@@ -100,11 +100,9 @@ def _only_here(uri: str) -> str:
         return "the embedded registry"
     if uri == "databricks":  # MLflow's own word for one that the environment names
         return ""
-    if found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+"):
-        return f"`{uri}`"
-    if found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):  # noqa: S104 - refused
-        return f"`{uri}`"
-    return ""
+    is_file = found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+")
+    is_here = found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - refused
+    return f"`{uri}`" if is_file or is_here else ""
 
 
 _AS_USER = ("azureml", "user")

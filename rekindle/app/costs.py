@@ -4,7 +4,7 @@ Seconds are the platform's own where it says what it bills (SageMaker's training
 `billed` tells; else they are estimated from how long steps ran, at spot prices where they ran on
 spot machines. Prices are those of today: an invoice may differ."""
 
-import collections
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,20 +16,16 @@ from rekindle.records import RunRecord, Submission
 
 def costs(home: Path, name: str = "") -> Costs:
     """Of each run on a platform under `home`, or of those of a name, the newest first."""
-    prices, rows = book(home), list[Cost]()
-    for record in newest_first(home, name):
-        if record.submission is not None:
-            rows.append(cost_of(record, record.submission, prices))
+    prices = book(home)
+    sent = ((record, record.submission) for record in newest_first(home, name))
+    rows = [cost_of(record, submission, prices) for record, submission in sent if submission]
     rows.sort(key=lambda row: row.started_at, reverse=True)
-    months = collections.defaultdict[str, list[Cost]](list)
-    for row in rows:
-        months[row.started_at[:7]].append(row)
-    totals = tuple(
-        CostOfMonth(month=month, runs=len(found), **{
-            name: sum(getattr(row, name) for row in found) for name in Spent.model_fields
-        }) for month, found in months.items()
-    )  # fmt: skip
-    return Costs(runs=tuple(rows), months=totals)
+    months = []
+    for month, group in itertools.groupby(rows, lambda row: row.started_at[:7]):
+        found = list(group)
+        sums = {name: sum(getattr(row, name) for row in found) for name in Spent.model_fields}
+        months.append(CostOfMonth(month=month, runs=len(found), **sums))
+    return Costs(runs=tuple(rows), months=tuple(months))
 
 
 def cost_of(record: RunRecord, sent: Submission, prices: PriceBook) -> Cost:

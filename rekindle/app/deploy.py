@@ -61,8 +61,7 @@ def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
 
 def served(spec: Spec, home: Path, version: str = "", platform: str = "local") -> ServedModel:
     """The champion, or this version, in the precision that the config asks for."""
-    where = champion.registry_of(spec, home)
-    model = served_model(where, spec.data, spec.task, version)
+    model = served_model(champion.registry_of(spec, home), spec.data, spec.task, version)
     model = dataclasses.replace(model, log=log_to(spec, home, platform))
     if not spec.deploy.precision:
         return model
@@ -117,8 +116,7 @@ def roll_back(
 ) -> tuple[str, str]:
     """Move the alias back, and the requests of the deployments of this home, or of the one that
     `options` name; returns the versions before and after."""
-    where = champion.registry_of(spec, home)
-    moved = champion.roll_back(home, where, reason, to)
+    moved = champion.roll_back(home, champion.registry_of(spec, home), reason, to)
     champion.publish(spec, home)
     folder = home.resolve() / DEPLOYMENTS / spec.model_name
     here = sorted({e.name for e in folder.iterdir()} - {_PRECISION}) if folder.is_dir() else []
@@ -154,10 +152,9 @@ def shown(spec: Spec, home: Path, platform: str) -> Deployment:
         raise RequestError(what, fix="`rekindle deploy CONFIG` deploys its champion")
     standing = rollout.endpoint.standing() if events[-1].state != "deleted" else {}
     seen = rollout.endpoint.observe() if standing else {}
-    nothing = Traffic(0, 0, ())
     return Deployment(
         name=spec.model_name, platform=platform, address=rollout.endpoint.address,
-        versions={v: _traffic(*now, seen.get(v, nothing)) for v, now in standing.items()},
+        versions={v: _traffic(*now, seen.get(v, Traffic(0, 0, ()))) for v, now in standing.items()},
         events=tuple(events),
     )  # fmt: skip
 

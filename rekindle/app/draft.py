@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import yaml
 
 from rekindle.errors import RequestError
@@ -25,11 +26,6 @@ _TEXT_NAMES = r"text|body|content|message|review|comment|description|title|quest
 _LABEL_NAMES = r"label|class|category|target|sentiment|verdict|intent|topic|team|rating|y"
 _PROMPT_NAMES, _INPUT_NAMES = r"prompt|instruction|question|query", r"input|context"
 _COMPLETION_NAMES = r"completion|output|response|answer|reply"
-_SMALL = "dim: 64, n_layers: 1, n_heads: 4, hidden_dim: 128, max_position_embeddings: 128"
-_MODELS = {
-    "image_classification": "{channels: [16, 32], hidden: 64}",
-    "causal_lm": "{model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 4, n_positions: 128}",
-}
 Column = list[Any]
 
 
@@ -37,23 +33,19 @@ def drafted(path: Path, named: str) -> tuple[str, str]:
     """The text of a config for a file, or a folder of images by class, that it calls `named`, and
     its task; raises RequestError where no column can be what a task reads."""
     if path.is_dir():
-        task, data, floor = _images(path)
+        found: dict[str, Any] = {"task": "image_classification", **_usual(_images(path))}
     else:
         rows, reading = _rows(path)
         columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
-        task, data, floor = _tabular(path, columns)
-        data = [*reading, *data]
+        found = {"reading": reading, **_tabular(path, columns)}
     name = re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower()).strip("-._")[:60] or "model"
-    model = _MODELS.get(task, f"{{model_type: distilbert, {_SMALL}}}")
-    lines = [
-        f"# Made by `rekindle init --data`, from the first {_ROWS:,} rows at most: read each line.",
-        f"name: {json.dumps(name)}", f"task: {task}", "data:", f"  source: {_quoted(named)}",
-        *(f"  {line}" for line in data),
-        *(["  max_length: 128  # tokens; longer texts are cut"] if "image" not in task else []),
-        "model:  # small, from scratch; or the name of a model on the Hugging Face hub",
-        f"  source: {model}", "train: {epochs: 10, global_batch_size: 32, lr: 2e-3}", *floor,
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n", task
+    environment = jinja2.Environment(  # noqa: S701 - YAML, in which names are quoted
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True,
+        keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters["quoted"] = _quoted
+    template = environment.get_template("draft.yaml.j2")
+    return template.render(most=f"{_ROWS:,}", name=name, source=named, **found), found["task"]
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -115,23 +107,22 @@ def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
         csv.field_size_limit(before)
 
 
-def _images(folder: Path) -> tuple[str, list[str], list[str]]:
+def _images(folder: Path) -> list[str]:
+    """The class of each image."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
     labels = [path.parent.name for path in itertools.islice(found, _ROWS) if path.parent != folder]
     if len(set(labels)) < 2:
         what = f"{folder} has no two folders of images, one for each class"
         raise RequestError(what, where="--data", fix="name a file, or put images into such folders")
-    size = "image_size: 32  # pixels that each image is scaled to"
-    return "image_classification", [size], _floor(labels)
+    return labels
 
 
-def _tabular(path: Path, columns: dict[str, Column]) -> tuple[str, list[str], list[str]]:
-    """The task, the lines below `data`, and those of `evaluate`."""
+def _tabular(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
+    """The task, what `data` and `evaluate` say of the columns, and of their values."""
     texts = {name: mean for name, values in columns.items() if (mean := _words(values)) > 0}
 
     def pick(names: str, among: Sequence[str]) -> str | None:
-        found = (name for name in among if re.fullmatch(names, name.lower()))
-        return next(found, None)
+        return next((name for name in among if re.fullmatch(names, name.lower())), None)
 
     roles = dict[str, tuple[str, str]]()
     time = next((n for n, values in columns.items() if _all(values, _is_time)), None)
@@ -139,13 +130,13 @@ def _tabular(path: Path, columns: dict[str, Column]) -> tuple[str, list[str], li
         roles["time"] = time, "dates"
     if chat := next((n for n, values in columns.items() if _all(values, _is_chat)), None):
         roles["messages"] = chat, "chats"
-        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+        return _data("causal_lm", roles, columns)
     prompt, completion = pick(_PROMPT_NAMES, [*texts]), pick(_COMPLETION_NAMES, [*texts])
     if prompt and completion:
         roles |= {"prompt": (prompt, "its name"), "completion": (completion, "its name")}
         if given := pick(_INPUT_NAMES, [*texts]):
             roles["input"] = given, "its name"
-        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+        return _data("causal_lm", roles, columns)
     labels = [name for name, values in columns.items() if name != time and _is_label(values)]
     others = [name for name in texts if name not in (*labels, time)]
     text = pick(_TEXT_NAMES, others) or max(others, key=lambda name: texts[name], default=None)
@@ -155,36 +146,30 @@ def _tabular(path: Path, columns: dict[str, Column]) -> tuple[str, list[str], li
     roles["text"] = text, f"{texts[text]:.0f} words a row"
     label = pick(_LABEL_NAMES, labels) or (labels[0] if labels else None)
     if label is None:
-        return "causal_lm", _data(roles, columns), ["evaluate: {}"]
+        return _data("causal_lm", roles, columns)
     values = [str(value) for value in columns[label] if value not in (None, "")]
     roles["label"] = label, f"{len(set(values))} values"
-    return "text_classification", _data(roles, columns), _floor(values)
+    return _data("text_classification", roles, columns) | _usual(values)
 
 
-def _data(roles: dict[str, tuple[str, str]], columns: dict[str, Column]) -> list[str]:
-    lines = ["columns:"]
-    for role, (name, why) in roles.items():
-        lines.append(f"  {role}: {_quoted(name)}  # {why}")
+def _data(
+    task: str, roles: dict[str, tuple[str, str]], columns: dict[str, Column]
+) -> dict[str, Any]:
+    """What the template says of columns, by the names that it has for it."""
     rest = [name for name in columns if name not in {name for name, _ in roles.values()}]
-    if rest:
-        lines.append(f"  # in no role: {', '.join(map(_quoted, rest))}")
     slices = [
-        _quoted(name) for name in rest
+        name for name in rest
         if name not in RESERVED and _is_label(columns[name])
         and len(set(map(str, columns[name]))) <= 20
     ]  # fmt: skip
-    if slices and "label" in roles:
-        lines.append(f"slices: [{', '.join(slices)}]  # accuracy is reported for each value")
-    lines.append("duplicates: exact  # a text that comes again is left out")
     needed = [columns[name] for role, (name, _) in roles.items() if role != "input"]
     empty = [any(value in (None, "") for value in row) for row in zip(*needed, strict=True)]
-    if any(empty):
-        most = max(0.01, math.ceil(150 * sum(empty) / len(empty)) / 100)
-        lines.append(f"on_bad_rows: drop  # {sum(empty)} of {len(empty)} rows are empty")
-        lines.append(f"max_bad_rows: {most:.2f}")
-    if "time" in roles and len(set(map(str, columns[roles["time"][0]]))) >= 10:
-        lines.append("split: {by: time}  # trains on the oldest rows, judges by the newest")
-    return lines
+    bad_rows = max(0.01, math.ceil(150 * sum(empty) / len(empty)) / 100)
+    times = columns[roles["time"][0]] if "time" in roles else []
+    return {
+        "task": task, "roles": roles, "rest": rest, "slices": slices, "empty": sum(empty),
+        "rows": len(empty), "bad_rows": bad_rows, "by_time": len(set(map(str, times))) >= 10,
+    }  # fmt: skip
 
 
 def _quoted(name: str) -> str:
@@ -192,11 +177,11 @@ def _quoted(name: str) -> str:
     return str(yaml.safe_dump(name, default_style='"', allow_unicode=True, width=1 << 20)).strip()
 
 
-def _floor(labels: Sequence[str]) -> list[str]:
+def _usual(labels: Sequence[str]) -> dict[str, Any]:
+    """The most frequent label, how often it is right, and the floor that this makes."""
     (label, count), *_ = collections.Counter(labels).most_common(1)
-    share = math.floor(min(100 * count / len(labels), 99)) / 100
-    why = f"always answering {_quoted(label)} reaches {count / len(labels):.3f}"
-    return ["evaluate:", f"  floor: {{accuracy: {share:.2f}}}  # {why}"]
+    floor = math.floor(min(100 * count / len(labels), 99)) / 100
+    return {"usual": label, "reached": count / len(labels), "floor": floor}
 
 
 def _all(values: Column, holds: Callable[[Any], bool]) -> bool:

@@ -51,8 +51,7 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
     there, sent = place_of(record)
     now = record
     if record.status not in ENDED_RUN:
-        seen = there.describe(sent.id)
-        now = merged(record, seen, datetime.datetime.now(datetime.UTC))
+        now = merged(record, there.describe(sent.id), datetime.datetime.now(datetime.UTC))
         # a platform repeats what a step said last
         steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in now.steps)
         now = now.model_copy(update={"steps": steps, "error": masked(now.error)})

@@ -37,8 +37,7 @@ def rest_of(
     """The steps besides training, as they were in the last run of this name that ended well, on
     that platform if there is one; at prices of the region of the plan. Those on `data.nodes` are
     divided among the machines that the spec asks for now: pieces are worked on apart."""
-    shipped = spec.pipeline is None and platform != "local"
-    nodes = spec.data.nodes if spec.data and shipped else 1
+    nodes = spec.data.nodes if spec.data and spec.pipeline is None and platform != "local" else 1
     for run in newest_first(home, plan.name, platform):
         seconds = _seconds(run) if run.status == "succeeded" else None
         if seconds is not None:

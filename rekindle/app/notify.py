@@ -27,9 +27,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def tell_of(record: RunRecord) -> None:
     """Tell the webhook of the record's config how the run ended, if it is to be told of that."""
-    if not (section := record.spec.get("notify")):
-        return
-    if (found := _outcome(record)) is not None:
+    section = record.spec.get("notify")
+    if section and (found := _outcome(record)):
         tell(NotifySpec.model_validate(section), *found)
 
 

@@ -35,8 +35,7 @@ def figures(
     there = region or _region(spec, named)
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
-    before = known(home, spec.name)
-    found = make(spec, prices, named, there, examples, today=today, known=before)
+    found = make(spec, prices, named, there, examples, today=today, known=known(home, spec.name))
     return told(found, refusals(found, spec), rest_of(found, spec, named, home, prices))
 
 
@@ -146,8 +145,7 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = N
     """None where the planner does not know the model or the GPUs, or training is not ours. It asks
     no service: what is compiled must not depend on a network."""
     region = _region(spec, platform)
-    local = platform == "local"
-    if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):
+    if spec.pipeline is not None or not (platform == "local" or spec.resources.gpus_per_node):
         return None
     try:
         asked = asked_of(spec, ask_hub=False)

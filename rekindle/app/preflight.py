@@ -220,8 +220,7 @@ def _classes(spec: Spec) -> Iterator[Problem]:
     data, weights = spec.data, spec.train.class_weights
     if data is None or data.labels or not isinstance(weights, dict) or spec.pipeline is not None:
         return
-    known = spec.task in BUILTIN_TASKS
-    if known and (labels := classes(data, load_task(spec.task).modality)):
+    if spec.task in BUILTIN_TASKS and (labels := classes(data, load_task(spec.task).modality)):
         for path, what, fix in unknown_classes(spec.train, labels):
             yield Problem(what, ".".join(map(str, path)), fix)
 

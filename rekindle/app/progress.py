@@ -115,8 +115,7 @@ def ignored_table(ignored: Sequence[Ignored]) -> Table:
 
 def step_table(record: RunRecord, width: int) -> Table:
     """Steps with their state, time and reason, which has no place on a narrow terminal."""
-    longest = max((len(step.name) for step in record.steps), default=0)
-    roomy = longest + 30 <= width
+    roomy = max((len(step.name) for step in record.steps), default=0) + 30 <= width
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     table.add_column("")
     table.add_column("step", overflow="fold", no_wrap=roomy)

@@ -64,14 +64,14 @@ def execute(
     arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
-    update = {"settings": options.settings, "because": options.because}
-    record = record.model_copy(update=update)
-    preloaded = Preloaded(_preloads(spec))
+    record = record.model_copy(update={"settings": options.settings, "because": options.because})
+    # what the ranks of training and scoring import, and torchrun before them
+    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
+    preloaded = Preloaded((*ranks, *(load_task(spec.task).imports if spec.task in TASKS else ())))
     env = {**preloaded.environment, **env}
 
     def changed(record: RunRecord) -> None:
-        working = {step.component for step in record.steps if step.status == "running"}
-        if working & _BEFORE_RANKS:
+        if {step.component for step in record.steps if step.status == "running"} & _BEFORE_RANKS:
             preloaded.start({**local.PRINTING, **env})
         on_change(record)
 
@@ -107,12 +107,6 @@ def _imports(spec: Spec) -> tuple[str, ...]:
 _BEFORE_RANKS = {"ingest", "shard", "finetune"}  # when they are at work, ranks will be
 
 
-def _preloads(spec: Spec) -> tuple[str, ...]:
-    """What the ranks of training and scoring import, and torchrun before them."""
-    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
-    return (*ranks, *load_task(spec.task).imports) if spec.task in TASKS else ranks
-
-
 def environment_of(spec: Spec) -> dict[str, str]:
     """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
     here = spec.platforms.local
@@ -146,9 +140,8 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     asked, notes = spec.resources, []
     if asked.nodes > 1 or asked.gpus_per_node:
         what = f"{spec.platforms.local.ranks} processes share this machine"
-        names = ("nodes", "gpus_per_node")
-        fields = tuple(f"resources.{name}={getattr(asked, name)}" for name in names)
-        notes.append(Ignored(what=what, asked_by=fields))
+        fields = f"nodes={asked.nodes}", f"gpus_per_node={asked.gpus_per_node}"
+        notes.append(Ignored(what=what, asked_by=tuple(f"resources.{field}" for field in fields)))
     if asked.spot:
         notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
     return tuple(notes)

@@ -147,8 +147,7 @@ def shown_anew(record: RunRecord, home: Path) -> None:
 
 def summary(record: RunRecord, home: Path) -> RunSummary:
     """What `run --json` ends with."""
-    card = home.resolve() / "runs" / record.run_id / "card.html"
-    return summarised(record, card=str(card))
+    return summarised(record, card=str(home.resolve() / "runs" / record.run_id / "card.html"))
 
 
 def sent_definition(record: RunRecord, home: Path) -> Definition:

@@ -86,7 +86,6 @@ def _sent(
         raise type(error)(problems) from error
     submission = submission.model_copy(update={"id": placed.id, "url": placed.url})
     status = "running" if record.status == "submitting" else record.status
-    update = {"submission": submission, "status": status, "error": ""}
-    record = record.model_copy(update=update)
+    record = record.model_copy(update={"submission": submission, "status": status, "error": ""})
     record.write(path)
     return record, placed

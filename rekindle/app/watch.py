@@ -53,8 +53,9 @@ def turn(
         if not ours:
             return begun.model_copy(update={"because": "another watch of this name decides now"})
         before = turns(path)
+        last = next((one for one in before[::-1] if one.decision == "ran"), None)
         try:
-            decided = _decided(spec, spec.data, home, begun, now, platform)
+            decided = _decided(spec, spec.data, home, before, last, begun, now, platform)
         except Exception as error:
             is_ours = isinstance(error, errors.RekindleError)
             what = errors.first_line(error, None if is_ours else repr(error))
@@ -73,22 +74,20 @@ def turn(
                 tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
         if decided.decision != "ran":
             return decided
-        last = next((one for one in before[::-1] if one.decision == "ran"), None)
         return _acted(path, spec, decided, last, act)
 
 
 def _decided(
-    spec: Spec, data: DataSpec, home: Path, begun: Turn, now: dt.datetime, platform: str
-) -> Turn:
-    """The turn with its decision, or an earlier one that has to be completed."""
+    spec: Spec, data: DataSpec, home: Path, before: list[Turn], last: Turn | None, begun: Turn,
+    now: dt.datetime, platform: str,
+) -> Turn:  # fmt: skip
+    """The turn with its decision, or the `last` of those `before` that ran, to be completed."""
     path, triggers = path_of(home, slug(spec.name)), spec.triggers or TriggersSpec()
-    before = turns(path)
     known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
     if going := _going_on(known, home):
         return begun.model_copy(update={"because": f"{going} goes on"})
     past, found = _past(known, before, home)
     held = arrivals(spec.task, data, found.fingerprint, found.shards)
-    last = next((one for one in before[::-1] if one.decision == "ran"), None)
     if last is not None and (past.because == last.because or not past.has_judged(held)):
         if not last.outcome and triggers.act == "run":
             return last

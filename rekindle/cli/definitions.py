@@ -58,9 +58,8 @@ def compile(
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
-        arguments = arguments_of(spec, graph, "")
         # of all platforms, so that it is the same whichever were asked for
-        table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments)
+        table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments_of(spec, graph, ""))
         files[f"{graph.name}{PARITY}"] = table.encode()
     paths = {str(output / name): content.decode() for name, content in files.items()}
     if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:

@@ -16,19 +16,10 @@ from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
 from rekindle.serve.messages import SHADOWED, Traffic
 from rekindle.spec.load import load_target
+from rekindle.tables import rows
 
-_WORDS = {
-    "shadow": "version {version} answers in the shadow of the one before",
-    "create": "starting version {version}{after}",
-    "smoke": "version {version} has proven itself by rows of its test split",
-    "canary": "canary: {shares}",
-    "live": "version {version} gets all requests",
-    "settled": "done",
-    "roll_back": "rolling back: {reason}",
-    "rolled_back": "rolled back: {shares}",
-    "delete": "deleting",
-    "deleted": "deleted",
-}
+# of the states of a roll-out
+_WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["rollout"]
 _SILENT_SECONDS = 60.0
 _platform = click.option("--platform", type=click.Choice(["local", *ENDPOINTS]), default="local",
                          show_default=True, help="Where; local is this machine.")  # fmt: skip

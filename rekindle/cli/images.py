@@ -93,8 +93,7 @@ def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
         if not name:
             problems.append(Problem(f"{where} is not set", where, fix))
         elif "@" in name:
-            what = f"{name} is a digest; an image is pushed as a tag"
-            problems.append(Problem(what, where, fix))
+            problems.append(Problem(f"{name} is a digest; an image is pushed as a tag", where, fix))
     if problems and (platforms or not names):
         raise RequestError(problems)
     return names

@@ -25,8 +25,7 @@ maybe_config = click.argument("config", type=click.Path(path_type=Path), require
 overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
                          help="Override a field, such as train.lr=1e-4.")  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-wait = click.option("--wait", is_flag=True,
-                    help="Wait for the run; exit with its exit code.")  # fmt: skip
+wait = click.option("--wait", is_flag=True, help="Wait for the run; exit with its exit code.")
 
 
 class _Masking(logging.Formatter):
@@ -73,15 +72,13 @@ def shared(function: Decorated) -> Decorated:
 
 def at_home(function: Decorated) -> Decorated:
     """`--home` and `-v`."""
-    for option in (
-        click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
-                     help="Log decisions, and show tracebacks."),
-        click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
-                     envvar="REKINDLE_HOME", show_envvar=True,
-                     help="Folder of runs, artifacts and the embedded registry."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    words = "Log decisions, and show tracebacks."
+    verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False,
+                           callback=_set_verbose, help=words)  # fmt: skip
+    home = click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
+                        envvar="REKINDLE_HOME", show_envvar=True,
+                        help="Folder of runs, artifacts and the embedded registry.")  # fmt: skip
+    return home(verbose(function))
 
 
 def moment(now: str | None) -> dt.datetime | None:

@@ -23,16 +23,12 @@ from rekindle.launch.fault import Fault
 from rekindle.outputs import Grid, GridRow
 from rekindle.records import RehearsalRecord, RunRecord, RunSummary
 from rekindle.spec.model import Spec
+from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 
-WORDS = {
-    "promoted": "promoted",
-    "pending": "passed, but the promotion did not happen",
-    "approval_needed": "passed, waits for `rekindle promote {run}`",
-    "refused": "refused",
-    "rolled_back": "passed, but was rolled back; `rekindle promote {run} --reason WHY` overrides",
-}
+# of a gate's decision
+WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["gate"]
 
 
 @click.command("run")
@@ -69,8 +65,7 @@ def command(
     if len(found) > 1:
         if fault is not None:
             raise RequestError("a rehearsal takes one value of each field", where="--set")
-        best = gridded(found, options, as_json)
-        return _exit_code(best, require_promotion)
+        return _exit_code(gridded(found, options, as_json), require_promotion)
     spec = found[0].spec
     if spec.deploy.after_promotion:
         require(*SERVING)
@@ -78,14 +73,12 @@ def command(
         return rehearsed(windows(spec)[-1], fault, home, as_json)
     *before, last = [carry_out(one, options, as_json) for one in windows(spec)]
     if as_json:
-        earlier = tuple(result.run_id for result in before)
-        answer(last.model_copy(update={"earlier": earlier}))
+        answer(last.model_copy(update={"earlier": tuple(result.run_id for result in before)}))
     return _exit_code(last, require_promotion)
 
 
 def _exit_code(result: RunSummary, require_promotion: bool) -> int:
-    promoted = result.gate is not None and result.gate.promoted
-    return 1 if require_promotion and not promoted else 0
+    return 1 if require_promotion and not (result.gate and result.gate.promoted) else 0
 
 
 def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
@@ -106,8 +99,7 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
         from rekindle.cli.deploy import say, watching
 
         seen = watching(spec.deploy.min_requests)
-        watched = deploy.Options(wait=True, on_event=say, on_traffic=seen)
-        deploy.deploy(spec, options.home, watched)
+        deploy.deploy(spec, options.home, deploy.Options(wait=True, on_event=say, on_traffic=seen))
     return result
 
 

@@ -87,8 +87,7 @@ def _of_a_config(function: Decorated) -> Decorated:
 @_of_a_config
 def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
-    spec = load_target(config, overrides)
-    _told(platform, _place(platform, spec).list_schedules(), as_json)
+    _told(platform, _place(platform, load_target(config, overrides)).list_schedules(), as_json)
 
 
 @command.command("pause")

@@ -38,8 +38,7 @@ def command(
 ) -> int:  # fmt: skip
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
-    consent = functools.partial(agreed, yes)
-    record, placed, outline = submitted(spec, platform, home, token, consent)
+    record, placed, outline = submitted(spec, platform, home, token, functools.partial(agreed, yes))
     return told(record, placed, home, wait, as_json, outline)
 
 
@@ -61,13 +60,11 @@ def told(
     if wait:
         return _waited(record, home, as_json)
     if as_json:
-        answer(
-            Submitted(
-                run_id=record.run_id, platform=record.platform, token=submission.token,
-                **dataclasses.asdict(placed), where=outline.where if outline else "",
-                steps=outline.steps if outline else (),
-            )
-        )  # fmt: skip
+        answer(Submitted(
+            run_id=record.run_id, platform=record.platform, token=submission.token,
+            **dataclasses.asdict(placed), where=outline.where if outline else "",
+            steps=outline.steps if outline else (),
+        ))  # fmt: skip
         return 0
     verb = "submitted" if placed.anew else "submitted before"
     click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")

@@ -85,5 +85,4 @@ def rollback(
     before, after = roll_back(spec, home, reason, to)
     changed = f"version {after} is the champion again, not version {before}"
     text = f"version {after} is already the champion; nothing changed"
-    found = champion_of(where)
-    tell(found, f"{where.name}: {changed if before != after else text}", as_json)
+    tell(champion_of(where), f"{where.name}: {changed if before != after else text}", as_json)

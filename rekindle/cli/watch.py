@@ -56,8 +56,7 @@ def command(
             act = _act(spec, platform, home, yes, as_json)
             done = turn(spec, home, act, at, platform or "local")
         except (RekindleError, OSError) as error:
-            ends = isinstance(error, PreemptedError | InterruptedRunError)
-            if once or first or ends:
+            if once or first or isinstance(error, PreemptedError | InterruptedRunError):
                 raise
             log.warning("%s: %s\nthe next look is in %s", config, error, interval)
         else:

@@ -84,8 +84,7 @@ def distribute(
     wanted = Distribution(
         nodes, gpus_per_node, accelerator, machine, spot, checkpoint, max_run_hours
     )
-    inputs = frozenset(task.component_spec.inputs or {})
-    if problems := wanted.problems(inputs, where):
+    if problems := wanted.problems(frozenset(task.component_spec.inputs or {}), where):
         raise RequestError(problems)
     fields = ((field, getattr(wanted, field.name)) for field in dataclasses.fields(wanted))
     changed = {field.name: value for field, value in fields if value != field.default}

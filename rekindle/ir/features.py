@@ -203,8 +203,7 @@ def _of_container(container: ir.Container) -> Iterator[str]:
         yield "other_accelerators" if other else "accelerators"
     if resources.at_run_time:
         yield "resources_at_run_time"
-    arguments = (*container.command, *container.args, *container.env.values())
-    yield from map(_of_fact, _facts(arguments))
+    yield from map(_of_fact, _facts((*container.command, *container.args, *container.env.values())))
 
 
 # AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up

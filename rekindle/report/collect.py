@@ -57,8 +57,7 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
             try:
                 found[name] = cls.read(files[name])
             except (OSError, ValueError) as error:
-                why = _why(error, files[name])
-                notes.append(f"The {name} record cannot be shown: {why}.")
+                notes.append(f"The {name} record cannot be shown: {_why(error, files[name])}.")
     try:  # another version may say more of a plan, or less
         found["plan"] = Planned.model_validate(dict(run.plan)) if run.plan else None
     except ValidationError as error:

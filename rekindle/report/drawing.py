@@ -4,7 +4,7 @@ already is."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
@@ -12,8 +12,6 @@ Point = tuple[float, float]
 
 _LARGEST = 1e100
 _SMALLEST = 1e-300  # below it, doubles lose digits and logarithms their footing
-# A coordinate system that stretches with its box; the style sheet keeps its strokes from scaling.
-_STRETCHED = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%"'
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 
 
@@ -101,17 +99,8 @@ def tag(name: str, *body: str | Markup, **attributes: object) -> Markup:
         if value is not None:
             shown = f"{value:.4g}" if isinstance(value, float) else value
             written += Markup(' {}="{}"').format(called, shown)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, join(body))  # noqa: S704 - a name of ours
-
-
-def join(parts: Iterable[str | Markup]) -> Markup:
-    """The parts after one another, escaped where they are plain text."""
-    return Markup("").join(escape(part) for part in parts)
-
-
-def title(text: str) -> Markup:
-    """What shows on hover and is read out."""
-    return tag("title", text)
+    inside = Markup("").join(escape(part) for part in body)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, inside)  # noqa: S704 - a name of ours
 
 
 def share(place: float) -> str:
@@ -119,11 +108,6 @@ def share(place: float) -> str:
     return f"{place:.2f}%"
 
 
-def stretched(*body: Markup) -> Markup:
-    """A layer of 1000 x 1000 units over the whole plot, for paths."""
-    return Markup("<svg " + _STRETCHED + ">") + join(body) + Markup("</svg>")  # noqa: S704 - constants
-
-
-def plot(css: str, label: str, *body: str | Markup, **attributes: object) -> Markup:
+def plot(css: str, label: str, *body: Markup) -> Markup:
     """A whole plot, with its content in words."""
-    return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label, **attributes)
+    return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label)

@@ -11,28 +11,26 @@ from rekindle.records import ClassResult, Evidence, RunRecord, Slice
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
 
-_NOTHING = Markup("")
-
 
 @dataclasses.dataclass(frozen=True)
 class SliceTable:
-    """The slices of one column, the worst change first, each with a bar of its metric."""
+    """The slices of one column, the worst change first, and the `top` of the bars of its metric."""
 
     column: str
     metric: str
     has_champion: bool
-    rows: list[tuple[Slice, Markup]]
+    top: float
+    rows: list[Slice]
     smallest: float | None
 
 
 def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     """The bootstrap interval of the gate, drawn and said; nothing without a comparison."""
     if (comparison := evidence.comparison) is None:
-        return _NOTHING, ""
+        return Markup(""), ""
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    policy = (run.spec.get("evaluate") or {}).get("gate") or {}
-    if policy.get("mode") == "noninferiority":
-        needed = -float(policy["margin"])
+    if texts.setting(run.spec, "evaluate", "gate", "mode") == "noninferiority":
+        needed = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
     ends = comparison.estimate, comparison.lower, comparison.upper
     gain, lower, upper = map(formats.signed, ends)
     text = (
@@ -63,8 +61,7 @@ def calibration(evidence: Evidence) -> Markup:
     bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
     bins = [each for each in bins if each[2] > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
-    label = f"Reliability diagram: accuracy over confidence, {count}."
-    return plots.reliability(bins, label=label)
+    return plots.reliability(bins, label=f"Reliability diagram: accuracy over confidence, {count}.")
 
 
 def by_class(evidence: Evidence) -> list[ClassResult]:
@@ -78,13 +75,11 @@ def slices(run: RunRecord, found: Findings) -> list[SliceTable]:
     smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
     wanted = verdicts.gate_metric(run, found)
     columns = dict.fromkeys(part.column for part in every)
-    parts = {column: [part for part in every if part.column == column] for column in columns}
-    return [_slice_table(*each, wanted, smallest) for each in parts.items()]
+    parts = ([part for part in every if part.column == column] for column in columns)
+    return [_slice_table(each, wanted, smallest) for each in parts]
 
 
-def _slice_table(
-    column: str, parts: list[Slice], wanted: str, smallest: float | None
-) -> SliceTable:
+def _slice_table(parts: list[Slice], wanted: str, smallest: float | None) -> SliceTable:
     available = dict.fromkeys(name for part in parts for name in part.candidate)
     metric = next((n for n in (wanted, "accuracy", *available) if n in available), "")
     values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
@@ -94,16 +89,12 @@ def _slice_table(
     for part in parts:
         candidate, champion = part.candidate.get(metric), part.champion.get(metric)
         small = smallest is not None and part.rows < smallest
-        said = f"{part.value}: {formats.metric(candidate)}"
-        said += f", champion {formats.metric(champion)}" if champion is not None else ""
-        css, drawn = "a soft" if small else "a", _NOTHING
-        if candidate is not None:
-            drawn = plots.bar(candidate, top, label=said, mark=champion, css=css)
         change, _ = verdicts.improvement(metric, candidate, champion)
         value = change if change is not None else candidate
         sign = -1 if texts.lower_is_better(metric) else 1
         badness = sign * value if value is not None and math.isfinite(value) else -math.inf
-        rows.append((small, badness, part.value or "(empty)", part, drawn))
+        rows.append((small, badness, part.value or "(empty)", part))
     rows.sort(key=lambda row: row[:3])
     has_champion = any(part.champion for part in parts)
-    return SliceTable(column, metric, has_champion, [row[3:] for row in rows], smallest)
+    shown = [row[3] for row in rows]
+    return SliceTable(parts[0].column, metric, has_champion, top, shown, smallest)

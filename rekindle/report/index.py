@@ -20,11 +20,8 @@ _PAGE_RUNS = 200
 _TURNS = 21  # one less is shown
 _HEAD_CHARACTERS = 1_000
 
-
 # a run, and the relative link to its card, empty if it has none yet
 Row = tuple[Entry, str]
-# a plot, and what its marks mean: a class of the style sheet, and words
-Life = tuple[Markup, list[tuple[str, str]]]
 
 
 def render_index(home: Path) -> Path:
@@ -49,17 +46,18 @@ def render_index(home: Path) -> Path:
             write_atomically(target, text)
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
-    values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}
     jobs: dict[str, list[Entry]] = {}
     for run, _ in rows:
         jobs.setdefault(run.name, []).append(run)
     watched = (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
-    values |= {"older": names[-2] if older else "", "jobs": jobs, "notes": notes}
-    checked = checks(home)
-    values["lives"] = {name: _life(runs, checked.get(name, ())) for name, runs in jobs.items()}
-    values["watched"] = {one[-1].name: one[:-_TURNS:-1] for one in watched if one}
-    target = home / names[-1]
-    write_atomically(target, page.render("index.html.j2", **values))
+    checked, target = checks(home), home / names[-1]
+    text = page.render(
+        "index.html.j2", rows=shown, rows_mark=_mark(shown), count=len(rows), newest="",
+        older=names[-2] if older else "", jobs=jobs, notes=notes,
+        lives={name: _life(runs, checked.get(name, ())) for name, runs in jobs.items()},
+        watched={one[-1].name: one[:-_TURNS:-1] for one in watched if one},
+    )  # fmt: skip
+    write_atomically(target, text)
     return target
 
 
@@ -75,9 +73,9 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> Life:
+def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> tuple[Markup, bool, bool]:
     """The candidates of a job, of which the newest run is the first, and what monitors saw since
-    the first of them."""
+    the first of them; whether that was accuracy that was reached live, and alarms."""
     metric = next((run.headline.name for run in runs if run.headline), "")
     named = [run for run in runs if run.headline and run.headline.name == metric]
     judged = sorted(one for run in named[:_LIFE_RUNS] if (one := _candidate(run)))
@@ -94,11 +92,8 @@ def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> Life:
     words = [f"{texts.metric_name(metric)} of candidates", *(one.words for one in judged[-8:])]
     words += [f"live {formats.metric(now)} on {formats.day(time)}" for time, now in live[-1:]]
     words += [alarm.partition(":")[0] for alarm in alarms.values()]
-    legend = [("dot", "promoted"), ("dot hollow", "not promoted")]
-    legend += [("b", "live accuracy")] * bool(live) + [("alarm", "month with an alarm")] * bool(
-        alarms
-    )
-    return plots.life(judged, sorted(live), alarms, end=end, label="; ".join(words)), legend
+    drawn = plots.life(judged, sorted(live), alarms, end=end, label="; ".join(words))
+    return drawn, bool(live), bool(alarms)
 
 
 def _candidate(run: Entry) -> plots.Candidate | None:

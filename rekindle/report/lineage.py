@@ -1,13 +1,10 @@
-"""Where a model comes from: its data, keys and hashes that identify the work, how to repeat it."""
+"""Where a model comes from: keys and hashes that identify the work, how to repeat it, classes."""
 
 import contextlib
 
 import yaml
-from markupsafe import Markup
 
-from rekindle import formats
-from rekindle.records import Fingerprint, RunRecord, ShardManifest
-from rekindle.report import plots
+from rekindle.records import RunRecord, ShardManifest
 from rekindle.report.collect import Findings
 from rekindle.spec.identity import file_sha256
 
@@ -50,62 +47,13 @@ def configuration(run: RunRecord) -> str:
     return str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100))
 
 
-def _mixed(manifest: ShardManifest) -> Facts:
-    """What was drawn from each source of a mixture."""
-    facts: Facts = []
-    for one in manifest.sources:
-        drawn = f"{formats.share(one.share)} of what is drawn, {one.epochs:.3g} times an epoch"
-        facts.append((f"Source {one.source}", f"{formats.count(one.rows)} examples, {drawn}"))
-    return facts
-
-
-def data_facts(
-    run: RunRecord, manifest: ShardManifest | None, fingerprint: Fingerprint | None
-) -> Facts:
-    """What the run was fed, from the shards' manifest and the fingerprint, whichever exists."""
-    if not manifest and not fingerprint:
-        return []
-    facts: Facts = []
-    if manifest:
-        named = (run.spec.get("data") or {}).get("source")  # of files here, shards know a hash
-        facts += _mixed(manifest) or [("Source", str(named or manifest.source))]
-    window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
-    facts.append(("Window", formats.window(window) if window else "everything the source holds"))
-    if fingerprint:
-        files = f"{formats.count(fingerprint.files)} file{'' if fingerprint.files == 1 else 's'}"
-        facts.append(("At the source", f"{files}, {formats.size(fingerprint.bytes)}"))
-    if manifest:
-        if left_out := sum(manifest.dropped.values()):
-            facts.append(("Left out", f"{formats.count(left_out)} with nothing to learn from"))
-        for kind, count in {**manifest.left_out, **manifest.bad_rows}.items():
-            facts.append((f"Left out: {kind}", f"{formats.count(count)} rows"))
-        shards = len(manifest.shards)
-        held = formats.size(sum(shard.bytes for shard in manifest.shards))
-        files = f"{formats.count(shards)} file{'' if shards == 1 else 's'}"
-        facts.append(("As shards", f"{files}, {held}"))
-        if tokens := sum(shard.tokens for shard in manifest.shards):
-            facts.append(("Tokens", formats.count(tokens)))
-        if manifest.tokenizer:
-            facts.append(("Tokenizer", manifest.tokenizer))
-    return facts
-
-
-def classes(manifest: ShardManifest | None) -> list[tuple[str, list[tuple[int, float, Markup]]]]:
-    """For each class, in index order, those that no label announces last, and each split: its rows,
-    their share of the split, and a bar."""
+def classes(manifest: ShardManifest | None) -> tuple[list[str], dict[str, int], float]:
+    """The classes in index order, those that no label announces last; the rows of each split; and
+    the largest share of a split that a class has."""
     if not manifest or not manifest.class_rows:
-        return []
-    names = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
+        return [], {}, 1.0
     totals = {split: sum(rows.values()) for split, rows in manifest.class_rows.items()}
     filled = [(totals[split], by) for split, by in manifest.class_rows.items() if totals[split]]
     most = max((rows / total for total, by in filled for rows in by.values()), default=1.0)
-    result = []
-    for name in dict.fromkeys([*manifest.labels, *names]):
-        cells = []
-        for split, by in manifest.class_rows.items():
-            rows = by.get(name, 0)
-            share = rows / totals[split] if totals[split] else 0.0
-            said = f"{name}, {split}: {rows} rows, {formats.percent(share)}"
-            cells.append((rows, share, plots.bar(share, most, label=said)))
-        result.append((name, cells))
-    return result
+    names = (name for rows in manifest.class_rows.values() for name in rows)
+    return list(dict.fromkeys([*manifest.labels, *names])), totals, most

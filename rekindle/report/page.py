@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import plots, texts, verdicts
+from rekindle.report import drawing, texts, verdicts
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -38,11 +38,12 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(policy=_policy(f"'{_hash(style)}'", script), foreign=False)
     # frames take over the page's policy, and documents of others have styles of their own
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
-    for name in ("metric", "signed", "count", "percent", "duration", "date"):
-        environment.filters[name] = getattr(formats, name)
-    for name in ("metric_name", "shorten", "plain"):
-        environment.filters[name] = getattr(texts, name)
-    environment.globals.update(bar=plots.bar, improvement=verdicts.improvement)
+    shown = ("metric", "signed", "count", "percent", "share", "size", "duration", "date", "window")
+    environment.filters |= {name: getattr(formats, name) for name in shown}
+    words = ("metric_name", "shorten", "shorten_middle", "plain")
+    environment.filters |= {name: getattr(texts, name) for name in words}
+    environment.filters["tick_text"] = drawing.tick_text
+    environment.globals.update(improvement=verdicts.improvement)
     return environment
 
 

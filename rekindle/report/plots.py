@@ -1,4 +1,5 @@
 """Our own small plots: inline SVG that follows the page's colours, on any width, without a script.
+What lies where is decided here; most are drawn by a template of their name.
 
 Positions are per cent and text has its natural size; only lines lie on a stretched layer. Axis
 labels stand in the margin that the style sheet gives the class, and colours are classes: the style
@@ -12,30 +13,18 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.report import texts
-from rekindle.report.drawing import (
-    Axis,
-    Point,
-    axis,
-    drawable,
-    join,
-    plot,
-    share,
-    stretched,
-    tag,
-    thin,
-    tick_text,
-    title,
-)
+from rekindle.report import page, texts
+from rekindle.report.drawing import Axis, Point, axis, drawable, plot, share, tag, thin, tick_text
 
 _MOST_POINTS = 400
 _MOST_BANDS = 60
 _NOTHING = Markup("")
+Counts = Sequence[Sequence[int]]  # of examples, by true and predicted class
 _NUMBERS = 26
 _SHRINKS = 12
 _LONGEST = 18
@@ -67,17 +56,13 @@ def line(
     heights = [y for _, y in points] + ([guide[1]] if guide else [])
     x = axis([x for x, _ in points], ticks=6, tight=True)
     y = axis(heights, ticks=4, zero=zero)
-    dots, level = [], list[Markup]()
-    for s in (s for s in drawn if s.marks or len(s.points) == 1):
-        for px, py in filter(drawable, thin(s.points, 80)):
-            dots.append(_dot(x.at(px), y.at(py), 3, s.css, f"{s.name} {formats.metric(py)}"))
-    if guide:
-        place = share(100 - y.at(guide[1]))
-        named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
-        level = [_across(place, "guide"), named]
-    lines = stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn))
-    bands = _bands([s for s in drawn if not s.quiet], x_name)
-    return plot("line", label, _grid(y), _ruler(x, x_name), *level, lines, *dots, bands)
+    marked = (s for s in drawn if s.marks or len(s.points) == 1)
+    return _filled(
+        "line", label=label, x=x, y=y, x_name=x_name, guide=guide,
+        lines=[(s.css, _path(s.points, x, y)) for s in drawn],
+        marked=[(s, list(filter(drawable, thin(s.points, 80)))) for s in marked],
+        bands=_bands([s for s in drawn if not s.quiet], x_name),
+    )  # fmt: skip
 
 
 def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:
@@ -88,15 +73,8 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
         return _NOTHING
     unit = axis([0.0, 1.0], ticks=4)
     course = _path([(confidence, right) for confidence, right, _ in shown], unit, unit)
-    diagonal = tag("path", css="guide", d="M0 1000L1000 0")
-    dots = []
-    for confidence, right, rows in shown:
-        said = f"{formats.count(rows)} predictions, {formats.percent(confidence)} confident"
-        said += f", {formats.percent(right)} right"
-        radius = 3 + 9 * math.sqrt(rows / total)
-        dots.append(_dot(unit.at(confidence), unit.at(right), radius, "a soft", said))
-    layer = stretched(diagonal, tag("path", css="a", d=course))
-    return plot("line square", label, _grid(unit), _ruler(unit, "confidence"), layer, *dots)
+    values = {"points": shown, "total": total, "unit": unit, "course": course}
+    return _filled("reliability", label=label, **values)
 
 
 def interval(
@@ -109,21 +87,10 @@ def interval(
         return _NOTHING
     room = 0.12 * ((max(marks) - min(marks)) or 1.0)
     x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
-    parts = [_ruler(x, "difference")]
-    if threshold is not None:
-        edge = x.at(threshold)
-        size = {"y": "0", "height": "100%"}
-        parts.append(tag("rect", css="goal", x=share(edge), width=share(100 - edge), **size))
-        needed = f"needed {formats.signed(threshold)}"
-        parts.append(_upright(edge, "needed", needed, row=16, side=1))
-    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-1))
-    won = threshold is not None and lower > threshold
-    low, middle, high = map(formats.signed, (lower, estimate, upper))
-    said = f"{low} to {high}, estimate {middle}"
-    ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
-    dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
-    span = tag("g", title(said), tag("line", **ends), dot, css=f"span {'good' if won else 'bad'}")
-    return plot("interval", label, *parts, span)
+    return _filled(
+        "interval", x=x, lower=lower, estimate=estimate, upper=upper, threshold=threshold,
+        label=label,
+    )  # fmt: skip
 
 
 def bar(
@@ -137,7 +104,7 @@ def bar(
     if mark is not None and math.isfinite(mark):
         place = share(scale.at(mark))
         parts.append(tag("line", css="mark", x1=place, x2=place, y1=-3, y2=13))
-    return plot("bar", label, title(label), *parts)
+    return plot("bar", label, tag("title", label), *parts)
 
 
 def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) -> Markup:
@@ -145,10 +112,9 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
     places = [share(scale.at(tick)) for tick in scale.ticks]
     grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
     begin = scale.at(start)
-    width = share(scale.at(start + seconds) - begin)
-    x, widths = share(begin), (width, "4")
+    x, widths = share(begin), (share(scale.at(start + seconds) - begin), "4")
     laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
-    return plot("track", label, title(label), *grid, *laps)
+    return plot("track", label, tag("title", label), *grid, *laps)
 
 
 def ruler(scale: Axis) -> Markup:
@@ -186,27 +152,11 @@ def life(
     x = axis([first, last], tight=True)
     heights = [value for one in shown for value in (one.lower, one.value, one.upper)]
     y = axis([*heights, *(value for _, value in live)], ticks=3)
-    parts = [
-        _grid(y),
-        _across("100%", "base"),
-        stretched(tag("path", css="b", d=_path(live, x, y))),
-    ]
-    for (start, stop), words in alarms.items():
-        for width in (share(x.at(stop) - x.at(start)), "4"):
-            bar = {"x": share(x.at(start)), "y": "100%", "width": width, "height": 6}
-            parts.append(tag("rect", title(words), css="alarm", **bar))
-    for time, value in filter(drawable, thin(live, 80)):
-        parts.append(_dot(x.at(time), y.at(value), 2, "b", f"live {formats.metric(value)}"))
-    for one in shown:
-        place, css = share(x.at(one.time)), "promoted" if one.promoted else "refused"
-        if one.lower < one.upper:
-            ends = {"y1": share(100 - y.at(one.lower)), "y2": share(100 - y.at(one.upper))}
-            parts.append(tag("line", css="whisker", x1=place, x2=place, **ends))
-        parts.append(_dot(x.at(one.time), y.at(one.value), 4, css, one.words))
-    for day, at in {formats.day(time): x.at(time) for time in (first, last)}.items():
-        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
-        parts.append(tag("text", day, x=share(at), y="100%", dy=22, text_anchor=anchor))
-    return plot("life", label, *parts)
+    return _filled(
+        "life", label=label, x=x, y=y, candidates=shown, alarms=alarms, course=_path(live, x, y),
+        live=list(filter(drawable, thin(live, 80))),
+        days={formats.day(time): x.at(time) for time in (first, last)},
+    )  # fmt: skip
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
@@ -221,45 +171,9 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
     return "".join(moves)
 
 
-def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
-    return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
-
-
-def _across(place: str, css: str) -> Markup:
-    return tag("line", css=css, x1=0, x2="100%", y1=place, y2=place)
-
-
-def _grid(y: Axis) -> Markup:
-    """Horizontal lines with the ticks of `y` in the left margin."""
-    parts = []
-    for tick in y.ticks:
-        place = share(100 - y.at(tick))
-        text = tag("text", tick_text(tick), x=-8, y=place, dy=4, text_anchor="end")
-        parts += [_across(place, "grid"), text]
-    return join(parts)
-
-
-def _ruler(x: Axis, name: str) -> Markup:
-    """The base line with the ticks and the name of `x` in the margin below."""
-    ticks = [
-        tag("text", tick_text(tick), x=share(x.at(tick)), y="100%", dy=18, text_anchor="middle")
-        for tick in x.ticks
-    ]
-    named = tag("text", name, css="name", x="100%", y="100%", dy=34, text_anchor="end")
-    return join([_across("100%", "base"), *ticks, named])
-
-
-def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Markup:
-    """A vertical line with its name to the right (`side` 1) or left (-1), where there is room."""
-    right = place < 22 or (side > 0 and place <= 60)
-    x = share(place)
-    anchor, shift = ("start", 6) if right else ("end", -6)
-    drawn = tag("line", css=css, x1=x, x2=x, y1=0, y2="100%")
-    return drawn + tag("text", text, css=css, x=x, dx=shift, y=row, text_anchor=anchor)
-
-
-def _bands(series: Sequence[Series], x_name: str) -> Markup:
-    """Invisible upright bands that read out, for each series, its last value in the band."""
+def _bands(series: Sequence[Series], x_name: str) -> list[tuple[float, float, str]]:
+    """Invisible upright bands that read out, for each series, its last value in the band: where one
+    begins, its width, and these words."""
     places = [place for place, _ in max((s.points for s in series), key=len, default=())]
     count = min(len(places), _MOST_BANDS)
     bands = []
@@ -270,15 +184,13 @@ def _bands(series: Sequence[Series], x_name: str) -> Markup:
             end = bisect.bisect_right(s.points, here[-1], key=lambda point: point[0])
             if end and s.points[end - 1][0] >= here[0]:
                 read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
-        said = ", ".join(read_out)
         left, right = (100 * k / count for k in (i, i + 1))
-        spot = title(f"{x_name} {tick_text(here[-1])}: {said}")
-        size = {"x": share(left), "width": share(right - left), "height": "100%"}
-        bands.append(tag("rect", spot, css="band", **size))
-    return join(bands)
+        words = f"{x_name} {tick_text(here[-1])}: {', '.join(read_out)}"
+        bands.append((left, right - left, words))
+    return bands
 
 
-def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: str) -> Markup:
+def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
     """`matrix[i][j]` examples of true class i predicted as j; hits and mistakes in two hues."""
     n = len(matrix)
     if not n:
@@ -289,59 +201,26 @@ def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: st
     slanted, lean = longest > size - 6, round(longest * _SLANT)
     left = round(longest + 34)  # margins in px, which hold the names
     top, right = (lean + 36, lean) if slanted else (44, 2)
-    cells = join(
-        _cell(i, j, times, sum(row), names, size)
-        for i, row in enumerate(matrix)
-        for j, times in enumerate(row[:n])
-    )
-    named = join(_names(i, name, size, slanted) for i, name in enumerate(names))
-    turned = f"translate(14 {top}) rotate(-90)"
     width, height = left + n * size + right, top + n * size + 2
-    return plot(
-        "heat shrinks" if n <= _SHRINKS else "heat",
-        label,
-        tag("g", cells, named, transform=f"translate({left} {top})"),
-        tag("text", "predicted →", css="name", x=left, y=14),
-        tag("text", "← true", css="name", transform=turned, text_anchor="end"),
-        viewBox=f"0 0 {width} {height}", width=width, height=height,
+    return _filled(
+        "heatmap", names=names, matrix=matrix, label=label, px=size, slanted=slanted,
+        longest=_LONGEST, left=left, top=top, width=width, height=height, shrinks=n <= _SHRINKS,
+        numbers=n <= _NUMBERS,
     )  # fmt: skip
 
 
-def mistakes(
-    labels: Sequence[str], matrix: Sequence[Sequence[int]], most: int = 3
-) -> tuple[tuple[str, str, int], ...]:
-    """The most frequent mistakes: (true class, predicted class, how often)."""
+def _filled(template: str, **values: Any) -> Markup:
+    """The plot of that template."""
+    return Markup(page.render(f"{template}.svg.j2", **values))  # noqa: S704 - it escapes
+
+
+def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int], ...]:
+    """The three most frequent mistakes: (true class, predicted class, how often)."""
     cells = ((-n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n > 0)
-    first = sorted(cell for cell in cells if cell[1] != cell[2])[:most]
+    first = sorted(cell for cell in cells if cell[1] != cell[2])[:3]
     return tuple((_class_name(labels, i), _class_name(labels, j), -n) for n, i, j in first)
 
 
 def _class_name(labels: Sequence[str], i: int) -> str:
     """The label of class i, or its number where the record names none."""
     return labels[i] if i < len(labels) else str(i)
-
-
-def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], px: int) -> Markup:
-    part = times / total if total else 0.0
-    strength = 0.1 + 0.9 * math.sqrt(part) if times > 0 else 0.0
-    said = f"{names[i]} → {names[j]}: {formats.count(times)} of {formats.count(total)}"
-    place, size = {"x": j * px, "y": i * px}, {"width": px - 1, "height": px - 1}
-    parts = [title(f"{said} ({formats.percent(part)})"), tag("rect", css="empty", **place, **size)]
-    if times:
-        css = "hit" if i == j else "miss"
-        parts.append(tag("rect", css=css, **place, **size, fill_opacity=strength))
-    if times and len(names) <= _NUMBERS:
-        x, y = (j + 0.5) * px, (i + 0.5) * px + 4
-        parts.append(tag("text", str(times), x=x, y=y, text_anchor="middle"))
-    return tag("g", *parts)
-
-
-def _names(i: int, name: str, px: int, slanted: bool) -> Markup:
-    """The name of class i, beside its row and above its column."""
-    middle = (i + 0.5) * px
-    turn, anchor = f"translate({middle:g} -8)", "middle"
-    if slanted:
-        turn, anchor = f"translate({middle + 2:g} -8) rotate(-45)", "start"
-    text = (title(name), texts.shorten_middle(name, _LONGEST))
-    row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
-    return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)

@@ -1,4 +1,4 @@
-"""The training as the card shows it: its size and start, and the curves of its history."""
+"""The training as the card shows it: its speed, and the curves of its history."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import HistoryRow, RunRecord, TrainingSummary
+from rekindle.records import HistoryRow, RunRecord
 from rekindle.report import plots, texts
 from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
@@ -32,44 +32,12 @@ def curves(run: RunRecord, history: tuple[HistoryRow, ...]) -> list[Curve]:
     return [curve for curve in _curves(history, limit) if curve.plot]
 
 
-def facts(summary: TrainingSummary | None, history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
-    """How it was trained, if a step recorded it."""
-    if summary is None:
-        return []
-    rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
-    early = ""
-    if summary.planned_steps is not None:
-        hours = summary.budget_hours
-        why = "stopped early" if hours is None else f"ended by its budget of {hours:g} h"
-        early = f", {why}: {formats.count(summary.planned_steps)} were planned"
-    epochs = f"{round(summary.epochs, 2):g} epoch{'' if summary.epochs == 1 else 's'}"
-    facts = [
-        ("Task", summary.task.replace("_", " ")),
-        ("Weights start from", summary.init_from),
-        ("Parameters", formats.count(summary.parameters)),
-        ("Rows trained on", formats.count(summary.train_rows)),
-        ("Optimizer steps", f"{formats.count(summary.steps)} ({epochs}){early}"),
-        ("Global batch", formats.count(summary.global_batch_size)),
-        ("Ranks", formats.count(summary.world_size)),
-        ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),
-    ]
-    if summary.in_effect:
-        said = ", ".join(f"{name} {value}" for name, value in summary.in_effect.items())
-        facts.append(("In effect", said))
-    if summary.best_step is not None:
-        lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
-        facts.append(("Weights of the model", lowest))
-    if rates:
-        facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
-    facts += _measured(history)
-    for name, value in summary.validation.items():
-        facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
-    return facts
-
-
-def _measured(history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
+def measured(history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
     """What a machine says of itself, as far as it was measured."""
     facts = []
+    rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
+    if rates:
+        facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     for name, field, say in (
         ("Median token rate", "tokens_per_second", lambda rate: f"{formats.count(rate)} tokens/s"),
         ("Model FLOPs utilisation", "mfu", formats.percent),

@@ -5,13 +5,16 @@ Nothing is claimed that no record says: a run that failed after its gate passed 
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rekindle import formats
 from rekindle.records import Registration, RunRecord, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
+from rekindle.tables import rows
 
+_VERDICTS = Path(__file__).with_name("verdicts.yaml")
 Tone = Literal["good", "bad", "wait", "quiet"]
 
 
@@ -40,22 +43,21 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
     if found.registration:
         return _registered(found.registration, found)
     if evidence := found.evidence:
-        unused = "this run registered no model"
-        if evidence.promote:
-            return Verdict("quiet", "passed", f"The gate passed; {unused}.", evidence.reason)
-        return Verdict("bad", "refused", f"Refused by the gate; {unused}.", evidence.reason)
+        return _said("passed" if evidence.promote else "not passed", evidence.reason)
     if run.platform != "local" and not run.steps:
-        sentence = f"Finished on {run.platform}, which has its steps and logs."
-        return Verdict("quiet", "finished", sentence)
+        return _said("finished elsewhere", platform=run.platform)
     if run.settings:
         loss = (found.training.validation if found.training else {}).get("loss")
         score = "" if loss is None else f": validation loss {formats.metric(loss)}"
-        sentence = f"A training of a grid, with {' '.join(run.settings)}{score}."
-        sentence += " Only the best of the grid is judged."
-        return Verdict("quiet", "trained", sentence)
+        return _said("of a grid", settings=" ".join(run.settings), score=score)
     done = sum(step.status == "succeeded" for step in run.steps)
-    steps = f"{done} step{'' if done == 1 else 's'}"
-    return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
+    return _said("finished", steps=f"{done} step{'' if done == 1 else 's'}")
+
+
+def _said(case: str, reason: str = "", **facts: str) -> Verdict:
+    """The verdict of that name in verdicts.yaml, with `facts` in its sentence."""
+    tone, word, sentence = rows(_VERDICTS)[case]
+    return Verdict(tone, word, sentence.format(**facts), reason)
 
 
 def gate_metric(run: RunRecord, found: Findings) -> str:
@@ -84,57 +86,31 @@ def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
 
 
 def _unfinished(run: RunRecord, found: Findings) -> Verdict:
+    if run.status == "running":
+        case = "running" if run.platform == "local" else "running elsewhere"
+        return _said(case, platform=run.platform)
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
-    champion, held = " No model was promoted.", found.registration
+    champion, held = "No model was promoted.", found.registration
     if held and "champion" in held.aliases:
-        champion = f" Version {held.version} of {held.name} had become champion before."
+        champion = f"Version {held.version} of {held.name} had become champion before."
     error = run.error or next((step.error for step in steps if step.error), "")
     reason = (error.strip().splitlines() or [""])[0].strip()
-    match run.status:
-        case "submitting":
-            sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
-            return Verdict("wait", "submitting", sentence, reason)
-        case "running" if run.platform != "local":
-            return Verdict("wait", "running", f"Running on {run.platform} when last looked at.")
-        case "running":
-            sentence = "Still running, or killed: the record was never closed."
-            sentence += " If nothing is at work on it, resume it."
-            return Verdict("wait", "running", sentence)
-        case "cancelled":
-            return Verdict("wait", "cancelled", f"Cancelled{where}.{champion}", reason)
-        case "preempted":
-            sentence = f"Stopped from outside{where}, after a save.{champion}"
-            return Verdict("wait", "preempted", sentence, reason)
-        case _:
-            return Verdict("bad", "failed", f"Failed{where}.{champion}", reason)
+    return _said(run.status, reason, where=where, champion=champion)
 
 
 def _registered(registration: Registration, found: Findings) -> Verdict:
+    case: str = registration.decision
+    reason, old = "", ""
+    if found.evidence:
+        reason, old = found.evidence.reason, found.evidence.champion_version
+    if case == "rolled_back":
+        reason = registration.tags.get("rolled_back_for", "") or reason
+    elif not registration.created:
+        case = "known champion" if "champion" in registration.aliases else "known challenger"
     model = f"version {registration.version} of {registration.name}"
-    reason = found.evidence.reason if found.evidence else ""
-    is_champion = "champion" in registration.aliases
-    if registration.decision == "rolled_back":
-        because = registration.tags.get("rolled_back_for", "")
-        sentence = f"Rolled back: {model} was champion, and is not promoted again by itself."
-        return Verdict("bad", "rolled back", sentence, because or reason)
-    if not registration.created:
-        role = "the champion" if is_champion else "a challenger"
-        sentence = f"Nothing new: the same work is already {model}, {role}. No version was made."
-        tone: Tone = "good" if is_champion else "quiet"
-        return Verdict(tone, "champion" if is_champion else "unchanged", sentence, reason)
-    match registration.decision:
-        case "promoted":
-            return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
-        case "approval_needed":
-            sentence = f"Waiting for approval: {model} passed the gate"
-            sentence += " and becomes champion when a person promotes it."
-            return Verdict("wait", "approval needed", sentence, reason)
-        case _:
-            old = found.evidence.champion_version if found.evidence else ""
-            remains = f"version {old} stays champion" if old else "there is still no champion"
-            sentence = f"Refused: {model} is kept as a challenger, {remains}."
-            return Verdict("bad", "refused", sentence, reason)
+    remains = f"version {old} stays champion" if old else "there is still no champion"
+    return _said(case, reason, model=model, remains=remains)
 
 
 def improvement(

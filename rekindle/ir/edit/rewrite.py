@@ -14,6 +14,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.read.raw import documents
 
 OWN_IMAGES = "rekindle/"
+Raw = Mapping[str, Any]  # of the IR, which is not changed
 
 
 def rewritten(
@@ -67,9 +68,8 @@ def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def with_launchers(
-    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], graph: Graph,
-    lowered: Callable[[Step], dict[str, Any]],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
+    spec: Raw, settings: Sequence[Raw], graph: Graph, lowered: Callable[[Step], dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
     distribution. `lowered` gives its container, once for each executor. Results of its tasks are
     never taken from the cache, and nothing is left of what `distribute()` wrote."""
@@ -118,8 +118,8 @@ def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> d
 
 
 def with_retries(
-    spec: Mapping[str, Any], labels: Container[str], count: Callable[[int], int],
-    policy: Mapping[str, Any], always: Mapping[str, Any] = MappingProxyType({}),
+    spec: Raw, labels: Container[str], count: Callable[[int], int], policy: Raw,
+    always: Raw = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
     """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
     many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
@@ -133,8 +133,8 @@ def with_retries(
 
 
 def with_secrets(
-    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]],
-    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]],
+    spec: Raw, settings: Sequence[Raw], secrets: Mapping[str, tuple[str, str]],
+    kept: Mapping[str, Container[str]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
@@ -170,9 +170,7 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
     return made
 
 
-def executors(
-    spec: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: str = ""
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def executors(spec: Raw, around: Raw | None = None, path: str = "") -> Iterator[tuple[str, Raw]]:
     """Path and container of every step in the pipeline, or in the component `around` at `path`,
     those of nested pipelines too; a step comes after what it waits for. Importers have none."""
     known = spec["deploymentSpec"].get("executors", {})

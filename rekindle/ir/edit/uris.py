@@ -13,25 +13,18 @@ collects, lists) is refused."""
 import copy
 import json
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle.errors import UnsupportedError
 
 PREFIX = "rekindle-place-"
 Binding = dict[str, Any]
+Task = dict[str, Any]
 
 # KFP gives no placeholder for the file that an executor reports in, but ExecutorInput ends with it.
 # `told` is that report as it stands, because the image may have nothing to read JSON with.
-_TELL = r"""name=$1 uri=$2 file=$3; shift 3
-"$@" || exit
-report=$(printf %s "$0" | sed -n 's/.*"outputFile" *: *"\([^"]*\)" *} *} *$/\1/p')
-mkdir -p "$(dirname "$file")"
-{
-  printf '{"name": "%s", "uri": "%s", "told": ' "$name" "$uri"
-  if [ -s "$report" ]; then cat "$report"; else printf '{}'; fi
-  printf '}'
-} > "$file"
-"""
+_TELL = Path(__file__).with_name("tell.sh").read_text(encoding="utf-8")
 
 
 def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
@@ -82,14 +75,14 @@ class _Routes:
         for _, _, task in self.callers(name):
             task.get("inputs", {}).pop("artifacts", None)
 
-    def callers(self, component: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    def callers(self, component: str) -> Iterator[tuple[str, str, Task]]:
         """Every task that is `component`: its Dag, its name, and the task."""
         for dag in ("", *self.components):
             for name, task in self.tasks(dag).items():
                 if task["componentRef"]["name"] == component:
                     yield dag, name, task
 
-    def tasks(self, dag: str) -> dict[str, dict[str, Any]]:
+    def tasks(self, dag: str) -> dict[str, Task]:
         around = self.components[dag] if dag else self.spec["root"]
         return dict(around.get("dag", {}).get("tasks", {}))
 
@@ -105,7 +98,7 @@ class _Routes:
                 self.bind(dag, name, task, artifact)
         return {"componentInputParameter": PREFIX + artifact}
 
-    def bind(self, dag: str, name: str, task: dict[str, Any], artifact: str) -> None:
+    def bind(self, dag: str, name: str, task: Task, artifact: str) -> None:
         around = f"components.{dag}" if dag else "root"
         where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
         if (source := task.get("inputs", {}).get("artifacts", {}).get(artifact)) is None:
@@ -136,9 +129,7 @@ class _Routes:
         self.tell(label, artifact)
         return here
 
-    def inside(
-        self, component: str, task: dict[str, Any], artifact: str, where: str
-    ) -> Binding | None:
+    def inside(self, component: str, task: Task, artifact: str, where: str) -> Binding | None:
         """None if the Dag has an output that says it; else what an importer inside stands for."""
         dag = self.components[component]["dag"]
         selectors = dag["outputs"]["artifacts"][artifact]["artifactSelectors"]
@@ -158,7 +149,7 @@ class _Routes:
         parameters[PREFIX + artifact] = {"valueFromParameter": place}
         return None
 
-    def from_outside(self, component: str, task: dict[str, Any], parameter: str) -> Binding:
+    def from_outside(self, component: str, task: Task, parameter: str) -> Binding:
         """What a parameter of a component is bound to by a task, or its default."""
         if (bound := task.get("inputs", {}).get("parameters", {}).get(parameter)) is not None:
             return copy.deepcopy(dict(bound))
@@ -166,7 +157,7 @@ class _Routes:
         return {"runtimeValue": {"constant": definition.get("defaultValue", "")}}
 
     def imported(
-        self, importer: dict[str, Any], component: str, task: dict[str, Any], where: str
+        self, importer: Mapping[str, Any], component: str, task: Task, where: str
     ) -> Binding:
         uri, metadata = importer["artifactUri"], importer.get("metadata", {})
         if "runtimeParameter" in uri:

@@ -13,22 +13,21 @@ from rekindle.ir.values import from_ir
 _SELECTOR = re.compile(r"""parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])*)""")
 _KEY = re.compile(r"""\[("(?:[^"\\]|\\.)*")\]""")
 _Results = dict[str, tuple[ir.FromTask, ...]]
+_Artifacts = dict[str, ir.FromInput | ir.FromTask]
 
 
-def read_bindings(
-    fields: Fields, inputs: ir.Ports
-) -> tuple[dict[str, ir.Binding], dict[str, ir.FromInput | ir.FromTask]]:
+def read_bindings(fields: Fields, inputs: ir.Ports) -> tuple[dict[str, ir.Binding], _Artifacts]:
     parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
         if (binding := read_parameter(source, inputs.parameters.get(name))) is not None:
             parameters[name] = binding
-    artifacts: dict[str, ir.FromInput | ir.FromTask] = {}
+    artifacts: _Artifacts = {}
     for name, source in fields.each("artifacts"):
         if source.has("componentInputArtifact"):
             artifacts[name] = ir.FromInput(source.take("componentInputArtifact", str, ""))
         else:
             made = source.fields("taskOutputArtifact")
-            artifacts[name] = _from_task(made, "producerTask", "outputArtifactKey")
+            artifacts[name] = _from_task(made, "producerTask", "Artifact")
     return parameters, artifacts
 
 
@@ -38,8 +37,7 @@ def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding
     if source.has("componentInputParameter"):
         return ir.FromInput(source.take("componentInputParameter", str, ""), keys)
     if source.has("taskOutputParameter"):
-        made = source.fields("taskOutputParameter")
-        return _from_task(made, "producerTask", "outputParameterKey", keys)
+        return _from_task(source.fields("taskOutputParameter"), "producerTask", "Parameter", keys)
     if source.has("taskFinalStatus"):
         return ir.FinalStatus(source.fields("taskFinalStatus").take("producerTask", str, ""))
     if "runtimeValue" in source.data:
@@ -69,10 +67,9 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
         raise RequestError(f"the constant is of the wrong type: {error}", where=where) from error
 
 
-def _from_task(
-    fields: Fields, task_key: str, output_key: str, keys: tuple[str, ...] = ()
-) -> ir.FromTask:
-    return ir.FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
+def _from_task(fields: Fields, task: str, kind: str, keys: tuple[str, ...] = ()) -> ir.FromTask:
+    name, output = fields.take(task, str, ""), fields.take(f"output{kind}Key", str, "")
+    return ir.FromTask(name, output, keys)
 
 
 def read_results(outputs: Fields) -> tuple[_Results, _Results]:
@@ -82,13 +79,12 @@ def read_results(outputs: Fields) -> tuple[_Results, _Results]:
         selectors = list(fields.fields("valueFromOneof").list_of("parameterSelectors"))
         if fields.has("valueFromParameter"):
             selectors.append(fields.fields("valueFromParameter"))
-        keys = ("producerSubtask", "outputParameterKey")
-        parameters[name] = tuple(_from_task(selector, *keys) for selector in selectors)
+        made = (_from_task(selector, "producerSubtask", "Parameter") for selector in selectors)
+        parameters[name] = tuple(made)
     artifacts: _Results = {}
     for name, fields in outputs.each("artifacts"):
         found = fields.list_of("artifactSelectors")
-        keys = ("producerSubtask", "outputArtifactKey")
-        artifacts[name] = tuple(_from_task(selector, *keys) for selector in found)
+        artifacts[name] = tuple(_from_task(one, "producerSubtask", "Artifact") for one in found)
     return parameters, artifacts
 
 

@@ -9,6 +9,7 @@ alone, to be run as they are."""
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from rekindle.ir.graph import Container, Resources
@@ -21,6 +22,7 @@ from rekindle.ir.placeholders import (
     parse_value,
 )
 from rekindle.ir.read.raw import Fields, malformed
+from rekindle.tables import rows
 
 _OTHER_KINDS = {
     "resolver": "resolvers look up artifacts in a metadata store",
@@ -49,21 +51,8 @@ _EXECUTE = re.compile(
         --component_module_path\s+"\$program_path/ephemeral_component\.py"\s+"\$@"\s*""",
     re.VERBOSE,
 )
-_VALUED_OPTIONS = {
-    "-i": "--index-url", "-f": "--find-links", "-c": "--constraint", "-t": "--target",
-    **{name: name for name in (
-        "--index-url", "--extra-index-url", "--trusted-host", "--find-links", "--constraint",
-        "--target", "--prefix", "--root", "--proxy", "--timeout", "--retries", "--cert",
-        "--no-binary", "--only-binary", "--progress-bar", "--config-settings", "--python-version",
-        "--platform", "--upgrade-strategy",
-    )},
-}  # fmt: skip
-# what they name has to be there, too
-_VALUED_REQUIREMENTS = {
-    "-r": "--requirement", "--requirement": "--requirement", "-e": "--editable",
-    "--editable": "--editable",
-}  # fmt: skip
-_BARE_OPTIONS = ("--quiet", "--no-warn-script-location")
+# options of `pip install`, and how those that a value follows are written in a Container
+_PIP: dict[str, Any] = rows(Path(__file__).with_name("pip_options.yaml"))
 _RUNTIME = re.compile(r"kfp==2[.\d]*")
 
 
@@ -72,8 +61,7 @@ def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
         executor.any(kind)  # also where it says nothing more
-        what = f"`{kind}` is not supported: {_OTHER_KINDS[kind]}"
-        executor.refusals.add(what, executor.at(kind))
+        executor.refusals.add(f"`{kind}` is not supported: {_OTHER_KINDS[kind]}", executor.at(kind))
     if other:
         return None
     found: Container | dict[str, Any]
@@ -175,12 +163,12 @@ def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, ...]]]:
     options: list[tuple[str, ...]] = []
     rest = iter(words)
     for word in rest:
-        if word in _VALUED_REQUIREMENTS:
-            requirements.append(f"{_VALUED_REQUIREMENTS[word]}={next(rest, '')}")
-        elif word in _VALUED_OPTIONS:
-            options.append((_VALUED_OPTIONS[word], next(rest, "")))
+        if word in _PIP["requirements"]:
+            requirements.append(f"{_PIP['requirements'][word]}={next(rest, '')}")
+        elif word in _PIP["valued"]:
+            options.append((_PIP["valued"][word], next(rest, "")))
         elif not word.startswith("-"):
             requirements.append(word)
-        elif word not in (*_BARE_OPTIONS, "--no-deps"):
+        elif word not in _PIP["left out"]:
             options.append((word,))
     return requirements, options

@@ -26,8 +26,7 @@ def read_platforms(
         if platform not in ("kubernetes", PLATFORM):
             refusals.add(f"settings of the platform `{platform}`", fields.where)
             continue
-        deployment = fields.fields("deploymentSpec")
-        for label, executor in deployment.each("executors"):
+        for label, executor in fields.fields("deploymentSpec").each("executors"):
             wishes = executors.setdefault(label, {})
             if platform == PLATFORM:
                 wishes["distribution"] = from_settings(executor.data, executor.where)
