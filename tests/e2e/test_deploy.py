@@ -135,7 +135,7 @@ def test_a_command_goes_by_who_is_champion_when_it_acts(cli):
         with pytest.raises(RolledBackError, match="version 2 was rolled back, version 1 answers"):
             deploy(spec, place, Options(may=another))
         champion = cli.json("champion", "digits", "--home", home)
-        assert (champion["version"], champion["change"]["how"]) == ("3", "promotion")
+        assert (champion["version"], champion["change"]["how"]) == ("3", "gate")
         with owned(folder, lambda: None):
             waiting = cli.start("deploy", "digits.yaml", "--home", home)
             give_up = time.monotonic() + 60
