@@ -134,7 +134,8 @@ class StepRecord(Record):
     is wall time including retries; `None` while it has not started. `log` is that of the step, or
     of its first node; `failed_log` that of another node which decided that it failed.
     `billed_seconds` of each machine, as the platform says, and `on_demand_seconds`: what it would
-    bill without spot machines."""
+    bill without spot machines. `machine_seconds`, where a platform bills no other: how long each
+    machine ran, in all attempts, without the waiting for them."""
 
     name: str
     component: str = ""
@@ -146,6 +147,7 @@ class StepRecord(Record):
     attempts: int = 0
     billed_seconds: float | None = None
     on_demand_seconds: float | None = None
+    machine_seconds: float | None = None
     cache_key: str = ""
     log: str = ""
     failed_log: str = ""

@@ -1,8 +1,8 @@
 """What runs on platforms cost: hours that were paid for, at the prices of the home's book.
 
 Seconds are the platform's own where it says what it bills (SageMaker's training jobs), which
-`billed` tells; else they are estimated from how long steps ran, at spot prices where they ran on
-spot machines. Prices are those of today: an invoice may differ."""
+`billed` tells; else they are estimated from how long machines, or steps, ran, at spot prices where
+they ran on spot machines. Prices are those of today: an invoice may differ."""
 
 import itertools
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def cost_of(record: RunRecord, sent: Submission, prices: PriceBook) -> Cost:
         kind, count = sent.machines.get(step.name, ("", 0))
         price, spot = prices.find(kind, region) if kind else None, step.name in sent.spot
         usual = price.on_demand_usd_per_hour if price else None
-        taken = paid = step.seconds * count / 3600
+        taken = paid = (step.machine_seconds or step.seconds) * count / 3600
         if step.billed_seconds is not None:  # a saving by spot is already in them
             taken = (step.on_demand_seconds or step.billed_seconds) * count / 3600
             paid, spot = step.billed_seconds * count / 3600, False

@@ -46,7 +46,7 @@ def home(tmp_path):
     run(
         tmp_path, "b-1", "vertex", "us-central1", "2026-11-02T00:00:00",
         {"finetune": ("a2-highgpu-1g", 4), "score": ("a2-highgpu-1g", 1)},
-        [step("finetune", 2.0, attempts=1), step("score", 0.5), step("ingest", 9.0, cached=True)],
+        [step("finetune", 7.0, attempts=1, machine_seconds=7200), step("score", 0.5), step("ingest", 9.0, cached=True)],
     )  # fmt: skip
     run(
         tmp_path, "b-2", "vertex", "us-central1", "2026-11-20T00:00:00",

@@ -50,7 +50,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
         told = launched(job["pipelineSpec"], LAUNCHER)
-        tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()])
+        tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()], now)
         found = [_step(name, task, now) for name, task in _tasks(job).items()]
         steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
         # that some tasks failed is not news where one says why
@@ -139,16 +139,23 @@ def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str, int]:
-    """How many jobs of these names the launchers of the run made; without names asks nothing."""
+def _tried(
+    project: Project, job: Message, names: Sequence[str], now: datetime.datetime
+) -> Mapping[str, tuple[int, float]]:
+    """How many jobs of these names the launchers of the run made, and how many seconds all of them
+    ran; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in client.labels_of(mark).items())
     url = f"{project.url}/{project.parent}/customJobs"
     jobs = on_pages(project, "customJobs", "GET", url, {"filter": wanted})
-    made = (job["displayName"] for job in jobs if job["state"] != "JOB_STATE_CANCELLED")
-    found = collections.Counter(made)
-    return {name: count for name, count in found.items() if names.count(name) == 1}
+    made, ran = collections.Counter[str](), collections.defaultdict[str, float](float)
+    for job in jobs:
+        made[job["displayName"]] += job["state"] != "JOB_STATE_CANCELLED"
+        if began := moment(job, "startTime"):
+            ended = moment(job, "endTime") or now
+            ran[job["displayName"]] += (ended - began).total_seconds()
+    return {name: (n, ran[name]) for name, n in made.items() if n and names.count(name) == 1}
 
 
 def on_pages(
@@ -164,13 +171,17 @@ def on_pages(
         query["pageToken"] = token
 
 
-def _with_jobs(step: StepRecord, told: Message | None, tried: Mapping[str, int]) -> StepRecord:
+def _with_jobs(
+    step: StepRecord, told: Message | None, tried: Mapping[str, tuple[int, float]]
+) -> StepRecord:
     """A distributed step with the attempts that its launcher made."""
-    if told is None or not (count := tried.get(told["job"]["displayName"])):
+    if told is None or not (found := tried.get(told["job"]["displayName"])):
         return step
+    count, seconds = found
     lost = "lost its spot machines or failed" if told["spot"] else "failed"
     reason = f"{lost} {count - 1} x before" if count > 1 else step.reason
-    return step.model_copy(update={"attempts": count, "reason": reason})
+    known = {"attempts": count, "reason": reason, "machine_seconds": seconds or None}
+    return step.model_copy(update=known)
 
 
 def _tasks(job: Message) -> dict[str, Message]:

@@ -203,16 +203,20 @@ def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -
     name = launched(client.job_of(made)["pipelineSpec"], LAUNCHER)["gather"]["job"]["displayName"]
     labels = labels_of(mark("a"))
     ended = [
-        api.CustomJob(display_name=name, labels=given, state=f"JOB_STATE_{state}")
-        for given, state in (
-            (labels, "FAILED"), (labels, "CANCELLED"), (labels_of(mark("b")), "FAILED"),
-            (labels, "FAILED"), (labels, "RUNNING"),
+        api.CustomJob(display_name=name, labels=given, state=f"JOB_STATE_{state}", **times)
+        for given, state, times in (
+            (labels, "FAILED", {"start_time": ago(50), "end_time": ago(40)}),
+            (labels, "CANCELLED", {"end_time": ago(40)}),
+            (labels_of(mark("b")), "FAILED", {"start_time": ago(90), "end_time": ago(40)}),
+            (labels, "FAILED", {"start_time": ago(30), "end_time": ago(25)}),
+            (labels, "RUNNING", {"start_time": ago(5)}),
         )
     ]  # fmt: skip
     assert step(runs.describe(place, id), "gather").attempts == 1
     project.custom_jobs = lambda: ended
     seen = step(runs.describe(place, id), "gather")
     assert (seen.attempts, seen.reason) == (3, "failed 2 x before")
+    assert 20 <= seen.machine_seconds < 40, "waiting for machines costs nothing"
     calls = project.calls["GET customJobs"]
     runs.describe(PLACE, submit(definition(), PLACE, mark("a")).id)
     assert project.calls["GET customJobs"] == calls, "nobody asks where no step is distributed"
