@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,10 @@ def start(
     root: Path, name: str, peers: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
 ) -> Host:  # fmt: skip
     """Start `words` on a host whose /opt/ml is `root`."""
-    Path(f"{root}.hosts").write_text(f"127.0.0.1 localhost {' '.join(peers)}\n")
+    # an address of their own: jobs of other tests have the same names and ports at the same time
+    number = zlib.crc32(str(root.parent).encode())
+    address = f"127.{1 + number % 254}.{number >> 8 & 255}.{number >> 16 & 255}"
+    Path(f"{root}.hosts").write_text(f"127.0.0.1 localhost\n{address} {' '.join(peers)}\n")
     (root / "input" / "config").mkdir(parents=True, exist_ok=True)
     resources = {"current_host": name, "hosts": list(peers), "network_interface_name": "lo"}
     for folder in ("config", "input/config"):  # of Processing, of Training
