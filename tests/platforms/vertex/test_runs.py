@@ -216,7 +216,8 @@ def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -
     project.custom_jobs = lambda: ended
     seen = step(runs.describe(place, id), "gather")
     assert (seen.attempts, seen.reason) == (3, "failed 2 x before")
-    assert 20 <= seen.machine_seconds < 40, "waiting for machines costs nothing"
+    since = (datetime.datetime.now(datetime.UTC) - NOW).total_seconds()
+    assert 20 <= seen.machine_seconds <= 20 + since, "waiting for machines costs nothing"
     calls = project.calls["GET customJobs"]
     runs.describe(PLACE, submit(definition(), PLACE, mark("a")).id)
     assert project.calls["GET customJobs"] == calls, "nobody asks where no step is distributed"
