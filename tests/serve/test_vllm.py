@@ -135,8 +135,10 @@ def test_a_signal_to_all_processes_of_a_terminal_loses_no_request(text_model, en
         with ThreadPoolExecutor(8) as pool:
             server.ready()
             long = {**ASKED, "parameters": {"max_new_tokens": 400}}
+            taken = "rekindle_batch_instances_sum"
+            before = server.figure(taken)  # the rows that prove it
             answers = [pool.submit(server.client.post, "/predict", json=long) for _ in range(8)]
-            server.until(lambda: server.figure("rekindle_batch_instances_count") >= 2)
+            server.until(lambda: server.figure(taken) == before + 8)
             os.killpg(server.process.pid, signal.SIGINT)
             assert {answer.result().status_code for answer in answers} == {200}
             assert server.ended() == 0
