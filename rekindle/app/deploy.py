@@ -85,6 +85,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     with _alone(spec, home, options.platform):
         model = served(spec, home, platform=options.platform)
         rollout = _rollout(spec, home, options)
+        if options.platform == "local":
+            rollout.endpoint.standing()  # refuses where another program has the port
         machines, usd = rollout.endpoint.usd_per_day()
         _within_budget(spec, machines, usd)
         last, change = rollout.log.last(), champion_of(where).change
@@ -165,7 +167,9 @@ def champion_here(spec: Spec, home: Path) -> ChampionRecord:
     rollout = _rollout(spec, home, Options())
     last = rollout.log.last()
     if last and last.state != "deleted" and found.version in (*last.shares, serving(last)):
-        return found.model_copy(update={"serves_at": (rollout.endpoint.address,)})
+        with contextlib.suppress(RequestError):  # another program has the port
+            if rollout.endpoint.standing():
+                return found.model_copy(update={"serves_at": (rollout.endpoint.address,)})
     return found
 
 

@@ -83,6 +83,7 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
         events = _events(server, request, work, texts, began, head, asked.stream_options or {})
         return StreamingResponse(events, media_type="text/event-stream")
     (found,) = await server.predictions(request, [content], options)
+    head |= {"truncated": True} if "truncated" in found else {}
     message = {"role": "assistant", "content": found["text"]}
     one = {"message": message} if kind is Chat else {"text": found["text"]}
     whole = {**_choice(head, one, found["finish_reason"]), "usage": _usage(found)}
@@ -133,6 +134,7 @@ async def _events(
             server.figures.refused.labels(found.reason).inc()
             yield b"data: " + dumped(error_of(found)) + b"\n\n"
         else:
+            head |= {"truncated": True} if "truncated" in found else {}
             yield event("", found["finish_reason"])
             if options.get("include_usage"):
                 usage = {**head, "choices": [], "usage": _usage(found)}

@@ -266,6 +266,8 @@ class Router:
             else:
                 failed[backend.model.version], last = _TRIES, answer
             give_up = time.monotonic() + PATIENCE_SECONDS
+        if asked and asked not in self.backends:
+            return web.json_response({"error": f"there is no version {asked}"}, status=404)
         return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
 
     def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:

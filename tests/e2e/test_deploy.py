@@ -1,5 +1,6 @@
 """From the first run to a deployment that follows the champion: the command line, real processes, requests by HTTP."""
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from rekindle.app.champion import registry_of
 from rekindle.app.deploy import Options, deploy
 from rekindle.errors import RolledBackError
 from rekindle.launch.process import owned
+from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.records import Evidence
 from rekindle.registry import promotion
 from rekindle.serve.messages import VERSION
@@ -57,6 +59,12 @@ def test_a_deployment_follows_the_champion_there_and_back(cli):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     cli.json("run", "digits.yaml", *WEAK)
+    with webhook() as (_, address):
+        taken = address.rpartition(":")[2].partition("/")[0]
+        refused = cli("deploy", "digits.yaml", "--port", taken, code=2)
+        assert "another program listens" in refused.stderr
+        assert "starting" not in refused.stderr
+        assert "is not deployed" in cli("deploy", "status", "digits", code=2).stderr
     first = cli.json("deploy", "digits.yaml", "--port", port)
     try:
         assert [event["state"] for event in first["events"]] == [
@@ -147,6 +155,8 @@ def test_a_command_goes_by_who_is_champion_when_it_acts(cli):
         status = cli.json("deploy", "status", "digits", "--home", home)
         assert set(status["versions"]) == {"1"}
         assert "3" not in {event["version"] for event in status["events"]}
+        os.kill(LocalEndpoint(folder, None, None, {}).status().pid, signal.SIGKILL)
+        assert cli.json("champion", "digits", "--home", home)["serves_at"] == []
     finally:
         cli("deploy", "delete", "digits", "--home", home, "--yes")
 

@@ -239,6 +239,13 @@ def test_a_chat_answers_whole_and_streamed(tmp_path):
         for same in (dumped, parts):
             again = server.client.post("/v1/chat/completions", json={**body, "messages": same})
             assert again.json()["choices"] == whole["choices"]
+        long = {**body, "messages": [{"role": "user", "content": "order " * 4_000}]}
+        assert "truncated" not in whole
+        assert server.client.post("/v1/chat/completions", json=long).json()["truncated"] is True
+        with server.client.stream(
+            "POST", "/v1/chat/completions", json={**long, "stream": True}
+        ) as response:
+            assert [event.get("truncated") for event in pieces(response)][-1] is True
         for bad in ([], [{"type": "image_url"}], [{"type": "text"}], ["hi"], 3):
             wrong = {**body, "messages": [{"role": "user", "content": bad}]}
             assert server.client.post("/v1/chat/completions", json=wrong).status_code == 400

@@ -305,7 +305,7 @@ def test_what_a_version_cannot_read_or_is_not_there_is_refused_at_once(deployed)
     assert (response.status_code, response.json()["error"]) == (413, TOO_LARGE)
     began = time.monotonic()
     response = deployed.predict(1, **{VERSION: "9"})
-    assert (response.status_code, response.json()) == (503, {"error": "version 9 is not ready"})
+    assert (response.status_code, response.json()) == (404, {"error": "there is no version 9"})
     assert time.monotonic() < began + 10
 
 
