@@ -193,7 +193,7 @@ def _checked(
 ) -> list[str | None]:
     """JSON of each value of a column in which `fault_of` finds nothing; turns as pairs."""
     made: list[str | None] = []
-    for row, value in enumerate(map(_with_roles, map(as_python, raw.columns[column]))):
+    for row, value in enumerate(map(with_roles, map(as_python, raw.columns[column]))):
         fault, detail = fault_of(value)
         if fault:
             findings.add(fault, raw.place(row), detail)
@@ -203,7 +203,7 @@ def _checked(
     return made
 
 
-def _with_roles(value: Any) -> Any:
+def with_roles(value: Any) -> Any:
     """A list of ShareGPT's turns as `{role, content}`; all else as it is."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return value

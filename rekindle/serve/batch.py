@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.data.columns import RawBatch, as_python, content_of, texts
-from rekindle.data.normalise import prompts
+from rekindle.data.normalise import prompts, with_roles
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.validate import Findings
@@ -108,9 +108,16 @@ def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings)
         values = texts(raw, inputs.column, "text", findings).values
         if inputs.form == "completion":
             values, _ = prompts(raw, values, names.input, findings)
-    value_of = functools.partial(content_of, raw) if inputs.modality == "image" else as_python
+    value_of = functools.partial(content_of, raw) if inputs.modality == "image" else _asked
     for i, value in enumerate(values):
         yield raw.place(i), str(ids[i]), value_of(value)
+
+
+def _asked(value: Any) -> Any:
+    """A value of a column; of a chat to train on, what comes before the answer that ends it."""
+    found = with_roles(as_python(value))
+    is_chat = isinstance(found, list) and len(found) > 1 and isinstance(found[-1], dict)
+    return found[:-1] if is_chat and found[-1].get("role") == "assistant" else found
 
 
 def _predicted(model: Model, inputs: Inputs, part: list[Row]) -> list[dict[str, Any]]:

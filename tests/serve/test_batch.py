@@ -215,6 +215,24 @@ def nightly(data: str, register: str, root: str, source: str, output: str):
     assert "8 rows of version 1" in logs
 
 
+def test_chats_that_were_trained_on_are_answered_anew(tmp_path):
+    model = models.made(tmp_path / "made", "chat")
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    asked = [[{"role": role, "content": text} for role, text in chat[:1]] for chat in models.CHATS]
+    ended = [[*turns, {"role": "assistant", "content": "x"}] for turns in asked]
+    shared = [[{"from": names[t["role"]], "value": t["content"]} for t in turns] for turns in ended]
+    data = DataSpec.model_validate({"source": "x", "columns": {"messages": "messages"}})
+    written = []
+    for number, chats in enumerate((asked, ended, shared)):
+        path, output = tmp_path / f"{number}.jsonl", tmp_path / f"{number}-out.jsonl"
+        path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in chats))
+        batch.predict(models.again(model), data, str(path), str(output), lambda *_: None)
+        lines = (output / "part-00000.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        written.append([row["text"] for row in rows])
+    assert written[0] == written[1] == written[2]
+
+
 def test_an_input_below_the_instruction_is_part_of_the_prompt(tmp_path):
     made = models.made(tmp_path / "made", "text-lm")
     told = json.loads((tmp_path / "made/model/rekindle.json").read_text())
