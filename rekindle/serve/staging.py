@@ -23,11 +23,8 @@ _JSON = TypeAdapter(ServedModel)
 def stage(model: ServedModel, root: str) -> str:
     """The URI below `root` at which the version lies, as it is to be served; copies it there if it
     does not yet."""
-    log, shadow = (
-        model.log and dataclasses.astuple(model.log),
-        model.shadow and model.shadow.identity,
-    )
-    how = (model.precision, log, shadow)
+    shadow = model.shadow and model.shadow.identity
+    how = (model.precision, model.log and dataclasses.astuple(model.log), shadow)
     key = digest([model.digest, *how]) if any(how) else model.digest
     place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{key[:8]}"
     storage = storage_of(place)
