@@ -105,11 +105,15 @@ class ScheduleDeleted(VersionedRecord):
 
 
 class Spent(Record):
-    """Machine hours, dollars, those that spot machines saved, and how often they were taken."""
+    """Machine hours and dollars; those that were lost: of a training, all but what the steps in its
+    model took, and all of a step that failed; what spot machines saved, and how often they were
+    taken."""
 
     hours: float
     usd: float
     saved_usd: float
+    lost_hours: float
+    lost_usd: float
     interruptions: int
 
 

@@ -333,7 +333,9 @@ class TrainingSummary(VersionedRecord):
     a document, as attention dropout needs it; empty where the architecture's own attention ran.
     `best_step`: the step whose weights the model has, where the lowest validation loss decides;
     `planned_steps`: how many there would have been, where early stopping ended it, or a budget of
-    `budget_hours`. `in_effect`: what another engine said of itself before the first step."""
+    `budget_hours`. `in_effect`: what another engine said of itself before the first step.
+    `train_seconds`: what the steps up to the last took, without those that were lost and made
+    again."""
 
     run_key: str
     task: str
@@ -357,6 +359,7 @@ class TrainingSummary(VersionedRecord):
     planned_steps: int | None = None
     budget_hours: float | None = None
     in_effect: Mapping[str, str] = Field(default_factory=dict)
+    train_seconds: float | None = None
 
 
 class HistoryRow(Record):
@@ -735,13 +738,17 @@ class VersionTraffic(Record):
 
 class Deployment(VersionedRecord):
     """What `rekindle deploy --json` ends with: where a model serves, its versions there (none if
-    the endpoint gives no answer), and what happened, oldest first."""
+    the endpoint gives no answer), and what happened, oldest first. `version_hours` for which
+    versions stood, each of two at once counted, and dollars for them at the prices of today, null
+    where these are unknown."""
 
     name: str
     platform: str
     address: str
     versions: Mapping[str, VersionTraffic]
     events: tuple[RolloutEvent, ...]
+    version_hours: float = 0.0
+    usd: float | None = None
 
 
 class GateSummary(Record):

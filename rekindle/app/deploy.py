@@ -3,6 +3,7 @@ deleted."""
 
 import contextlib
 import dataclasses
+import datetime
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from rekindle.registry.models import served_model
 from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
 from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
-from rekindle.serve.rollout import Endpoint, Log, Rollout, serving
+from rekindle.serve.rollout import Endpoint, Log, Rollout, serving, stood
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
 from rekindle.train.storage import storage_of
@@ -154,10 +155,13 @@ def shown(spec: Spec, home: Path, platform: str) -> Deployment:
         raise RequestError(what, fix="`rekindle deploy CONFIG` deploys its champion")
     standing = rollout.endpoint.standing() if events[-1].state != "deleted" else {}
     seen = rollout.endpoint.observe() if standing else {}
+    hours, usd = stood(events, datetime.datetime.now(datetime.UTC)), None
+    with contextlib.suppress(RequestError):  # the config allows no deployment any more
+        usd = rollout.endpoint.usd_per_day()[1]
     return Deployment(
         name=spec.model_name, platform=platform, address=rollout.endpoint.address,
         versions={v: _traffic(*now, seen.get(v, Traffic(0, 0, ()))) for v, now in standing.items()},
-        events=tuple(events),
+        events=tuple(events), version_hours=hours, usd=None if usd is None else usd * hours / 24,
     )  # fmt: skip
 
 

@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.app.costs import cost_of
 from rekindle.catalog.prices import book
 from rekindle.errors import RekindleError
 from rekindle.http import HttpError, growing, request, retried
 from rekindle.masking import masked
 from rekindle.records import RunRecord
 from rekindle.report.collect import collect, gate_of, model_of
+from rekindle.report.ledger import Entry
 from rekindle.spec.model import NotifySpec, Outcome
 from rekindle.telemetry import Telemetry
 
@@ -61,7 +61,7 @@ def push(record: RunRecord, home: Path) -> None:
     usd = None
     if record.submission:
         with contextlib.suppress(RekindleError):  # `rekindle runs --costs` says what is wrong
-            usd = cost_of(record, record.submission, book(home)).usd
+            usd = Entry.of(record).cost(book(home)).usd
     if found.evidence is not None:
         metrics = {f"metric.{name}": value for name, value in found.evidence.metrics.items()}
     telemetry.set({

@@ -158,6 +158,9 @@ def _lines(found: Deployment) -> list[str]:
         known = version.removeprefix(SHADOWED)
         known += f" in the shadow of {found.events[-1].previous}" * (known != version)
         lines.append(f"version {known}  {one.state}, {one.share} % of requests, {failed}{times}")
+    if found.usd is None or found.usd > 0:
+        cost = "an unknown price" if found.usd is None else f"about ${found.usd:,.2f}"
+        lines.append(f"versions stood for {found.version_hours:,.1f} hours so far: {cost}")
     if not found.versions and found.events[-1].state != "deleted":
         lines.append("its router does not run; `rekindle deploy CONFIG` starts it")
     return lines

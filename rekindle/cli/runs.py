@@ -10,11 +10,12 @@ from typing import Any, get_args
 import click
 
 from rekindle import formats
-from rekindle.app.costs import costs, table
+from rekindle.catalog.prices import book
 from rekindle.cli.options import shared, tell
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import RunStatus
+from rekindle.report.costs import table
 from rekindle.report.ledger import Entry, ledger
 from rekindle.report.texts import lower_is_better
 
@@ -40,20 +41,20 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
               help="Only runs with this status; repeatable.")  # fmt: skip
 @click.option("--sort", type=click.Choice(list(KEYS)), default="started", show_default=True,
               help="What comes first: the newest, the longest, or the best metric.")  # fmt: skip
-@click.option("--costs", "paid", is_flag=True,
+@click.option("--costs", "by_cost", is_flag=True,
               help="What runs on platforms cost, by run and month.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @shared
 def command(
-    name: str | None, status: tuple[str, ...], sort: str, paid: bool, limit: int | None,
+    name: str | None, status: tuple[str, ...], sort: str, by_cost: bool, limit: int | None,
     home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, what a training of a grid has for itself,
     status, time, metric, gate, model version and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
-    if paid:
-        found = costs(home, name or "")
-        lines = formats.aligned([*table(found)], right=(2, 3, 4, 5))
+    if by_cost:
+        found = ledger(home).paid(book(home), name or "")
+        lines = formats.aligned([*table(found)], right=(2, 3, 4, 5, 6, 7))
         tell(found, "\n".join(lines) if found.runs else "no run on a platform is known", as_json)
         return
     entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]

@@ -4,6 +4,7 @@ promoted or not.
 Each section of the template asks one of the modules here for what it shows, and one without a
 record is left out. A run that failed opens with the step that failed and how to go on."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Mapping
@@ -13,10 +14,13 @@ from typing import Any
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.errors import RequestError
+from rekindle.catalog.prices import book
+from rekindle.errors import RekindleError, RequestError
 from rekindle.records import ArtifactRecord, RunRecord, write_atomically
 from rekindle.report import (
+    costs,
     evaluation,
+    ledger,
     lineage,
     page,
     plan_vs_actual,
@@ -38,8 +42,12 @@ def render_card(home: Path, run: RunRecord) -> Path:
         raise RequestError(f"{run.run_id!r} is not a run id", fix="name a folder under runs/")
     folder = home / "runs" / run.run_id
     target = folder / "card.html"
+    found, paid = collect(run), ""
+    if run.platform != "local":
+        with contextlib.suppress(RekindleError):  # `rekindle runs --costs` says what is wrong
+            paid = costs.in_words(ledger.Entry.of(run).cost(book(home)))
     text = page.render(
-        "card.html.j2", run=run, found=collect(run), folder=folder, shown=shown_by_steps(run),
+        "card.html.j2", run=run, found=found, paid=paid, folder=folder, shown=shown_by_steps(run),
         trained_before=any(step.cached and step.holding("training") for step in run.steps),
         evaluation=evaluation, lineage=lineage, plan_vs_actual=plan_vs_actual, plots=plots,
         timeline=timeline, training=training, verdicts=verdicts,

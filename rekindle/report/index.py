@@ -10,9 +10,11 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from rekindle import formats
+from rekindle.catalog.prices import book
 from rekindle.data.window import floor, parse_duration, shift
+from rekindle.errors import RekindleError, first_line
 from rekindle.records import Monitored, write_atomically
-from rekindle.report import page, plots, texts
+from rekindle.report import costs, page, plots, texts
 from rekindle.report.ledger import Entry, checks, ledger, turns
 
 _LIFE_RUNS = 50
@@ -42,19 +44,26 @@ def render_index(home: Path) -> Path:
         if mark not in _head(target):
             links = {"older": names[number - 1] if number else "", "newest": names[-1]}
             values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
-            text = page.render("index.html.j2", jobs={}, watched={}, notes=(), **values)
+            text = page.render("index.html.j2", jobs={}, watched={}, money=None, notes=(), **values)
             write_atomically(target, text)
     shown = rows[: len(rows) - older * _PAGE_RUNS]
     notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
     jobs: dict[str, list[Entry]] = {}
     for run, _ in rows:
         jobs.setdefault(run.name, []).append(run)
+    money = None
+    if any(entry.platform != "local" for entry in known.entries):
+        try:
+            money = known.paid(book(home))
+        except RekindleError as error:
+            notes.append(f"What was paid is not known: {first_line(error)}")
     watched = (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
     checked, target = checks(home), home / names[-1]
     text = page.render(
         "index.html.j2", rows=shown, rows_mark=_mark(shown), count=len(rows), newest="",
         older=names[-2] if older else "", jobs=jobs, notes=notes,
         lives={name: _life(runs, checked.get(name, ())) for name, runs in jobs.items()},
+        money=money, costs=costs, plots=plots,
         watched={one[-1].name: one[:-_TURNS:-1] for one in watched if one},
     )  # fmt: skip
     write_atomically(target, text)

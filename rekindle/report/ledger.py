@@ -18,15 +18,17 @@ from typing import Any, NamedTuple, Self
 
 import rekindle
 from rekindle import formats
+from rekindle.catalog.prices import PriceBook
 from rekindle.errors import first_line
+from rekindle.outputs import Cost, Costs
 from rekindle.records import Monitored, RunRecord, Turn, write_atomically
-from rekindle.report import verdicts
+from rekindle.report import costs, verdicts
 from rekindle.report.collect import collect, summarised
 
 log = logging.getLogger(__name__)
 
 INDEX = ".index.jsonl"
-_FORMAT = [5, rekindle.__version__]
+_FORMAT = [6, rekindle.__version__]
 
 
 class Entry(NamedTuple):
@@ -53,6 +55,7 @@ class Entry(NamedTuple):
         moment, registration = formats.instant(record.started_at), found.registration
         verdict = verdicts.verdict(record, found)
         summary = json.loads(summarised(record, found).to_json())
+        spent = [*costs.stays(record, found.training)]
         return cls(
             number=record.number, moment=moment.isoformat() if moment else record.started_at,
             run_id=record.run_id, name=record.name, platform=record.platform, status=record.status,
@@ -61,7 +64,7 @@ class Entry(NamedTuple):
             is_champion=bool(registration and "champion" in registration.aliases),
             promoted=verdict.word == "promoted",
             headline=verdicts.headline(record, found),
-            body=json.dumps([summary, dataclasses.asdict(verdict)]).encode(),
+            body=json.dumps([summary, dataclasses.asdict(verdict), spent]).encode(),
         )  # fmt: skip
 
     @property
@@ -75,6 +78,11 @@ class Entry(NamedTuple):
         """What came of it."""
         return verdicts.Verdict(**json.loads(self.body)[1])
 
+    def cost(self, prices: PriceBook) -> Cost:
+        """Of a run on a platform."""
+        spent = (costs.Stay(*stay) for stay in json.loads(self.body)[2])
+        return costs.cost_of(self.run_id, self.platform, self.started_at, spent, prices)
+
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
@@ -82,6 +90,11 @@ class Ledger:
 
     entries: tuple[Entry, ...]
     unreadable: tuple[str, ...] = ()
+
+    def paid(self, prices: PriceBook, name: str = "") -> Costs:
+        """What the runs on platforms cost, or those of a name."""
+        on_platforms = (entry for entry in self.entries if entry.platform != "local")
+        return costs.costs(e.cost(prices) for e in on_platforms if name in ("", e.name))
 
 
 def ledger(home: Path) -> Ledger:

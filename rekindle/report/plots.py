@@ -107,6 +107,18 @@ def bar(
     return plot("bar", label, tag("title", label), *parts)
 
 
+def stack(values: Sequence[tuple[str, float]], top: float, *, label: str) -> Markup:
+    """A horizontal bar on 0..`top` of values one after another, each with its colour's class."""
+    if not top > 0:
+        return _NOTHING
+    scale, parts, at = Axis(0.0, top), [tag("title", label)], 0.0
+    for css, value in values:
+        x, width = share(scale.at(at)), share(scale.at(value))
+        parts.append(tag("rect", css=css, x=x, width=width, height="100%"))
+        at += value
+    return plot("bar", label, *parts)
+
+
 def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) -> Markup:
     """One row of a timeline: when something began and how long it took; never thinner than 4 px."""
     places = [share(scale.at(tick)) for tick in scale.ticks]

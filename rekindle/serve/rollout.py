@@ -13,8 +13,9 @@ again.
 import dataclasses
 import datetime
 import functools
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
@@ -307,3 +308,23 @@ def serving(event: RolloutEvent | None) -> str:
     if event is None or event.state == "deleted":
         return ""
     return event.version if event.state == "settled" else event.previous
+
+
+def stood(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
+    """Hours for which versions had their machines, as was announced; each of two that stand at once
+    counts. With events oldest first."""
+    hours, standing = 0.0, set[str]()
+    for event, after in itertools.zip_longest(events, events[1:]):
+        match event.state:
+            case "deleted":
+                standing = set()
+            case "rolled_back":
+                standing = {event.previous} - {""}
+            case "settled":
+                standing = {event.version, event.previous} - {""}
+            case _:
+                standing |= {event.version}
+        end = datetime.datetime.fromisoformat(after.at) if after else until
+        began = datetime.datetime.fromisoformat(event.at)
+        hours += len(standing) * (end - began).total_seconds() / 3600
+    return hours

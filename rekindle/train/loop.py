@@ -194,7 +194,7 @@ class Trainer:
             last = last or self.done(step + 1)
             if last or (due and (not stopping or saver.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
-                saver.save(step + 1, self.tensors(), self.state(step + 1, row, self._seconds()))
+                saver.save(step + 1, self.tensors(), self.state(step + 1, row, self.seconds()))
             if stopping or last:
                 return step + 1
         return steps
@@ -231,7 +231,7 @@ class Trainer:
         impatient = patience is not None and self.best.stale >= patience
         return step == self.plan.steps or impatient or self.spent
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
         """Of training, in all attempts."""
         return self.seconds_before + time.monotonic() - self.began
 
@@ -252,7 +252,7 @@ class Trainer:
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
         # one rank's clock decides
-        asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self._seconds()))
+        asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self.seconds()))
         shared = self.agreed(
             torch.stack([loss, squares, self._number(asks), self._number(written)])
         )

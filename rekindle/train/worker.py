@@ -80,6 +80,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
         tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
     )  # fmt: skip
     last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
+    seconds = trainer.seconds()
     vitals.beat(last, "finish")
     checkpointer.wait()
     if not trainer.done(last):
@@ -87,7 +88,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     best = _return_to_best(job, trainer, last) if job.train.exports_best else None
     start.save(parts, Path(job.output))
     if rank == 0:
-        _finish(job, trainer, history, last, best)
+        _finish(job, trainer, history, last, best, seconds)
     return {"status": "done", "step": last}
 
 
@@ -254,8 +255,10 @@ class Start:
             )  # fmt: skip
 
 
-def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
-    """Rank 0 writes the summary; `best`: the exported step, if any."""
+def _finish(
+    job: Job, trainer: Trainer, history: History, last: int, best: int | None, seconds: float
+) -> None:
+    """Rank 0 writes the summary; `best`: the exported step, if any; `seconds` of training."""
     if trainer.spent:
         spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
         emit("notice", text=spent)
@@ -274,7 +277,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
         best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
-        budget_hours=job.train.budget_hours if trainer.spent else None,
+        budget_hours=job.train.budget_hours if trainer.spent else None, train_seconds=seconds,
     )  # fmt: skip
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)

@@ -7,8 +7,9 @@ import json
 import jsonschema
 import pytest
 
-from rekindle.records import RunRecord, StepRecord, Submission
+from rekindle.records import ArtifactRecord, RunRecord, StepRecord, Submission
 from tests.docs.blocks import ROOT
+from tests.report.homes import training
 from tests.support.cli import rekindle
 
 PRICES = """
@@ -20,7 +21,7 @@ prices:
 
 
 def step(name, hours, **fields):
-    return StepRecord(name=name, status="succeeded", seconds=hours * 3600, **fields)
+    return StepRecord(**{"name": name, "status": "succeeded", "seconds": hours * 3600} | fields)
 
 
 def run(home, run_id, platform, region, started_at, machines, steps, spot=("finetune",)):
@@ -36,10 +37,14 @@ def run(home, run_id, platform, region, started_at, machines, steps, spot=("fine
 def home(tmp_path):
     (tmp_path / "prices.yaml").write_text(PRICES)
     big, small = ("ml.p4d.24xlarge", 2), ("ml.t3.medium", 1)
+    kept = training("reviews", "text_classification", 100, 1_000, 10_000)
+    (tmp_path / "model").mkdir()
+    kept.model_copy(update={"train_seconds": 7200.0}).write(tmp_path / "model" / "training.json")
+    model = {"model": ArtifactRecord(uri=str(tmp_path / "model"), metadata={"record": "training"})}
     run(
         tmp_path, "a-1", "sagemaker", "us-east-1", "2026-10-30T00:00:00", {"finetune": big, "ingest": small},
         [
-            step("finetune", 5.0, attempts=3, on_demand_seconds=14400, billed_seconds=3600),
+            step("finetune", 5.0, attempts=3, on_demand_seconds=14400, billed_seconds=3600, artifacts=model),
             step("ingest", 1.0),
         ],
     )  # fmt: skip
@@ -50,7 +55,7 @@ def home(tmp_path):
     )  # fmt: skip
     run(
         tmp_path, "b-2", "vertex", "us-central1", "2026-11-20T00:00:00",
-        {"finetune": ("a2-highgpu-1g", 1)}, [step("finetune", 3.0)], spot=(),
+        {"finetune": ("a2-highgpu-1g", 1)}, [step("finetune", 3.0, status="failed")], spot=(),
     )  # fmt: skip
     here = RunRecord(
         run_id="c", name="c", platform="local", status="failed", started_at="2026-11-21"
@@ -65,11 +70,14 @@ def test_what_was_paid_and_saved_is_right_to_the_cent(home):
     newest, middle, oldest = said["runs"]
     # two machines; AWS bills 1 h of 4 h each; a machine without a price is in the hours only
     assert (oldest["hours"], oldest["usd"], oldest["saved_usd"]) == (2 * 4 + 1, 2 * 30, 2 * 3 * 30)
+    # its steps took 2 h of the 4 h: the other half of each machine's time, and of the money, is lost
+    assert (oldest["lost_hours"], oldest["lost_usd"]) == (2 * 2, 30)
     assert (oldest["billed"], oldest["unpriced"]) == (["finetune"], ["ingest"])
     assert oldest["interruptions"] == 2
     # estimated: 4 machines of 2 h at 1 in place of 4, half an hour at 4
     assert (middle["hours"], middle["usd"], middle["saved_usd"]) == (8.5, 8 + 2, 24)
     assert (newest["usd"], newest["saved_usd"], newest["billed"]) == (12, 0, [])
+    assert (middle["lost_usd"], newest["lost_usd"]) == (0, 12), "what failed left nothing"
     november, october = said["months"]
     assert (november["month"], november["runs"], november["usd"]) == ("2026-11", 2, 22)
     assert (october["usd"], october["saved_usd"], october["interruptions"]) == (60, 180, 2)

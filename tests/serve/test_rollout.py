@@ -2,6 +2,7 @@
 command which is killed before or after any call is completed by the same command."""
 
 import dataclasses
+import datetime
 
 import pytest
 
@@ -9,7 +10,7 @@ from rekindle.cli.deploy import watching
 from rekindle.errors import RequestError, StepError
 from rekindle.records import RolloutEvent
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
-from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.rollout import Log, Rollout, serving, stood
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
 from rekindle.train.storage import storage_of
@@ -390,3 +391,23 @@ def test_a_version_that_gets_no_requests_is_spoken_of_too(capsys):
         "  canary: 0 of at least 200 requests", "  canary: 12 of at least 200 requests, 1 failed",
         "  canary: 24 of at least 200 requests, 1 failed",
     ]  # fmt: skip
+
+
+def test_what_stood_is_counted_by_the_hour_of_each_version():
+    """Version 1 alone for 1 h and then beside 2 for 3 h, of which 2 had a canary for 1 h; 3 is taken back after 1 h, in
+    which three stood; then 2 alone for 2 h, and nothing any more."""
+    told = [
+        (0, "create", "1", ""), (1, "settled", "1", ""), (2, "create", "2", "1"), (3, "settled", "2", "1"),
+        (5, "create", "3", "2"), (6, "roll_back", "3", "2"), (6, "rolled_back", "3", "2"), (8, "delete", "3", "2"),
+        (8, "deleted", "3", "2"),
+    ]  # fmt: skip
+    events = [
+        RolloutEvent(
+            number=number, state=state, version=version, previous=previous, shares={}, reason="",
+            at=f"2026-11-28T{hour:02}:00:00.000+00:00",
+        )
+        for number, (hour, state, version, previous) in enumerate(told)
+    ]  # fmt: skip
+    end = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
+    assert stood(events, end) == 2 * 1 + 3 * 2 + 1 * 3 + 2 * 1
+    assert stood(events[:4], end) == 2 + (12 - 2) * 2

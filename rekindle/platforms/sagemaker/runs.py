@@ -9,7 +9,9 @@ Authority: boto3's models of sagemaker and logs;
 docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
 account has been asked."""
 
+import contextlib
 import datetime
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +32,9 @@ _STEPS: dict[str, StepStatus] = {
     "Succeeded": "succeeded", "Failed": "failed", "Stopped": "cancelled",
 }  # fmt: skip
 _GROUPS = {kind: f"/aws/sagemaker/{kind}s" for kind in ("ProcessingJob", "TrainingJob")}
+_SECONDS = {
+    "billed_seconds": "BillableTimeInSeconds", "on_demand_seconds": "TrainingTimeInSeconds",
+}  # fmt: skip
 _MOST_STREAMS = 50
 
 
@@ -141,18 +146,33 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
     cached = "CacheHitResult" in step
     reason, billed = "taken from the cache" if cached else "", dict[str, float | None]()
     if log.startswith(_GROUPS["TrainingJob"]) and not cached:
-        job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
-        changes = job.get("SecondaryStatusTransitions", ())
+        jobs = _jobs(sagemaker, log.rpartition(":")[2])
+        changes = itertools.chain(*(job.get("SecondaryStatusTransitions", ()) for job in jobs))
         taken = sum(change["Status"] == "Interrupted" for change in changes)
-        attempts += taken
+        attempts = max(attempts, len(jobs)) + taken
         reason = f"its spot machines were taken away {taken} x" if taken else ""
-        billed["billed_seconds"] = job.get("BillableTimeInSeconds")
-        billed["on_demand_seconds"] = job.get("TrainingTimeInSeconds")
+        for name, field in _SECONDS.items():
+            known = [job[field] for job in jobs if field in job]
+            billed[name] = sum(known) if known else None
     return StepRecord(
         name=step["StepName"], status=_STEPS.get(step["StepStatus"], "running"), cached=cached,
         reason=reason, attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
     )  # fmt: skip
+
+
+def _jobs(sagemaker: Any, last: str) -> list[Mapping[str, Any]]:
+    """The training jobs of a step, of which the `last` has this name: each retry has a job of its
+    own, whose name ends otherwise."""
+    from botocore.exceptions import ClientError
+
+    step, names = last.rpartition("-")[0], {last}
+    pages = sagemaker.get_paginator("list_training_jobs")
+    with contextlib.suppress(ClientError):  # without the right to list, the last one is known
+        for page in pages.paginate(NameContains=f"{step}-"):
+            listed = (job["TrainingJobName"] for job in page["TrainingJobSummaries"])
+            names |= {name for name in listed if name.rpartition("-")[0] == step}
+    return [sagemaker.describe_training_job(TrainingJobName=name) for name in sorted(names)]
 
 
 def _outputs(sagemaker: Any, log: str) -> Callable[[str], str | None]:

@@ -15,6 +15,7 @@ import pytest
 
 from rekindle.cli.main import invoke
 from rekindle.records import RunRecord
+from rekindle.report.collect import collect
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers import impatient
@@ -72,11 +73,12 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     (cost,) = json.loads(capsys.readouterr().out)["runs"]
     said = account.describe_training(trained.name)
     seconds, billed = said["TrainingTimeInSeconds"], said["BillableTimeInSeconds"]
-    step = RunRecord.read(tmp_path / "home" / "runs" / summary["run_id"] / "run.json").step(
-        "finetune"
-    )
+    ran = RunRecord.read(tmp_path / "home" / "runs" / summary["run_id"] / "run.json")
+    step, kept = ran.step("finetune"), collect(ran, history=False).training.train_seconds
     assert (step.on_demand_seconds, step.billed_seconds) == (seconds, billed)
     assert billed < seconds
+    assert 0 < kept < seconds, "two attempts took longer than the steps that the model has"
+    assert cost["lost_hours"] == pytest.approx(2 * (seconds - kept) / 3600)
     assert (cost["billed"], cost["interruptions"]) == (["finetune", "score"], 1)
     assert invoke(["status", "--json", *home]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -19,7 +19,8 @@ from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.servers.aws.rest import Account
+from tests.servers.aws.rest import Account, Run
+from tests.servers.aws.sagemaker import Turn
 from tests.servers.troubles import Fault
 from tests.support.sagemaker_compile import PLACE as KWARGS
 from tests.support.sagemaker_compile import compiled
@@ -116,3 +117,23 @@ def test_a_service_that_does_not_answer_may_be_asked_later(account: Account) -> 
     with pytest.raises(PlatformError, match="aws sagemaker list-pipelines") as caught:
         runs.describe(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
     assert not isinstance(caught.value, UnreachableError)
+
+
+def test_what_every_job_of_a_step_that_was_retried_is_billed_is_counted(account: Account) -> None:
+    """Three jobs of one step on spot machines, whose names differ in their ends; another step is named alike."""
+    id = "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/p/execution/0123456789ab"
+    account.runs[id] = run = Run(id, "p", "n", "", 1, status="Succeeded", ended=1_001_000.0)
+    spot = {"EnableManagedSpotTraining": True}
+    for number, seconds in enumerate((100, 1_000, 500)):
+        run.execution.before.append(
+            Turn("train", "Training", 1e6, 1e6 + seconds, "Failed", "", False, f"pipelines-1-train-{number}", spot)
+        )  # fmt: skip
+    run.execution.turns["train"] = run.execution.before.pop()
+    run.execution.turns["train"].status = "Succeeded"
+    other = Turn("train-2", "Training", 1e6, 1e6 + 50, "Succeeded", "", False, "pipelines-1-train-2-0", spot)  # fmt: skip
+    run.execution.turns["train-2"] = other
+    found = {one.name: one for one in runs.describe(PLACE, id).steps}
+    assert (found["train"].on_demand_seconds, found["train"].billed_seconds) == (1_600, 30 + 300 + 150)
+    assert (found["train"].attempts, found["train-2"].on_demand_seconds) == (3, 50)
+    account.faults = [Fault("ListTrainingJobs", 400, "AccessDeniedException")] * 2
+    assert runs.describe(PLACE, id).steps[0].on_demand_seconds == 500, "the last one is known"

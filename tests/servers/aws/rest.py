@@ -76,7 +76,7 @@ class Account(Troubled):
             "DescribePipelineExecution": self.describe_run, "StopPipelineExecution": self.stop,
             "ListPipelineExecutionSteps": self.list_steps,
             "RetryPipelineExecution": self.retry, "DescribeProcessingJob": self.describe_processing,
-            "DescribeTrainingJob": self.describe_training,
+            "DescribeTrainingJob": self.describe_training, "ListTrainingJobs": self.list_training,
             "DescribeLogStreams": self.log_streams, "GetLogEvents": self.log_events,
             "DeletePipeline": self.delete,
         }  # fmt: skip
@@ -258,6 +258,18 @@ class Account(Troubled):
             request |= {"TrainingTimeInSeconds": seconds, "BillableTimeInSeconds": billable}
         return {**request, "SecondaryStatusTransitions": transitions}
 
+    def list_training(self, NameContains: str, NextToken: str = "0") -> dict[str, Any]:
+        """API_ListTrainingJobs, two a page."""
+        found = [t for t in self.turns() if NameContains in t.job and t.kind == "Training"]
+        begin, arn = int(NextToken), f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job"
+        more = {"NextToken": str(begin + 2)} if begin + 2 < len(found) else {}
+        shown = [
+            {"TrainingJobName": turn.job, "TrainingJobArn": f"{arn}/{turn.job}",
+             "CreationTime": turn.began, "TrainingJobStatus": "Completed"}
+            for turn in found[begin : begin + 2]
+        ]  # fmt: skip
+        return {"TrainingJobSummaries": shown, **more}
+
     def log_streams(
         self, logGroupName: str, logStreamNamePrefix: str, limit: int
     ) -> dict[str, Any]:
@@ -296,10 +308,13 @@ class Account(Troubled):
             for host in hosts
         }
 
+    def turns(self) -> list[Turn]:
+        """Of all executions, also those that another one followed."""
+        of = (run.execution for run in self.runs.values())
+        return [turn for one in of for turn in (*one.before, *one.turns.values())]
+
     def turn(self, job: str) -> Turn:
-        found = [
-            t for run in self.runs.values() for t in run.execution.turns.values() if t.job == job
-        ]
+        found = [turn for turn in self.turns() if turn.job == job]
         if not found:
             raise Refused("ValidationException", f"Could not find requested job {job}")
         return found[0]

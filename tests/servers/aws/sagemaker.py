@@ -75,6 +75,7 @@ class Execution:
     identifier: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:12])
     jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
     turns: dict[str, Turn] = dataclasses.field(default_factory=dict)
+    before: list[Turn] = dataclasses.field(default_factory=list)  # of steps that were tried again
     stopping: threading.Event = dataclasses.field(default_factory=threading.Event)
     conditions: dict[str, bool] = dataclasses.field(default_factory=dict)
 
@@ -169,6 +170,8 @@ class _Run:
         if step["Name"] in self.execution.jobs:
             return  # it succeeded before
         turn = Turn(step["Name"], step["Type"])
+        if turn.step in self.execution.turns:
+            self.execution.before.append(self.execution.turns[turn.step])
         self.execution.turns[turn.step] = turn
         try:
             if self.execution.stopping.is_set():
