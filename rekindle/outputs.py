@@ -104,6 +104,22 @@ class ScheduleDeleted(VersionedRecord):
     deleted: bool
 
 
+class Alarm(Record):
+    """An alarm, a dashboard or a file of them, and what became of it: `created`, `changed`,
+    `unchanged`, `deleted`, or `edited` by hand, so that it stays."""
+
+    kind: str
+    name: str
+    state: str
+
+
+class Alarms(VersionedRecord):
+    """`alarms write` and `alarms delete`."""
+
+    platform: str
+    alarms: tuple[Alarm, ...]
+
+
 class Spent(Record):
     """Machine hours and dollars; those that were lost: of a training, all but what the steps in its
     model took, and all of a step that failed; what spot machines saved, and how often they were
@@ -436,7 +452,7 @@ class Predicted(VersionedRecord):
 
 ANSWERS: Mapping[str, type[VersionedRecord]] = {
     "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
-    "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
+    "alarms": Alarms, "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
     "image-built": ImageBuilt,
     "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
     "planned": Planned, "predicted": Predicted, "readiness": Readiness,

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rekindle.errors import first_line
@@ -19,6 +19,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT
 SECONDS = 5.0  # for which the end waits; the SDK itself would wait for 30
 _GROUP = "opentelemetry_metrics_exporter"
 _NAMES = {"otlp": "otlp_proto_http"}
+_OURS = (EntryPoint("cloudwatch", "rekindle.cloudwatch:CloudWatchExporter", _GROUP),)
 
 
 class Telemetry:
@@ -56,7 +57,8 @@ def _provider() -> Any:
     asked = os.environ.get("OTEL_METRICS_EXPORTER") or "otlp" * any(map(os.environ.get, ENDPOINTS))
     readers = []
     for name in (each.strip() for each in asked.split(",")):
-        found = list(entry_points(group=_GROUP, name=_NAMES.get(name, name)))
+        found = [one for one in _OURS if one.name == name]
+        found += entry_points(group=_GROUP, name=_NAMES.get(name, name))
         if not found:
             if name not in ("", "none"):
                 fix = "pip install 'rekindle[otlp]'"

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real server; the alerts and the dashboard of docs/prometheus hold for it."""
+"""A real Prometheus scrapes a real server; the alerts and the dashboard that `rekindle alarms` writes hold for it."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.serve import models
 from tests.serve.servers import running
 
-FILES = Path(__file__).parents[1] / "docs" / "prometheus"
+FILES = Path(__file__).parents[1] / "rekindle" / "platforms" / "kubeflow" / "manifests"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed: apt-get install prometheus"),

@@ -1,7 +1,9 @@
 """What a monitoring system receives of runs, by OTLP; and that nothing waits for one that does not answer."""
 
+import datetime
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 from rekindle import telemetry
 from rekindle.telemetry import Telemetry
+from tests.platforms.sagemaker.conftest import aws as aws
 from tests.ports import free_port
 from tests.servers.collector import collector
 from tests.support.cli import rekindle
@@ -157,3 +160,35 @@ def test_an_interval_that_is_none_is_said_and_nothing_else(receiver, monkeypatch
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "-1")
     assert not Telemetry().on
     assert "the exporter otlp does not start: " in caplog.text
+
+
+def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, caplog):
+    boto3 = pytest.importorskip("boto3", reason="boto3 is a developer's dependency")
+    for name, value in {
+        "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "eu-central-1", "OTEL_METRICS_EXPORTER": "cloudwatch",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    sent = Telemetry(config="reviews", run_key="0123")
+    sent.set(
+        {f"figure.{number}": number for number in range(1_100)}
+        | {"train.loss": 0.5, "nan": math.nan}
+    )
+    sent.close()
+    api = boto3.client("cloudwatch")
+    pages = api.get_paginator("list_metrics").paginate(Namespace="rekindle")
+    found = {one["MetricName"]: one["Dimensions"] for page in pages for one in page["Metrics"]}
+    assert len(found) == 1_101, "in two calls of at most a thousand, without what is no number"
+    assert found["rekindle.train.loss"] == [{"Name": "config", "Value": "reviews"}]
+    now = datetime.datetime.now(datetime.UTC)
+    (point,) = api.get_metric_statistics(
+        Namespace="rekindle", MetricName="rekindle.train.loss", Statistics=["Maximum"], Period=3600,
+        Dimensions=found["rekindle.train.loss"], StartTime=now - datetime.timedelta(hours=2),
+        EndTime=now + datetime.timedelta(hours=1),
+    )["Datapoints"]  # fmt: skip
+    assert point["Maximum"] == 0.5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    lost = Telemetry(config="reviews")
+    lost.set({"train.loss": 0.4})
+    lost.close()
+    assert "telemetry: CloudWatch took nothing: Could not connect" in caplog.text

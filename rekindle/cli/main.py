@@ -32,6 +32,7 @@ VERBS = {
     "deploy": "roll the champion out beside the version before, and back if it is worse",
     "predict": "write the champion's predictions for a file",
     "monitor": "whether what is asked and answered is still like what was judged",
+    "alarms": "write alarms and a dashboard where a platform is monitored",
     "runs": "list runs, with metric, gate and model version",
     "compare": "what differs between runs, and which model is better",
     "status": "the steps of a run",

@@ -18,8 +18,11 @@ from rekindle.platforms.submission import SubmissionPreview
 from rekindle.spec.deploy import DeploySpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rekindle.ir.graph import Graph
     from rekindle.outputs import Schedule
+    from rekindle.platforms.alarms import Monitoring
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Check, Needs
     from rekindle.platforms.snapshot import Log, RunSnapshot
@@ -147,6 +150,12 @@ class Platform:
             raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
         endpoint: Endpoint = made(self.settings, deploy, name)
         return endpoint
+
+    def alarms(self, definition: Definition, model: str, folder: Path) -> Monitoring:
+        """Where alarms of the pipeline and of the endpoint of `model` are kept; where these are
+        files, they lie in `folder`."""
+        made: Monitoring = self._module("alarms").Alarms(self.settings, definition, model, folder)
+        return made
 
     def publisher(self, name: str) -> Publisher:
         """Where versions of the model `name` are published."""

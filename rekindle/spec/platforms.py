@@ -206,6 +206,9 @@ class VertexSpec(PlatformSection):
     """How long `flex-start` waits for machines; 0 waits for ever."""
     max_preemptions: int = Field(10, ge=0, le=100)
     """How often a distributed step may lose its machines and begin again, from its checkpoint."""
+    alarm_actions: tuple[str, ...] = ()
+    """Who hears the alarms of `rekindle alarms write`: notification channels,
+    `projects/my-project/notificationChannels/NUMBER`."""
     secrets: dict[VariableName, GoogleSecret] = Field(default_factory=dict)
     """Environment variables of distributed steps and of rekindle's own, from Secret Manager:
     `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
@@ -242,6 +245,8 @@ class SageMakerSpec(PlatformSection):
     """Key that encrypts disks and outputs."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of every job, which flow into the bill."""
+    alarm_actions: tuple[str, ...] = Field((), max_length=5)
+    """Who hears the alarms of `rekindle alarms write`: ARNs of SNS topics."""
     secrets: dict[str, SecretArn] = Field(default_factory=dict)
     """Environment variables of the steps in `image`, by reference to Secrets Manager:
     `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
@@ -285,6 +290,9 @@ class AzureMLSpec(PlatformSection):
     """Container image of rekindle's steps, by digest."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the job."""
+    alarm_actions: tuple[str, ...] = Field((), max_length=5)
+    """Who hears the alarms of `rekindle alarms write`: ids of action groups,
+    `/subscriptions/.../actionGroups/NAME`."""
     secrets: dict[VariableName, VaultSecret] = Field(default_factory=dict)
     """Environment variables of the steps in `image`, by reference to Key Vault: `{HF_TOKEN:
     https://my-vault.vault.azure.net/secrets/hf}`, of a version if `/VERSION` follows. The image

@@ -41,7 +41,7 @@ from tests.docs.conftest import environment
 HEAVY = "rekindle run "
 SERVED = (
     "rekindle serve ", "rekindle predict ", "curl ", "rekindle deploy ", "rekindle champion ",
-    "rekindle rollback ", "rekindle watch ", "rekindle monitor ",
+    "rekindle rollback ", "rekindle watch ", "rekindle monitor ", "rekindle alarms ",
 )  # fmt: skip
 NOT_RUN = ("make ", "python -m pip ", "python3 ", *SERVED)  # python3: only where there is a GPU
 TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from rekindle.errors import RequestError
+from rekindle.platforms.alarms import Monitoring
 from rekindle.platforms.platform import ENDPOINTS, PLATFORMS, Platform, Publisher
 from rekindle.serve.rollout import Endpoint
 from rekindle.spec.deploy import DeploySpec
@@ -34,7 +35,7 @@ def test_the_table_has_a_section_of_the_config_for_each_platform():
 
 def test_every_question_of_the_seam_is_compared_here():
     methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
-    assert methods == {"outline", "endpoint", "publisher", *FUNCTIONS}
+    assert methods == {"outline", "endpoint", "alarms", "publisher", *FUNCTIONS}
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
@@ -109,6 +110,16 @@ def test_an_endpoint_is_asked_as_the_roll_out_asks(name):
     for method in methods:
         wanted, found = (inspect.signature(getattr(one, method)) for one in (Endpoint, kind))
         assert list(found.parameters) == list(wanted.parameters), method
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_alarms_are_asked_for_alike(name):
+    kind = importlib.import_module(f"{PLATFORMS[name]}.alarms").Alarms
+    assert [*inspect.signature(kind).parameters] == ["place", "definition", "model", "folder"]
+    for method in ("find", "put", "remove"):
+        wanted, found = (inspect.signature(getattr(one, method)) for one in (Monitoring, kind))
+        assert [*found.parameters] == [*wanted.parameters], method
+    assert kind.template.exists()
 
 
 @pytest.mark.parametrize("name", sorted({*ENDPOINTS} - {"kubeflow"}))

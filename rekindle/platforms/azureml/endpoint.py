@@ -69,7 +69,7 @@ class AzureMLEndpoint:
         if self._endpoint() is None:
             properties = {"authMode": "AADToken", "publicNetworkAccess": "Enabled", "traffic": {}}
             body = {**ours, "identity": {"type": "SystemAssigned"}, "properties": properties}
-            self._ask("PUT", self.path, body, RequestError)
+            self.call("PUT", self.path, body, RequestError)
         if _state(self._settled()) != "Succeeded":
             raise StepError("Azure ML could not make the endpoint", where=self.address)
         path = f"{self.path}/deployments/{_short(self.model, version)}"
@@ -94,7 +94,7 @@ class AzureMLEndpoint:
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         self._endpoint()
         name = _short(self.model, f"v{model.version}-{model.digest[:8]}")
-        response = self._ask("POST", self.address, body, headers={"azureml-model-deployment": name})
+        response = self.call("POST", self.address, body, headers={"azureml-model-deployment": name})
         if response.status_code != 200:
             what = f"smoke: the endpoint answered {response.status_code}: "
             raise StepError(what + response.text()[:300], where=self.address)
@@ -115,7 +115,7 @@ class AzureMLEndpoint:
                 return
             now = datetime.datetime.now(datetime.UTC).isoformat()
             kept = {key: properties[key] for key in _KEPT if properties.get(key) is not None}
-            self._ask("PUT", self.path, {
+            self.call("PUT", self.path, {
                 "location": there["location"], "tags": {**tags, _TAG_SPLIT: f"{number} {now}"},
                 "identity": {"type": there["identity"]["type"]},
                 "properties": {**kept, "traffic": wanted},
@@ -135,7 +135,7 @@ class AzureMLEndpoint:
             f"{at:%Y-%m-%dT%H:%M:00Z}" for at in (since + minute, now - LAG_MINUTES * minute)
         )
         if begin < end:
-            found = self._ask("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
+            found = self.call("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
                 "api-version": _METRICS, "metricnames": "RequestsPerMinute",
                 "timespan": f"{begin}/{end}", "interval": "PT1M",
                 "aggregation": "Average", "top": "1000",
@@ -170,7 +170,7 @@ class AzureMLEndpoint:
         tags = {_TAG: self.model, "digest": mark, **{k: v[:256] for k, v in lineage.items() if v}}
         if found is None:
             new = {**self._files(model), "tags": tags, "stage": "Production"}
-            self._ask("PUT", path, {"properties": new}, RequestError)
+            self.call("PUT", path, {"properties": new}, RequestError)
         elif (had := found["properties"]).get("tags", {}).get(_TAG) != self.model:
             raise self._foreign(path)
         elif had["tags"].get("digest") != mark:
@@ -182,7 +182,7 @@ class AzureMLEndpoint:
             wanted = {"stage": "Production" if is_champion else "Archived"}
             if had.get("tags", {}).get(_TAG) == self.model and not wanted.items() <= had.items():
                 kept = {k: had[k] for k in ("modelType", "modelUri", "tags")} | wanted
-                self._ask("PUT", f"{name}/{one['name']}", {"properties": kept}, RequestError)
+                self.call("PUT", f"{name}/{one['name']}", {"properties": kept}, RequestError)
         return workspace_path(self.place) + path
 
     def _root(self) -> SplitResult:
@@ -249,10 +249,10 @@ class AzureMLEndpoint:
             if state in ("", "Failed", "Canceled"):
                 if operation:
                     break
-                made = self._ask("PUT", path, body, StepError)
+                made = self.call("PUT", path, body, StepError)
                 operation = made.headers.get("Azure-AsyncOperation", "")
         reason = ((self._get(operation) or {}).get("error") or {}).get("message") or state
-        log = self._ask("POST", f"{path}/getLogs", {"containerType": "InferenceServer", "tail": 50})
+        log = self.call("POST", f"{path}/getLogs", {"containerType": "InferenceServer", "tail": 50})
         end = log.json()["content"][-1_500:] if log.status_code == 200 else ""
         raise StepError(f"{path.rpartition('/')[2]} did not start: {reason}\n{end}".rstrip())
 
@@ -261,14 +261,14 @@ class AzureMLEndpoint:
             if not (state := _state(self._get(path))):
                 break
             if state != "Deleting":
-                self._ask("DELETE", path)
+                self.call("DELETE", path)
 
     def _asset(self, path: str, properties: dict[str, Any]) -> str:
         """The id of what is there under this name, or is made now."""
         if (found := self._get(path)) is None:
             tagged = {**properties, "tags": {_TAG: self.model}}
             try:
-                self._ask("PUT", path, {"properties": tagged}, StepError)
+                self.call("PUT", path, {"properties": tagged}, StepError)
             except StepError:  # a repeated call may be told that it is there
                 if (found := self._get(path)) is None:
                     raise
@@ -282,13 +282,13 @@ class AzureMLEndpoint:
 
     @functools.cached_property
     def _location(self) -> str:
-        return str(self._ask("GET", "").json()["location"])
+        return str(self.call("GET", "").json()["location"])
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        response = self._ask("GET", path)
+        response = self.call("GET", path)
         return None if response.status_code == 404 and path else dict(response.json())
 
-    def _ask(
+    def call(
         self, method: str, path: str, body: Any = None, refused: type[RekindleError] | None = None,
         headers: dict[str, str] | None = None, query: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:  # fmt: skip

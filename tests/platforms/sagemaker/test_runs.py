@@ -133,7 +133,10 @@ def test_what_every_job_of_a_step_that_was_retried_is_billed_is_counted(account:
     other = Turn("train-2", "Training", 1e6, 1e6 + 50, "Succeeded", "", False, "pipelines-1-train-2-0", spot)  # fmt: skip
     run.execution.turns["train-2"] = other
     found = {one.name: one for one in runs.describe(PLACE, id).steps}
-    assert (found["train"].on_demand_seconds, found["train"].billed_seconds) == (1_600, 30 + 300 + 150)
+    assert (found["train"].on_demand_seconds, found["train"].billed_seconds) == (
+        1_600,
+        30 + 300 + 150,
+    )
     assert (found["train"].attempts, found["train-2"].on_demand_seconds) == (3, 50)
     account.faults = [Fault("ListTrainingJobs", 400, "AccessDeniedException")] * 2
     assert runs.describe(PLACE, id).steps[0].on_demand_seconds == 500, "the last one is known"

@@ -48,6 +48,15 @@ class Refused(Exception):
         self.status, self.code, self.message = status, code, message
 
 
+_ALARMS = {  # learn.microsoft.com/rest/api/monitor/metric-alerts; azure-portal/azure-portal-dashboards-structure
+    "Microsoft.Insights/metricAlerts": ("2018-03-01", {
+        "description", "severity", "enabled", "autoMitigate", "scopes", "evaluationFrequency", "windowSize",
+        "criteria", "actions",
+    }),
+    "Microsoft.Portal/dashboards": ("2020-09-01-preview", {"lenses"}),
+}  # fmt: skip
+
+
 class Workspace(Troubled):
     """The workspace `forge` in the group `rg`; `compute` are its clusters."""
 
@@ -66,6 +75,7 @@ class Workspace(Troubled):
         self.uploads: set[str] = set()
         self.jobs: dict[str, dict[str, Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
+        self.alarms: dict[str, dict[str, Any]] = {}  # metric alerts and dashboards, by path
         super().__init__()
         self.history = History(self)
         self.endpoints = Endpoints(self)
@@ -132,17 +142,52 @@ class Workspace(Troubled):
         if not _VERSION.fullmatch(asked.query.get("api-version", "")):
             raise Refused(400, "MissingApiVersionParameter", f"api-version in {asked.query}")
         if (asked.method, asked.path) == ("GET", self.root):
-            about = {"friendlyName": "forge", "discoveryUrl": DISCOVERY}
+            about = {
+                "friendlyName": "forge",
+                "discoveryUrl": DISCOVERY,
+                "applicationInsights": f"{self.group}/Microsoft.insights/components/forge",
+            }
             return Answer(200, self.resource("", about))
         if "/mfeOperationsStatus/" in asked.path:
             return self.endpoints.operation(asked.path)
         if not asked.path.startswith(f"{self.root}/"):
-            raise Refused(404, "ResourceNotFound", f"there is no {asked.path}")
+            return self.alarm(asked)
         rest = asked.path.removeprefix(f"{self.root}/")
         for method, pattern, call in self.routes:
             if method == asked.method and (match := pattern.fullmatch(rest)):
                 return call(asked, *match.groups())
         raise Refused(404, "NotFound", f"there is no {asked.method} {rest}")
+
+    @property
+    def group(self) -> str:
+        return f"{self.root.partition('/providers/')[0]}/providers"
+
+    def alarm(self, asked: Asked) -> Answer:
+        """Microsoft.Insights/metricAlerts and Microsoft.Portal/dashboards: a PUT replaces all."""
+        match = re.fullmatch(rf"{self.group}/({'|'.join(_ALARMS)})/[\w-]+", asked.path)
+        if match is None:
+            raise Refused(404, "ResourceNotFound", f"there is no {asked.path}")
+        kind = match[1]
+        version, properties = _ALARMS[kind]
+        if asked.query != {"api-version": version}:
+            raise Refused(400, "NoRegisteredProviderFound", f"{kind} in {asked.query}")
+        if asked.method == "PUT":
+            body = asked.json()
+            found = {*body} - {"tags"}, {*body["properties"]}
+            if found != ({"location", "properties"}, properties):
+                raise Refused(400, "BadRequest", f"{kind} with {found}")
+            for criterion in body["properties"].get("criteria", {}).get("allOf", ()):
+                criterion["monitorTemplateType"] = "MonitorTemplate"  # a field of its own
+            self.alarms[asked.path] = {
+                "id": asked.path,
+                "name": asked.path.rpartition("/")[2],
+                **body,
+            }
+        elif asked.method == "DELETE":
+            return Answer(200 if self.alarms.pop(asked.path, None) else 204)
+        if asked.path not in self.alarms:
+            raise Refused(404, "ResourceNotFound", f"there is no {asked.path}")
+        return Answer(200, self.alarms[asked.path])
 
     def check_token(
         self, asked: Asked, header: str, prefix: str, resources: tuple[str, ...]

@@ -1,0 +1,61 @@
+"""Alarms and a dashboard in CloudWatch. Each variant of an endpoint has metrics of its own, so an
+alarm asks for all by a query of Metrics Insights, which knows no percentiles.
+
+Authority: botocore's model of cloudwatch; docs.aws.amazon.com/sagemaker/latest/dg/
+monitoring-cloudwatch.html. No account has been asked."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rekindle.platforms.sagemaker.client import code_of, connected, pipeline_name
+from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
+from rekindle.platforms.submission import Definition
+from rekindle.spec.deploy import DeploySpec
+from rekindle.spec.platforms import SageMakerSpec
+
+
+class Alarms:
+    """See `rekindle.platforms.alarms.Monitoring`."""
+
+    template = Path(__file__).with_name("alarms.yaml.j2")
+
+    def __init__(
+        self, place: SageMakerSpec, definition: Definition, model: str, folder: Path
+    ) -> None:
+        self.place = place
+        self.values = {
+            "endpoint": SageMakerEndpoint(place, DeploySpec(), model).name,
+            "pipeline": pipeline_name(definition), "region": place.region,
+            "actions": place.alarm_actions,
+        }  # fmt: skip
+
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        with connected(self.place) as session:
+            api = session("cloudwatch")
+            if kind == "alarm":
+                found = api.describe_alarms(AlarmNames=[name], AlarmTypes=["MetricAlarm"])
+                return next(iter(found["MetricAlarms"]), None)
+            try:
+                return dict(json.loads(api.get_dashboard(DashboardName=name)["DashboardBody"]))
+            except api.exceptions.ClientError as error:
+                if code_of(error) == "ResourceNotFound":
+                    return None
+                raise
+
+    def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
+        with connected(self.place) as session:
+            api = session("cloudwatch")
+            if kind == "alarm":
+                api.put_metric_alarm(AlarmName=name, **body)
+            else:
+                api.put_dashboard(DashboardName=name, DashboardBody=json.dumps(body))
+
+    def remove(self, kind: str, name: str) -> None:
+        with connected(self.place) as session:
+            api = session("cloudwatch")
+            if kind == "alarm":
+                api.delete_alarms(AlarmNames=[name])
+            elif self.find(kind, name):
+                api.delete_dashboards(DashboardNames=[name])
