@@ -570,6 +570,16 @@ class Scores(VersionedRecord):
     compared: Mapping[str, int] = Field(default_factory=dict)
 
 
+class Audit(Record):
+    """What the contenders reach on rows that decide nothing (`evaluate.audit`), by the same
+    measures; `comparison` is null without a champion, or with too few rows or clusters."""
+
+    rows: int
+    metrics: Mapping[str, float]
+    champion_metrics: Mapping[str, float] = Field(default_factory=dict)
+    comparison: Comparison | None = None
+
+
 _MOST_NAMED = 5  # classes in a warning
 
 
@@ -611,6 +621,7 @@ class Evidence(VersionedRecord):
     examples: str
     epoch: str = ""
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
+    audit: Audit | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ With `gate.looks`, the comparisons of an epoch, which is one way to draw the tes
 1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to 1)."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -27,13 +28,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats, Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
-from rekindle.records import LOWER_IS_BETTER, Check, Churn, ClassResult, Comparison, Evidence, Slice
+from rekindle.records import (
+    LOWER_IS_BETTER,
+    Audit,
+    Check,
+    Churn,
+    ClassResult,
+    Comparison,
+    Evidence,
+    Slice,
+)
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec, SplitSpec
 
@@ -52,8 +63,9 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     `scores`."""
     record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
     kind = SCORES[record.objective]
-    ours = kind.of(rows, "candidate", record.candidate)
-    theirs = kind.of(rows, "champion", record.champion) if record.champion else None
+    aside_N = _aside(rows, spec.audit, data.split.salt)
+    rows, audited = rows.filter(pa.array(~aside_N)), rows.filter(pa.array(aside_N))
+    ours, theirs = _contenders(record, rows)
     # what the contenders are compared in, and what on slices
     metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
     if not record.same_targets:
@@ -78,15 +90,48 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         every_N = np.linspace(0, len(sure) - 1, min(MOST_ROWS, len(sure))).astype(int)
         update = {"confidence": tuple(round(float(one), 4) for one in sure[every_N])}
         reference = reference.model_copy(update=update)
-    told = ("champion_version", "champion_digest", "samples", "smoke", "rows", "excluded",
-            "examples", "bad_rows")  # fmt: skip
+    told = ("champion_version", "champion_digest", "samples", "smoke", "excluded", "examples",
+            "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
         calibration=ours.calibration(), slices=tuple(slices), churn=churn, reference=reference,
         epoch=epoch if verdict.comparison else "", **vars(verdict),
+        audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
         **{name: getattr(record, name) for name in told},
+    )  # fmt: skip
+
+
+def _contenders(record: records.Scores, rows: pa.Table) -> tuple[Scores, Scores | None]:
+    """Candidate and champion, if there is one, on these rows."""
+    kind = SCORES[record.objective]
+    ours = kind.of(rows, "candidate", record.candidate)
+    return ours, kind.of(rows, "champion", record.champion) if record.champion else None
+
+
+def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
+    """[N]: the rows that decide nothing, which are the same in each run that has them."""
+    if not share:
+        return np.zeros(rows.num_rows, bool)
+    key = hashlib.blake2b(salt.encode(), digest_size=32).digest()
+    hashes = rows.column("hash").to_pylist()
+    drawn = (hashlib.blake2b(one, key=key, digest_size=8).digest() for one in hashes)
+    return np.fromiter((int.from_bytes(one) < share * 2**64 for one in drawn), bool, len(hashes))
+
+
+def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) -> Audit | None:
+    if not rows.num_rows:
+        return None
+    ours, theirs = _contenders(record, rows)
+    clusters_N, comparison = _clusters(rows, spec.cluster), None
+    enough = rows.num_rows >= _FEWEST and not _too_few(clusters_N) and metric in ours.metrics
+    if enough and theirs is not None and ours.finite and theirs.finite:
+        comparison = compare(spec, metric, ours, theirs, clusters_N)
+    metrics = dict(theirs.metrics) if theirs else {}
+    return Audit(
+        rows=rows.num_rows, metrics=dict(ours.metrics), champion_metrics=metrics,
+        comparison=comparison,
     )  # fmt: skip
 
 

@@ -566,6 +566,9 @@ class EvaluateSpec(Section):
     """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
     which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for
     language models."""
+    audit: float = Field(0.0, ge=0, le=0.5)
+    """Share of the test split, drawn by content and `data.split.salt`, that decides nothing: what a
+    promoted model reaches there was not picked from many, as its figures on the rest are."""
     max_megabytes: float | None = Field(None, gt=0)
     """Most that the files of a promoted model may take, in 10^6 bytes."""
     gate: GateSpec = GateSpec()

@@ -258,7 +258,10 @@ def written(folder, ours, theirs, labels=("a", "b", "c", "a", "b", "c") * 10):
         who: [{"logits": [4.0 * (name == one) for name in names]} for one in answers]
         for who, answers in sides.items()
     }
-    pq.write_table(pa.table({"label": list(labels), **columns}), folder / gate.TABLE)
+    hashes = pa.array([bytes([0] * 14) + row.to_bytes(2) for row in range(len(labels))])
+    pq.write_table(
+        pa.table({"label": list(labels), "hash": hashes, **columns}), folder / gate.TABLE
+    )
     champion = {"champion": contender, "champion_version": "3"} if theirs else {}
     Scores(
         objective="classes", candidate=contender, rows=len(labels), excluded=0, examples="e", **champion
@@ -421,3 +424,33 @@ def test_the_end_of_an_interval_beyond_the_resamples_is_of_a_normal_law():
     ]
     assert found[0].lower == pytest.approx(found[1].lower, abs=0.004)
     assert found[0].upper == pytest.approx(found[1].upper, abs=0.004)
+
+
+def test_rows_that_are_set_aside_decide_nothing(tmp_path):
+    """What the candidate answers there changes what is found there, and nothing else."""
+    labels, share = RIGHT * 10, 0.25
+    theirs = ["a" if row % 4 == 0 else label for row, label in enumerate(labels)]
+    written(tmp_path, labels, theirs, labels)
+    aside = gate._aside(pq.read_table(tmp_path / gate.TABLE), share, "")
+    assert 0.2 < aside.mean() < 0.3
+    found = gate.evaluate(spec(audit=share), DATA, tmp_path)
+    assert (found.audit.rows, found.rows) == (aside.sum(), len(labels) - aside.sum())
+    assert found.audit.metrics["accuracy"] == 1
+    assert found.audit.comparison.estimate == pytest.approx(
+        1 - found.audit.champion_metrics["accuracy"]
+    )
+    spoiled = ["c" if out else label for out, label in zip(aside, labels, strict=True)]
+    again = gate.evaluate(spec(audit=share), DATA, written(tmp_path, spoiled, theirs, labels))
+    assert again.audit.metrics["accuracy"] < 0.5
+    assert again.model_copy(update={"audit": found.audit}) == found
+    assert gate.evaluate(spec(), DATA, tmp_path).audit is None
+    other = gate._aside(pq.read_table(tmp_path / gate.TABLE), share, "spring")
+    assert 0.2 < other.mean() < 0.3
+    assert (aside & other).mean() < 0.12, "another salt sets other rows aside"
+
+
+@pytest.mark.parametrize("rows", [1, 9, 12])
+def test_few_rows_aside_are_measured_and_compared_from_ten_on(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(gate, "_aside", lambda table, *_: np.arange(table.num_rows) < rows)
+    found = gate.evaluate(spec(audit=0.1), DATA, written(tmp_path, RIGHT, RIGHT)).audit
+    assert (found.rows, found.metrics["accuracy"], found.comparison is None) == (rows, 1, rows < 10)
