@@ -17,7 +17,8 @@ import google.auth
 from google.auth.transport.requests import AuthorizedSession
 
 from rekindle.cli.main import invoke
-from rekindle.records import Evidence
+from rekindle.records import Evidence, RunRecord
+from rekindle.report.collect import collect
 from tests.platforms.vertex.conftest import can_mount
 from tests.platforms.vertex.project import found as found_by
 from tests.platforms.vertex.project import project as project
@@ -58,6 +59,12 @@ def take_a_machine(service: Vertex, over: threading.Event) -> None:
         if any(checkpoints.rglob("manifest.json")):
             next(iter(service.jobs.values())).take_away(1)
             return
+
+
+PRICES = f"""
+prices:
+  - {{machine: e2-standard-4, region: {PLACE["region"]}, on_demand: 10, spot: 2, source: ours, as_of: 2026-11-01}}
+"""
 
 
 def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
@@ -103,6 +110,20 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
         (trained,) = (step for step in record["steps"] if step["name"] == "finetune")
         lost = "lost its spot machines or failed 1 x before"
         assert (trained["attempts"], trained["reason"]) == (2, lost)
+        protos = [job.proto for job in service.jobs.values()]
+        first, second, score = ((p.end_time - p.start_time).total_seconds() for p in protos)
+        assert trained["machine_seconds"] == pytest.approx(first + second)
+        ran = RunRecord.read(tmp_path / "home" / "runs" / summary["run_id"] / "run.json")
+        kept = collect(ran, history=False).training.train_seconds
+        assert 0 < kept < first + second
+        (tmp_path / "home" / "prices.yaml").write_text(PRICES)
+        assert invoke(["runs", "--costs", "--json", *home]) == 0
+        (cost,) = json.loads(capsys.readouterr().out)["runs"]
+        # of two machines each, at 2 dollars an hour in place of 10; other steps name no machine
+        assert cost["lost_usd"] == pytest.approx(2 * (first + second - kept) * 2 / 3600, abs=0.005)
+        paid = 2 * (first + second + score) * 2 / 3600
+        assert cost["usd"] == pytest.approx(paid, abs=0.005)
+        assert (cost["interruptions"], cost["saved_usd"]) == (1, pytest.approx(4 * paid, abs=0.005))
         assert "finetune" in Path(summary["card"]).read_text()
         assert project.refused == []
 
