@@ -20,7 +20,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -226,12 +226,13 @@ def judge(
         what = f"the test examples have fewer than {_FEWEST} values of {spec.gate.cluster}"
         return refused("clusters", f"{what}: they cannot tell models apart")
     checks = [_finite(candidate, "candidate"), candidate.trivial(metric)]
-    for name, floor in spec.floor.items():
-        value, falls = candidate.metrics.get(name, math.nan), name in LOWER_IS_BETTER
-        passed = value <= floor if falls else value >= floor
-        reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
-        detail, known = f"{name} {value:.4f} {reached}", {"value": value, "threshold": floor}
-        checks.append(Check(name=f"floor_{name}", passed=passed, detail=detail, **known))
+    checks += [_floor(f"floor_{n}", n, floor, candidate.metrics) for n, floor in spec.floor.items()]
+    for part in (part for part in slices if part.rows >= spec.gate.min_slice_size):
+        where = f"{part.column}={part.value}"
+        checks += [
+            _floor(f"floor_{name}:{where}", name, floor, part.candidate, f" of {where}")
+            for name, floor in spec.slice_floor.items()
+        ]
     comparison = None
     if champion is not None:
         checks.append(_finite(champion, "champion"))
@@ -408,6 +409,16 @@ def compare(
         upper=float(upper) + 0.0, confidence=spec.confidence, resamples=spec.resamples,
         seed=spec.seed, detectable=_detectable(spec, float(found.std()), sides=2),
     )  # fmt: skip
+
+
+def _floor(
+    check: str, metric: str, floor: float, metrics: Mapping[str, float], where: str = ""
+) -> Check:
+    value, falls = metrics.get(metric, math.nan), metric in LOWER_IS_BETTER
+    passed = value <= floor if falls else value >= floor
+    reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
+    detail = f"{metric} {value:.4f}{where} {reached}"
+    return Check(name=check, passed=passed, detail=detail, value=value, threshold=floor)
 
 
 def _finite(scores: Scores, who: str) -> Check:

@@ -305,20 +305,22 @@ def _gate(spec: Spec) -> Iterator[Finding]:
     if cluster is not None and spec.data is not None and cluster not in spec.data.slices:
         what = f"`{cluster}` is not among data.slices, which are kept with the scores"
         yield ("evaluate", "gate", "cluster"), what, "add it there"
-    if spec.task in BUILTIN_TASKS:
-        fix = f"use one of {', '.join(known)}"
-        if (metric := spec.evaluate.gate.metric) is not None and metric not in known:
-            yield ("evaluate", "gate", "metric"), f"{spec.task} has no {metric}", fix
-        for metric in spec.evaluate.floor:
-            if metric not in known:
-                yield ("evaluate", "floor", metric), f"{spec.task} has no {metric}", fix
-    for metric, floor in spec.evaluate.floor.items():
-        if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
-            what = f"{floor:g} cannot be reached: it lies in 0 to 1"
-            yield ("evaluate", "floor", metric), what, "lower it"
-        if metric in LOWER_IS_BETTER and not floor >= 0:
-            what = f"{floor:g} cannot be reached: it is never negative"
-            yield ("evaluate", "floor", metric), what, "raise it"
+    fix = f"use one of {', '.join(known)}"
+    compared = spec.evaluate.gate.metric
+    if spec.task in BUILTIN_TASKS and compared is not None and compared not in known:
+        yield ("evaluate", "gate", "metric"), f"{spec.task} has no {compared}", fix
+    if spec.evaluate.slice_floor and spec.data is not None and not spec.data.slices:
+        instead = "name columns in data.slices, or use evaluate.floor"
+        yield ("evaluate", "slice_floor"), "there are no slices", instead
+    for field in ("floor", "slice_floor"):
+        for metric, floor in getattr(spec.evaluate, field).items():
+            place = "evaluate", field, metric
+            if spec.task in BUILTIN_TASKS and metric not in known:
+                yield place, f"{spec.task} has no {metric}", fix
+            if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
+                yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
+            if metric in LOWER_IS_BETTER and not floor >= 0:
+                yield place, f"{floor:g} cannot be reached: it is never negative", "raise it"
 
 
 def _answers(spec: Spec) -> Iterator[Finding]:

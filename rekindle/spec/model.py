@@ -562,6 +562,8 @@ class EvaluateSpec(Section):
     """What every promoted model must reach on the test split: at least this value, at most where
     lower is better. Always, it must also beat the most frequent class, in the gate's metric; for
     causal_lm, the frequency of single tokens."""
+    slice_floor: dict[Metric, float] = Field(default_factory=dict)
+    """The same for each value of `data.slices` with at least `gate.min_slice_size` test rows."""
     must_pass: Annotated[GoldenRows | None, WithJsonSchema({"type": ["string", "null"]})] = None
     """A CSV or JSONL file of at most 65,536 characters: rows in the config's own columns, each of
     which a candidate has to predict as it is labelled, or it is refused (docs/run.md). Not for

@@ -70,6 +70,12 @@ TABLE = [
     ("a drop that chance does not explain refuses", FLOOR, 0.95, 0.85, (part(0.7, 0.9, p_value=0.04),), False, "slice:c=a"),
     ("a drop that one of ten slices shows by chance does not", FLOOR, 0.95, 0.85,
      (part(0.7, 0.9, p_value=0.04), *(part(0.9, 0.9, name=str(i), p_value=0.5) for i in range(9))), True, ""),
+    ("a slice below its floor refuses a first model", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.79, 0),), False,
+     "floor_accuracy:c=a"),
+    ("a slice at its floor does not", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.8, 0),), True, ""),
+    ("a small slice has no floor", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.1, 0, rows=29),), True, ""),
+    ("a slice that lacks the metric is below its floor", {"slice_floor": {"roc_auc": 0.8}}, 0.9, None, (part(0.9, 0),), False,
+     "floor_roc_auc:c=a"),
     ("a drop within the limit is allowed", FLOOR, 0.95, 0.85, (part(0.85, 0.9),), True, ""),
 ]  # fmt: skip
 

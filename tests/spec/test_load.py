@@ -194,6 +194,8 @@ CONTRADICTIONS = [
     ("a disk for less than three windows", ["data.disk_gb=10"], "data.disk_gb"),
     ("less disk than shards for a program", ["data.disk_gb=20", "train.engine=trainer"], "data.disk_gb"),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
+    ("slice floor out of reach", ["data.slices=[plan]", "evaluate.slice_floor={accuracy: 1.5}"], "evaluate.slice_floor.accuracy"),
+    ("slice floor without slices", ["data.slices=[]", "evaluate.slice_floor={accuracy: 0.5}"], "evaluate.slice_floor"),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
     ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),
     ("arguments without a pipeline", ["arguments={a: 1}"], "arguments"),
