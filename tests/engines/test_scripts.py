@@ -64,3 +64,33 @@ def test_keras_under_mirrored_strategy_is_killed_and_stopped_and_ends_with_the_s
     resumed = stopped.start().finish()
     assert '"step": 3,' not in resumed.said, "nothing was trained again"
     assert resumed.weights == whole.weights
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_ray_train_is_killed_and_stopped_and_ends_with_the_same_bits(tmp_path):
+    """Two workers of Ray, started by one process of ours; what Ray started goes with it."""
+    texts = written(tmp_path, "text_classification", DISTILBERT)
+
+    def gang(name):
+        train = TrainSpec(entrypoint=str(SCRIPTS / "own_ray.py"), lr=1e-3)
+        return Gang(tmp_path / name, texts, ranks=1, train=train, task="text_classification", model=DISTILBERT)  # fmt: skip
+
+    whole = gang("whole").start().finish()
+    assert '"step": 40, ' in whole.said
+    stopped = gang("stopped").start()
+    stopped.until(lambda: '"step": 12,' in stopped.said, "step 12")
+    family = psutil.Process(stopped.process.pid).children(recursive=True)
+    (driver,) = (p for p in family if str(SCRIPTS / "own_ray.py") in p.cmdline())
+    ray = [p for p in driver.children(recursive=True) if p.name() in ("raylet", "gcs_server")]
+    assert ray
+    driver.kill()
+    stopped.until(lambda: "restarting all ranks (1 of 3)" in stopped.said, "a restart")
+    psutil.wait_procs(ray, 30)
+    assert not [p for p in ray if p.is_running()], "a killed driver leaves no Ray behind"
+    stopped.until(lambda: '"step": 25,' in stopped.said, "step 25")
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    resumed = stopped.start().finish()
+    assert '"step": 20,' not in resumed.said, "nothing was trained again"
+    assert resumed.weights == whole.weights
