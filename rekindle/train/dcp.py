@@ -20,15 +20,10 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint import planner as planning
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.checkpoint.utils import _ReaderView
@@ -72,9 +67,9 @@ class Piece:
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
         """DCP's protocol for what is not a tensor of torch's."""
         properties = meta.TensorProperties.create_from_tensor(self.local)
-        data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
+        data = planning.TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
         index = meta.MetadataIndex(fqn, self.offsets)
-        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
+        return [WriteItem(index, planning.WriteItemType.SHARD, tensor_data=data)]
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
@@ -230,10 +225,9 @@ class Writer(StorageWriter):
 def yield_to_training() -> None:
     """Let the calling thread run when training leaves a processor idle, and start no others."""
     torch.set_num_threads(1)
-    if hasattr(os, "setpriority"):
-        thread = threading.get_native_id()
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
+    thread = threading.get_native_id()
+    now = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
 
 
 def _memory_format(kind: Any, name: str) -> Any:

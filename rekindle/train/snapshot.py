@@ -104,8 +104,7 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     sizes = (_aligned(tensor.nbytes) for tensor in tensors.values())
     *starts, total = itertools.accumulate(sizes, initial=0)
     arena = mmap.mmap(-1, max(total, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        arena.madvise(mmap.MADV_HUGEPAGE)
+    arena.madvise(mmap.MADV_HUGEPAGE)
     pinned = None
     if any(tensor.is_cuda for tensor in tensors.values()):
         start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()

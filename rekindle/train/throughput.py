@@ -12,7 +12,6 @@ Python and launching. The largest names the verdict. Communication that a GPU hi
 
 import dataclasses
 import resource
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -92,8 +91,7 @@ class Clock:
         if self.device.type == "cuda":
             memory_bytes = int(torch.cuda.max_memory_allocated(self.device))
         else:
-            unit = 1 if sys.platform == "darwin" else 1024
-            memory_bytes = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            memory_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
             "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
