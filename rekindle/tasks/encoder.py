@@ -270,12 +270,10 @@ def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
         split = candidate.encode(["one", "two"], is_pretokenized=True).ids
         if split in (candidate.encode("one two").ids, candidate.encode(" one two").ids):
             return candidate
-    raise UnsupportedError(
-        "this tokenizer joins words that are given one by one, as if no space was between them",
-        where="model.tokenizer",
-        fix="name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
-        "`tokenizer: {vocab_size: 4096}`",
-    )
+    what = "this tokenizer joins words that are given one by one, as if no space was between them"
+    fix = "name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
+    fix += "`tokenizer: {vocab_size: 4096}`"
+    raise UnsupportedError(what, where="model.tokenizer", fix=fix)
 
 
 def _with(pre_tokenizer: Any, change: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns
 
+_SMALL = "{channels: [32, 64], hidden: 128}"
 DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
 
@@ -82,7 +83,7 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     source = model.source
     if isinstance(source, str):
         what = f"image_classification trains its own network and cannot start from `{source}`"
-        fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
+        fix = f"give an inline config: {_SMALL}, or use model.init_from"
         raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
         if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
@@ -174,12 +175,9 @@ _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 def check_size(height: int, width: int) -> None:
     """Refuse images that five halvings leave nothing of; raises RequestError."""
     if min(height, width) < SMALLEST_SIDE:
-        raise RequestError(
-            f"images of {height} x {width} pixels are too small for a residual network",
-            where="model.source",
-            fix=f"set data.image_size to {SMALLEST_SIDE} or more, or train "
-            "{channels: [32, 64], hidden: 128}",
-        )
+        what = f"images of {height} x {width} pixels are too small for a residual network"
+        fix = f"set data.image_size to {SMALLEST_SIDE} or more, or train {_SMALL}"
+        raise RequestError(what, where="model.source", fix=fix)
 
 
 def residual(architecture: dict[str, Any]) -> torch.nn.Module:

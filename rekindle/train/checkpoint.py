@@ -105,11 +105,10 @@ def load(
         dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
-        raise CheckpointError(
-            f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}",
-            where=problem.where or f"{checkpoint.root}/{checkpoint.name}",
-            fix=problem.fix or "remove it to start from the one before",
-        ) from error
+        what = f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}"
+        where = problem.where or f"{checkpoint.root}/{checkpoint.name}"
+        fix = problem.fix or "remove it to start from the one before"
+        raise CheckpointError(what, where=where, fix=fix) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,12 +219,10 @@ class Checkpointer:
         try:
             for file in files if isinstance(self.storage, Folder) else []:
                 if self.storage.size(f"{folder}/{file.path}") != file.bytes:
-                    raise CheckpointError(
-                        f"{self.storage.root} is not the same folder on all nodes: rank 0 does not "
-                        f"see {folder}/{file.path}",
-                        where=self.storage.root,
-                        fix="use a volume that all nodes mount, or an object store",
-                    )
+                    root, path = self.storage.root, f"{folder}/{file.path}"
+                    what = f"{root} is not the same folder on all nodes: rank 0 does not see {path}"
+                    fix = "use a volume that all nodes mount, or an object store"
+                    raise CheckpointError(what, where=root, fix=fix)
             if self.history is not None and rows:
                 with self.history.open("rb") as stream:
                     content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)

@@ -254,13 +254,9 @@ def probe_packing(trainer: Trainer) -> float | None:
     exact = trainer.spec.weights == "fp32"
     allowed = PACKED_TOLERANCE[trainer.spec.precision if exact else "bf16"]
     if not (math.isfinite(gap) and gap <= allowed):
-        raise StepError(
-            f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in "
-            "sequences of their own",
-            where="data.packing",
-            fix="set data.packing: false, and report this with the versions of torch and "
-            "transformers",
-        )
+        what = f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in"
+        fix = "set data.packing: false, and report this with the versions of torch and transformers"
+        raise StepError(f"{what} sequences of their own", where="data.packing", fix=fix)
     return gap
 
 

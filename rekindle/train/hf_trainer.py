@@ -39,7 +39,7 @@ from rekindle.train import modelfolder
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
-from rekindle.train.loop import StopFlag
+from rekindle.train.loop import StopFlag, diverged
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, decided, live
@@ -218,11 +218,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs:
             return
         if not (math.isfinite(logs["loss"]) and math.isfinite(logs["grad_norm"])):
-            raise StepError(
-                f"the loss is {logs['loss']} and the gradient's norm {logs['grad_norm']} at step "
-                f"{state.global_step}", where="train",
-                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
-            )  # fmt: skip
+            raise diverged(state.global_step, logs["loss"], logs["grad_norm"])
         if state.is_world_process_zero:
             seconds = time.monotonic() - self.began
             row = HistoryRow(

@@ -96,6 +96,13 @@ class StopFlag:
         return min(self.deadline - time.monotonic(), self.grace_seconds)
 
 
+def diverged(step: int, loss: float, norm: float, since: str = "") -> StepError:
+    """What is raised where `step`, counted from 1, gave no finite loss, or no finite gradient."""
+    what = f"the loss is {loss} and the gradient's norm {norm} at step {step}{since}"
+    fix = "lower train.lr, lengthen train.warmup, or look at the data of this batch"
+    return StepError(what, where="train", fix=fix)
+
+
 @dataclasses.dataclass(frozen=True)
 class Launched:
     """A step that the device has been given; `numbers`: its loss, gradient norm, ranks that were
@@ -285,12 +292,7 @@ class Trainer:
             return
         log.warning("step %d is skipped: loss %s, gradient norm %s", step + 1, loss, norm)
         if self.bad_steps >= self.spec.max_bad_steps:
-            raise StepError(
-                f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}, "
-                f"{self.bad_steps} steps in a row",
-                where="train",
-                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
-            )
+            raise diverged(step + 1, loss, norm, f", {self.bad_steps} steps in a row")
 
     def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
         """Float64 [3], of this rank's micro-batches: loss, right predictions and targets."""

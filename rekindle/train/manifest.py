@@ -80,11 +80,9 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
         try:
             manifest = json.loads(content)
             if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
-                raise CheckpointError(
-                    f"checkpoint {name} has schema {schema}, this rekindle reads {SCHEMA_VERSION}",
-                    where=where,
-                    fix="resume with the rekindle that wrote it, or train with --fresh elsewhere",
-                )
+                what = f"checkpoint {name} has schema {schema}, this rekindle reads "
+                fix = "resume with the rekindle that wrote it, or train with --fresh elsewhere"
+                raise CheckpointError(f"{what}{SCHEMA_VERSION}", where=where, fix=fix)
             body = {key: value for key, value in manifest.items() if key != "sha256"}
             files = tuple(File(**entry) for entry in body["files"])
             problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"

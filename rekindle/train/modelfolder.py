@@ -238,10 +238,9 @@ def check_start(
         raise StepError(what, where=where, fix=fix)
     ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
-        raise StepError(
-            f"{folder} has another tokenizer than this run: its embeddings would mean other tokens",
-            where=where, fix=f"set model.tokenizer: {folder}, or name another model",
-        )  # fmt: skip
+        what = "has another tokenizer than this run: its embeddings would mean other tokens"
+        fix = f"set model.tokenizer: {folder}, or name another model"
+        raise StepError(f"{folder} {what}", where=where, fix=fix)
     return model
 
 

@@ -172,11 +172,9 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     """A copy of the network with only stage `index` of its blocks; earlier stages get one more."""
     names = [name for name, _ in blocks(network)]
     if len(names) < layout.stages:
-        raise UnsupportedError(
-            f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
-            f"{layout.stages} stages",
-            where="train.layout.pp", fix="use fewer stages, or a layout without pp",
-        )  # fmt: skip
+        many = f"{len(names)} blocks and cannot be cut into {layout.stages} stages"
+        what, fix = f"{model_type(network)} has {many}", "use fewer stages, or a layout without pp"
+        raise UnsupportedError(what, where="train.layout.pp", fix=fix)
     parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
     made = copy.deepcopy(network)
     if isinstance(made, nn.Sequential):

@@ -67,11 +67,10 @@ class Optimizer:
                 matrices |= modules.matrices(stage.part.network)
         chosen = [h.local for h in self.held if h.name in matrices]
         if name != "adamw" and not chosen:
-            raise UnsupportedError(
-                f"{name} updates matrices of transformer blocks, and "
-                f"{modules.model_type(self.parts.network)} has none to train",
-                where="train.optimizer", fix="remove it: AdamW updates any network",
-            )  # fmt: skip
+            kind = modules.model_type(self.parts.network)
+            what = f"{name} updates matrices of transformer blocks, and {kind} has none to train"
+            fix = "remove it: AdamW updates any network"
+            raise UnsupportedError(what, where="train.optimizer", fix=fix)
         others = [h.local for h in self.held if h.name not in matrices]
         return UPDATES[name](chosen, others, self.spec)
 
