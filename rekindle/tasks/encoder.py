@@ -24,13 +24,14 @@ from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings, flattened
+from rekindle.tasks.base import Labels, Modality, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import tokenizers
     import torch
+    from torch.nn import Module
 
     from rekindle.tasks.base import Columns, Passes
 
@@ -69,9 +70,7 @@ class EncoderTask(pretrained.HubTask):
     def texts(self, batch: pa.RecordBatch) -> list[str]:
         """What a tokenizer is learnt from."""
 
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         import torch
         import transformers
 
@@ -80,7 +79,7 @@ class EncoderTask(pretrained.HubTask):
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
         config = pretrained.configuration(model, inline, names)
         kind = getattr(transformers, self.head)
-        network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
+        network: Module = kind.from_config(config, dtype=torch.float32)
         return network
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
@@ -97,7 +96,7 @@ class EncoderTask(pretrained.HubTask):
             "attention_mask": torch.from_numpy(mask_BT.astype(np.int64)),
         }
 
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = network(**inputs).logits
         return logits.float()
 

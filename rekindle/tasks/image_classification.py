@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError
-from rekindle.tasks.base import Modality, Settings, Task
+from rekindle.tasks.base import Labels, Modality, Settings, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+    from torch.nn import Module
 
     from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns
@@ -41,9 +42,7 @@ class ImageClassification(Task):
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
 
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         size = {"shape": list(settings["image_shape"]), "classes": len(labels)}
         return _network({**_architecture(model), **size})
 
@@ -57,20 +56,18 @@ class ImageClassification(Task):
         pixels_BDHW = torch.from_numpy(pixels_BHWD.astype(np.float32)).permute(0, 3, 1, 2)
         return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
 
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits_BC: torch.Tensor = network(inputs["pixels"])
         return logits_BC
 
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
+    def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
         from safetensors.torch import save_file
 
         tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(network.architecture, indent=2) + "\n")
 
-    def load(self, folder: Path) -> torch.nn.Module:
+    def load(self, folder: Path) -> Module:
         from safetensors.torch import load_file
 
         network = _network(json.loads((folder / "config.json").read_text()))
