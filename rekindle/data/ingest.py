@@ -126,11 +126,9 @@ class _Part:
 
 
 class _Ingestion:
-    def __init__(
-        self, data: DataSpec, modality: str, window: str, source: str, scratch: str
-    ) -> None:
+    def __init__(self, data: DataSpec, modality: str, window: str, source: str, root: str) -> None:
         self.data, self.modality, self.window = data, modality, parse_window(window)
-        self.source, self.store = source, Store(scratch)
+        self.source, self.store = source, Store(root)
         self.parts = [
             _Part(part, modality, self.window if part.window else None, n)
             for n, part in enumerate(data.parts)

@@ -408,13 +408,11 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
     return sure
 
 
-def _praise(
-    spec: EvaluateSpec, metric: str, candidate: Scores, comparison: Comparison | None
-) -> str:
-    value = candidate.metrics[metric]
+def _praise(spec: EvaluateSpec, metric: str, ours: Scores, comparison: Comparison | None) -> str:
+    value = ours.metrics[metric]
     if comparison is None:
         reached = f"{metric} {value:.4f} reaches every floor"
-        return f"first model: {reached if spec.floor else candidate.trivial(metric).detail}"
+        return f"first model: {reached if spec.floor else ours.trivial(metric).detail}"
     how = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
         how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"

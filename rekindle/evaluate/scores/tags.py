@@ -25,6 +25,7 @@ from rekindle.evaluate.scores.classes import beats_majority, class_result, indic
 from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
 
 Bools = npt.NDArray[np.bool_]
+Triple = tuple[Ints, Ints, Ints]
 
 NO_TAG = -1
 OUTSIDE = "O"
@@ -70,7 +71,7 @@ class TagScores(Scores):
         return len(self.lengths_N)
 
     @functools.cached_property
-    def _entities(self) -> tuple[Ints, Ints, Ints]:
+    def _entities(self) -> Triple:
         return counted(self.scheme, self.true_W, self.predicted_W, self.lengths_N)
 
     @functools.cached_property
@@ -161,7 +162,7 @@ class Scheme:
             np.array([p in _ALONE + _LAST for p in prefixes], bool),
         )
 
-    def spans(self, tags_W: Ints, firsts_W: Bools) -> tuple[Ints, Ints, Ints]:
+    def spans(self, tags_W: Ints, firsts_W: Bools) -> Triple:
         """Where entities begin, where each ends (the word behind it), and its type. `tags_W` is -1
         where a word has no tag; `firsts_W` marks the first word of each text."""
         known_W = tags_W >= 0
@@ -185,9 +186,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
     return "S", tag
 
 
-def counted(
-    scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints
-) -> tuple[Ints, Ints, Ints]:
+def counted(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints) -> Triple:
     """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
