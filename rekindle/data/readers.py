@@ -23,6 +23,7 @@ import pyarrow.parquet
 from rekindle.data.columns import RawBatch
 from rekindle.data.encodings import encoding_of
 from rekindle.data.files import SourceFile, delimiter_of, grouped
+from rekindle.data.manifest import list_sums
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
@@ -303,10 +304,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         lengths = pc.binary_length(values).take(column.indices)
         return np.asarray(lengths.fill_null(0), np.int64) + _EACH
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inside = np.append(np.int64(0), np.cumsum(_decoded_bytes(column.flatten())))
-        ends = np.cumsum(np.asarray(column.value_lengths().fill_null(0), np.int64))
-        sums: npt.NDArray[np.int64] = np.diff(inside[ends], prepend=np.int64(0))
-        return sums
+        return list_sums(column, _decoded_bytes(column.flatten()))
     if pa.types.is_struct(kind):
         parts = [_decoded_bytes(part) for part in column.flatten()]
         return np.sum(parts, axis=0, dtype=np.int64) if parts else np.zeros(len(column), np.int64)

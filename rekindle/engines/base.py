@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +51,14 @@ class Engine(Protocol):
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
+
+
+def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
+    """Fields that an engine does not take, where they have another value than here."""
+    for field, default in fields.items():
+        if operator.attrgetter(field)(train) != default:
+            what = f"the engine {engine} does not take train.{field}"
+            yield ("train", *field.split(".")), what, "remove it, or use rekindle's engine"
 
 
 def contradictions(

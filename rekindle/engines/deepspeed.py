@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, contradictions
+from rekindle.engines import base
+from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, untaken
 from rekindle.errors import StepError, did_you_mean
 from rekindle.tables import rows
 
@@ -59,18 +60,12 @@ class DeepSpeed(Engine):
         if train.precision in ("fp16", "fp8", "fp64"):
             what = f"the engine deepspeed does not train in {train.precision}"
             yield ("train", "precision"), what, "bf16 or fp32"
-        for field, value in (
-            ("weights", train.weights == "bf16"), ("compile", train.compile),
-            ("optimizer", train.optimizer != "adamw"),
-        ):  # fmt: skip
-            if value:
-                what = f"the engine deepspeed does not take train.{field}"
-                yield ("train", field), what, "remove it, or use rekindle's engine"
+        yield from untaken("deepspeed", train, _TABLES["fields"])
         given = train.engine_config or {}
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
             yield (*CONFIG, "zero_optimization", "stage"), _NARROW, "stage: 1, or precision: fp32"
         yield from _refused(given)
-        yield from contradictions(given, _owned(train), train)
+        yield from base.contradictions(given, _owned(train), train)
         kind = at(given, "optimizer", "type")
         if kind not in (None, AUTO, "Adam", "AdamW"):
             what = f"rekindle cannot save and resume the state of {kind}"

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +44,7 @@ from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, decided, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
-from rekindle.train.storage import storage_of
+from rekindle.train.storage import put_file, storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
@@ -322,7 +322,7 @@ class Saves:
         if self.away and self.first_here:
             mine = sorted(path.name for path in here.iterdir() if path.is_file())
             for file in mine:
-                self.store.write(f"{name}/{file}", functools.partial(_copied, here / file))
+                put_file(self.store, f"{name}/{file}", here / file)
         files = [file for each in of_all(mine) for file in each]
         if dist.get_rank() > 0:
             return
@@ -338,11 +338,6 @@ class Saves:
 
 def step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _copied(path: Path, target: BinaryIO) -> None:
-    with path.open("rb") as source:
-        shutil.copyfileobj(source, target)
 
 
 if __name__ == "__main__":

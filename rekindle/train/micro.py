@@ -51,13 +51,11 @@ class Micro:
 
     def with_each(self, change: Change) -> Micro:
         """The same with what `change` makes of each tensor."""
-        return Micro(
-            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
-            labels=change(self.labels), count=change(self.count), key=self.key,
-            weights=None if self.weights is None else change(self.weights),
-            targets=None if self.targets is None else change(self.targets),
-            documents=None if self.documents is None else self.documents.with_each(change),
-        )  # fmt: skip
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        own: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        documents = self.documents and self.documents.with_each(change)
+        return dataclasses.replace(self, inputs=inputs, documents=documents, **own)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,6 +243,16 @@ class _PatientFile:
 Storage: TypeAlias = Folder | ObjectStore
 
 
+def put_file(storage: Storage, path: str, file: Path) -> None:
+    """Store a file of this machine."""
+
+    def copy(target: BinaryIO) -> None:
+        with file.open("rb") as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    storage.write(path, copy)
+
+
 def _exists(root: str, path: str) -> CheckpointError:
     what = f"{root}/{path} was written by another attempt"
     return CheckpointError(what, where=root, fix="stop the other attempt at the same work")
