@@ -35,7 +35,7 @@ from rekindle.spec.model import CheckpointSpec
 from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, State, broken, step_of
-from rekindle.train.mesh import of_all, of_first
+from rekindle.train.mesh import Ranks, of_all, of_first
 from rekindle.train.snapshot import Snapshot
 from rekindle.train.storage import Folder, storage_of, write_error
 
@@ -87,9 +87,7 @@ def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoin
     return newest(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
-def load(
-    checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: dist.ProcessGroup | None = None
-) -> None:
+def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = None) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
     `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and share the

@@ -33,7 +33,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
-from rekindle.train.mesh import of_all
+from rekindle.train.mesh import Ranks, of_all
 from rekindle.train.storage import Storage, write_error
 
 METADATA = ".metadata"
@@ -284,7 +284,7 @@ class _Read:
 
 def fill(
     pieces: Mapping[str, Piece], metadata: meta.Metadata, storage: Storage, folder: str,
-    replicas: dist.ProcessGroup | None = None,
+    replicas: Ranks = None,
 ) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
     is not there as it is here: nothing has been filled then. `replicas`, ranks with the same

@@ -26,7 +26,7 @@ from rekindle.spec.model import SCRATCH_LR, TrainSpec
 from rekindle.train import modules
 from rekindle.train.attention import HALVES
 from rekindle.train.dcp import Piece
-from rekindle.train.mesh import Mesh
+from rekindle.train.mesh import Mesh, Ranks
 from rekindle.train.parallel import Parts
 from rekindle.train.updates import UPDATES, Update
 from rekindle.train.weights import divides, local_of
@@ -148,7 +148,7 @@ class Optimizer:
                     self.update.state[source.local][key].copy_(value)
 
     @property
-    def replicas(self) -> dist.ProcessGroup | None:
+    def replicas(self) -> Ranks:
         """The ranks that hold the same of `weights` and `tensors` as this one."""
         return self.parts.mesh.replicas
 
@@ -201,7 +201,7 @@ class _Scale:
         self.value.copy_(torch.where(finite, more, (self.value / 2).clamp(min=1.0)))
 
 
-def _add_up(gradients: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
     """Sums over the group, in place; in one collective, because small ones cost as much as it."""
     if not gradients:
         return
@@ -233,7 +233,7 @@ class _Copies:
                 dist.all_reduce(one.local.grad, group=self.group)
 
 
-def _ends(mesh: Mesh) -> dist.ProcessGroup | None:
+def _ends(mesh: Mesh) -> Ranks:
     """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
@@ -324,7 +324,7 @@ class Stepped:
     """What `Optimizer` does, by a stepper."""
 
     scale = None
-    replicas: dist.ProcessGroup | None = None  # each rank holds something else
+    replicas: Ranks = None  # each rank holds something else
 
     def __init__(self, parts: Parts, stepper: Zero) -> None:
         self.parts, self.stepper = parts, stepper
