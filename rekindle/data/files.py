@@ -38,9 +38,7 @@ _FORMATS = {
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
 # what people leave beside data
-_NOTE = re.compile(
-    r"(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$", re.IGNORECASE
-)
+_NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
 _SPLIT_WORDS = {
     "train": "train", "training": "train", "test": "test", "testing": "test",
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),

@@ -173,8 +173,8 @@ class SampleOrder:
         last = window + 1 == len(epoch.windows)
         soon = self._cut(number + 1).windows[0] if last else epoch.windows[window + 1]
         left = int(epoch.before[window]) % size
-        read = epoch.windows[window - bool(left) : window + 1]
-        self._expect(np.concatenate(read), soon)
+        read = np.concatenate(epoch.windows[window - bool(left) : window + 1])
+        self._expect(read, soon)
         made = self._drawn(number, window)
         if left:
             before = self._drawn(number, window - 1)
@@ -187,12 +187,9 @@ class SampleOrder:
         nothing = _sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1))
         return pa.concat_arrays([made, nothing])
 
-    def _by_length(
-        self, made: Indices, shards: Sequence[Indices], number: int, window: int
-    ) -> Indices:
-        """How rows, each a sequence of its own, are ordered by their lengths."""
+    def _by_length(self, made: Indices, held: Indices, number: int, window: int) -> Indices:
+        """How rows of the shards `held`, each a sequence of its own, are ordered by length."""
         assert self._lengths is not None
-        held = np.concatenate(shards)
         rows = self._rows_of(held)
         by_row = np.argsort(rows)
         lengths = np.asarray(self._lengths(held))[by_row[np.searchsorted(rows[by_row], made)]]

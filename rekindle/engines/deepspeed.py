@@ -304,9 +304,7 @@ class Zero:
         """StepError where what is in effect is not what the config asks for, or where weights in
         full precision are found in other places than those that a step computes with."""
         for name, parameter in self.named.items():
-            ours, theirs = (
-                _beginning(x) for x in (self.whole(parameter), self._computed_with(parameter))
-            )
+            ours, theirs = map(_beginning, (self.whole(parameter), self._computed_with(parameter)))
             if (ours - theirs).abs().max() > _ROUNDED:
                 what = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"

@@ -91,10 +91,8 @@ class EncoderTask(pretrained.HubTask):
         ids_BT = np.full(shape, settings["pad_token_id"], np.int64)
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
         ids_BT[mask_BT] = flat
-        return {
-            "input_ids": torch.from_numpy(ids_BT),
-            "attention_mask": torch.from_numpy(mask_BT.astype(np.int64)),
-        }
+        mask = torch.from_numpy(mask_BT.astype(np.int64))
+        return {"input_ids": torch.from_numpy(ids_BT), "attention_mask": mask}
 
     def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = network(**inputs).logits
@@ -246,10 +244,8 @@ class TokenClassification(EncoderTask):
                     firsts[word] = position
             places.append(firsts)
             ids.append(encoding.ids if any(place >= 0 for place in firsts) else None)
-        return {
-            "input_ids": pa.array(ids, pa.list_(pa.int32())),
-            "places": pa.array(places, pa.list_(pa.int32())),
-        }
+        kind = pa.list_(pa.int32())
+        return {"input_ids": pa.array(ids, kind), "places": pa.array(places, kind)}
 
 
 def _words(batch: pa.RecordBatch) -> list[list[str]]:

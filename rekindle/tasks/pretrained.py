@@ -67,9 +67,8 @@ class HubTask(Task):
     def load(self, folder: Path) -> Module:
         import transformers
 
-        network: Module = getattr(transformers, self.head).from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
+        kind = getattr(transformers, self.head)
+        network: Module = kind.from_pretrained(folder, dtype="float32", local_files_only=True)
         return network.eval()
 
 

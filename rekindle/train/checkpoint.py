@@ -9,7 +9,6 @@ The newest complete checkpoint wins. One whose files do not match its manifest i
 one of another run key or schema is refused. On a folder the lock of the run key keeps other
 attempts away; on an object store each attempt has a prefix of its own."""
 
-import concurrent.futures
 import dataclasses
 import datetime as dt
 import functools
@@ -21,6 +20,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,8 @@ class Checkpointer:
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
-        self.thread = concurrent.futures.ThreadPoolExecutor(
-            1, "checkpoint", initializer=dcp.yield_to_training
-        )
-        self.pending: concurrent.futures.Future[_Outcome] | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint", initializer=dcp.yield_to_training)
+        self.pending: Future[_Outcome] | None = None
         self.started = -1
         self.seconds: deque[float] = deque(maxlen=3)
         self.known: dict[str, State] = {}  # of complete checkpoints

@@ -160,9 +160,8 @@ class _Small:
         return torch.tensor(found, dtype=torch.float64, device=mesh.device)
 
     def _trainer(self, train: TrainSpec, mesh: Mesh) -> Trainer:
-        train = train.model_copy(
-            update={"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
-        )
+        size = {"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
+        train = train.model_copy(update=size)
         with weights.deferred() as recorder:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)

@@ -5,7 +5,6 @@ propagates failures. Ours: hashing while writing, and reading, which checks that
 there. DCP pickles its `.metadata`: it is read with an allow-list, the entries of files with
 `weights_only`, all of it after the caller has checked hashes."""
 
-import concurrent.futures
 import dataclasses
 import hashlib
 import io
@@ -15,6 +14,7 @@ import pickle
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, BinaryIO, cast
 
 import torch
@@ -157,9 +157,7 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         total = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
         self.storage.check_room(total)
-        return [
-            dataclasses.replace(plan, storage_data=(rank, total)) for rank, plan in enumerate(plans)
-        ]
+        return [dataclasses.replace(p, storage_data=(rank, total)) for rank, p in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, total = plan.storage_data
@@ -172,9 +170,7 @@ class Writer(StorageWriter):
         crc = get_crc32_options()
         set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
         try:
-            with concurrent.futures.ThreadPoolExecutor(
-                self.threads, initializer=yield_to_training
-            ) as pool:
+            with ThreadPoolExecutor(self.threads, initializer=yield_to_training) as pool:
                 results = pool.map(lambda one: self._write(one[0], one[1], planner), named)
                 written = [result for part in results for result in part]
         except OSError as error:
@@ -314,7 +310,7 @@ def fill(
                 beat()
 
     try:
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(read, by_path))
         failure = None
     except Exception as error:

@@ -260,9 +260,7 @@ class Trainer:
         squares = self.optimizer.collect()
         # one rank's clock decides
         asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self._seconds()))
-        shared = self.agreed(
-            torch.stack([loss, squares, self._number(asks), self._number(written)])
-        )
+        shared = self.agreed(torch.stack([loss, squares, *map(self._number, (asks, written))]))
         scale = self.optimizer.scale
         used = scale.value.clone() if scale is not None else self._number(1)
         found = self.optimizer.step(rate, shared[0], shared[1])

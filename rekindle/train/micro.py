@@ -136,7 +136,7 @@ class Numbers:
 
 
 Ints = npt.NDArray[np.int64]
-
+ByHead = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 GROUP = 2.0  # the longest text of a group over its shortest
 
@@ -155,9 +155,7 @@ class Group:
     places: torch.Tensor
     back: torch.Tensor
     mask: torch.Tensor | None
-    _by_head: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = dataclasses.field(
-        default_factory=dict
-    )
+    _by_head: dict[int, ByHead] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, lengths: list[int]) -> Group:
@@ -173,7 +171,7 @@ class Group:
             None if min(lengths) == longest else torch.from_numpy(real_RT[:, None, None]),
         )  # fmt: skip
 
-    def by_head(self, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def by_head(self, heads: int) -> ByHead:
         """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what is added
         to scores [R * heads, longest, longest]. Found once for all layers."""
         if heads not in self._by_head:

@@ -48,16 +48,13 @@ class Optimizer:
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts, self.spec = parts, spec
         trained = ((name, p) for name, p in parts.parameters() if p.requires_grad)
-        self.held = [
-            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts)) for name, p in trained
-        ]
+        self.held = [_Held(n, p, local_of(p).detach(), _repeated(n, p, parts)) for n, p in trained]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
         self.update: Update = self._update()
         self.counted = [h for h in self.held if h.repeated and h.local.numel()]
-        self.shares = torch.tensor(
-            [1 / h.repeated for h in self.counted], dtype=torch.float64, device=parts.mesh.device
-        )
+        shares = [1 / h.repeated for h in self.counted]
+        self.shares = torch.tensor(shares, dtype=torch.float64, device=parts.mesh.device)
 
     def _update(self) -> Update:
         """Raises UnsupportedError where the optimizer has no matrix to work on."""
@@ -278,9 +275,8 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     more: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
     if local.shape != parameter._local_tensor.shape:
         more = {"shape": (len(parameter), *local.shape[1:]), "stride": local.stride()}
-    return DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, run_check=False, **more
-    )
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, **more)
 
 
 def peak_rate(spec: TrainSpec) -> float:

@@ -241,11 +241,9 @@ def settle(parts: Parts) -> Parts:
     if not layout.only_replicates or layout.world == 1:
         return parts
     (stage,) = parts.stages
-    wrapped = DistributedDataParallel(
-        stage.part, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
-    wrapped.register_comm_hook(None, _sum)
-    return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=wrapped),))
+    ddp = DistributedDataParallel(stage.part, broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp.register_comm_hook(None, _sum)
+    return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=ddp),))
 
 
 def _sum(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations

@@ -55,9 +55,8 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, obj
     name_process(f"rank {rank}")
     vitals = Vitals(Path(job.status), rank)
     restart = os.environ.get("REKINDLE_RESTART", "0")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
-    )
+    line = f"[rank {rank} restart {restart}] %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format=line)
     for words in _NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message=words)
     stop = StopFlag(job.train.grace_seconds)

@@ -103,10 +103,8 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     job.write(path)
     try:
         with shared_secret(rendezvous, root_of(job.turns[-1].kept)) as place:
-            torchrun(
-                ["-m", "rekindle.train.score_rank", str(path)], job.train, status=Path(job.status),
-                rendezvous=place,
-            )  # fmt: skip
+            words = ["-m", "rekindle.train.score_rank", str(path)]
+            torchrun(words, job.train, status=Path(job.status), rendezvous=place)
     except StepError as failure:
         if not _is_scored(job):
             raise

@@ -1,12 +1,12 @@
 """Copies of the tensors of one moment in host memory, and whether a machine can hold those of all
 its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
-import concurrent.futures
 import dataclasses
 import itertools
 import logging
 import mmap
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -30,9 +30,7 @@ class Snapshot:
         self.places: dict[str, torch.Tensor] = {}
         self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.pinned: Pinned | None = None
-        self.copiers = concurrent.futures.ThreadPoolExecutor(
-            THREADS, "snapshot", torch.set_num_threads, (1,)
-        )
+        self.copiers = ThreadPoolExecutor(THREADS, "snapshot", torch.set_num_threads, (1,))
 
     def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
         """The same pieces with copies of their tensors, which hold until the next call."""

@@ -189,9 +189,7 @@ class ObjectStore:
         self._patiently(delete)
 
     def abandoned(self, folder: str) -> bool:
-        times = self._patiently(
-            lambda: [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
-        )
+        times = self._patiently(lambda: [*map(self.fs.modified, self.fs.find(self._path(folder)))])
         dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
         # some drivers give times of UTC that do not say so
         return all((t if t.tzinfo else t.replace(tzinfo=dt.UTC)) < dead for t in times)

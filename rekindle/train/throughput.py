@@ -173,14 +173,9 @@ class Profiler:
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
     """Seconds that training waited for gloo, whose threads the profiler counts for no operator."""
-    collectives, operators = [], []
-    for event in events:
-        span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
-        if not event.is_async:
-            operators.append(span)
-        elif is_collective(event.name):
-            collectives.append(span)
-    return exposed_seconds(collectives, operators)
+    spans = [(e, (e.time_range.start / 1e6, e.time_range.end / 1e6)) for e in events]
+    collectives = [span for e, span in spans if e.is_async and is_collective(e.name)]
+    return exposed_seconds(collectives, [span for e, span in spans if not e.is_async])
 
 
 def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> float:

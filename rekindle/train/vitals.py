@@ -99,9 +99,7 @@ _TABLES = rows(_HERE / "vitals.yaml")  # read before memory is short
 FIXES: Mapping[str, str] = _TABLES["fixes"]
 _ANYTHING = _TABLES["anything"]
 # file, functions in it (none stands for any), term
-_PLACES: list[tuple[str, set[str], str]] = [
-    (file, set(words.split()), term) for file, words, term in _TABLES["places"]
-]
+_PLACES = [(file, set(words.split()), str(term)) for file, words, term in _TABLES["places"]]
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
 _OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
 

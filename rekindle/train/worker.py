@@ -260,10 +260,8 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
         emit("notice", text=spent)
     rows = list(read_history(history.path))
-    final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
-    validation = {
-        "loss": final.validation_loss, "accuracy": final.validation_accuracy,
-    } if final else {}  # fmt: skip
+    row = next((row for row in reversed(rows) if row.step <= (best or last)), None)
+    validation = {"loss": row.validation_loss, "accuracy": row.validation_accuracy} if row else {}
     job.summarise(
         engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect=trainer.optimizer.facts() | quantised.facts(trainer.parts),
