@@ -195,10 +195,9 @@ class SampleOrder:
         lengths = np.asarray(self._lengths(held))[by_row[np.searchsorted(rows[by_row], made)]]
         size = self.global_batch_size
         group = size * BUCKET_BATCHES
-        order = np.concatenate([
-            start + np.argsort(lengths[start : start + group], kind="stable")
-            for start in range(0, len(made), group)
-        ])  # fmt: skip
+        starts = range(0, len(made), group)
+        parts = [at + np.argsort(lengths[at : at + group], kind="stable") for at in starts]
+        order = np.concatenate(parts)
         full = len(made) // size
         shuffled = order[: full * size].reshape(full, size)
         shuffled = shuffled[self._permutation(full, number, _BATCHES, window)]

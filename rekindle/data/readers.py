@@ -63,16 +63,12 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
         try:
             # texts are checked for UTF-8 later, row by row; an image is the path of one
             types = {c: pa.string() if k == "image" else pa.binary() for c, k in columns.items()}
-            for batch in pa.csv.open_csv(
-                pa.PythonFile(lines, mode="r"),
-                read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    include_columns=list(columns), column_types=types
-                ),
-            ):
+            read = pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
+            parse = pa.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+            )
+            convert = pa.csv.ConvertOptions(include_columns=list(columns), column_types=types)
+            for batch in pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert):
                 yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
             place, what = file.name, str(error)
@@ -444,13 +440,9 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     """The block by pyarrow, if each line holds one object and each column has its type, or None."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     try:
-        table = pa.json.read_json(
-            pa.BufferReader(block),
-            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            parse_options=pa.json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior="ignore"
-            ),
-        )
+        read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        table = pa.json.read_json(pa.BufferReader(block), read, parse)
         table.validate(full=True)
     except pa.ArrowInvalid:
         return None

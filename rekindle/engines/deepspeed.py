@@ -383,11 +383,7 @@ def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
 
 def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that are "auto", at any depth."""
-    return {
-        key: _decided(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if value != AUTO
-    }
+    return {k: _decided(v) if isinstance(v, Mapping) else v for k, v in values.items() if v != AUTO}
 
 
 def _asks(section: Any) -> bool:

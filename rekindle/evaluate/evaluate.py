@@ -220,11 +220,9 @@ def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
         return None
     (mine_N, true_N), other_N = mine, other[0]
     changed_N = mine_N != other_N
-    return Churn(
-        answers=len(true_N), share=float(changed_N.mean()),
-        fixed=int((changed_N & (mine_N == true_N)).sum()),
-        broken=int((changed_N & (other_N == true_N)).sum()),
-    )  # fmt: skip
+    fixed, broken = (int((changed_N & (one_N == true_N)).sum()) for one_N in (mine_N, other_N))
+    share = float(changed_N.mean())
+    return Churn(answers=len(true_N), share=share, fixed=fixed, broken=broken)
 
 
 def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:

@@ -54,11 +54,9 @@ class Classifier(Model):
 
     def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
         task, labels = self.opened.task, self.opened.labels
-        inputs = task.collate(table, self.opened.settings)
-        inputs = {
-            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-            for name, tensor in inputs.items()
-        }
+        made = task.collate(table, self.opened.settings).items()
+        kinds = {name: self.dtype if x.is_floating_point() else None for name, x in made}
+        inputs = {name: tensor.to(self.device, kinds[name]) for name, tensor in made}
         odds = torch.softmax(task.logits(self.network, inputs).double(), -1)
         tops, indices = (values.cpu().tolist() for values in odds.max(-1))
         if task.objective == "tags":

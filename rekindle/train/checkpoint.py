@@ -201,10 +201,8 @@ class Checkpointer:
         dist.gather_object(writer.files, files, group=self.group)
         outcome = _Outcome()
         if files is not None:
-            body = {
-                "schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key, "step": step,
-                "state": state,
-            }  # fmt: skip
+            kind = {"schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key}
+            body = {**kind, "step": step, "state": state}
             outcome = self._commit(folder, body, [f for part in files for f in part], rows)
             outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
             if outcome.problem is not None and isinstance(self.storage, Folder):

@@ -84,10 +84,8 @@ def compared(
         torch._dynamo.reset()  # what was compiled for the small network is of no more use
     free(mesh.device)
     for gap in (gap for gap in gaps if gap.largest > gap.allowed):
-        shown = "; ".join(
-            f"step {step + 1}: {mine:.6g} instead of {theirs:.6g}"
-            for step, (mine, theirs) in enumerate(gap.losses)
-        )
+        pairs = enumerate(gap.losses, 1)
+        shown = "; ".join(f"step {n}: {ours:.6g} instead of {own:.6g}" for n, (ours, own) in pairs)
         raise StepError(
             f"{cell} does not compute what one rank does: on a small network of this architecture "
             f"losses and norms differ by {gap.largest:.2g} in {gap.precision}, of which "
@@ -226,10 +224,8 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
         **objective_of(task).invented(random, texts, max(1, len(manifest.labels))),
     }
-    settings = {
-        **manifest.settings, "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 0,
-        "max_length": longest,
-    }  # fmt: skip
+    sizes = {"vocab_size": VOCABULARY, "max_length": longest}
+    settings = {**manifest.settings, **sizes, "pad_token_id": 0, "eos_token_id": 0}
     told = manifest.model_copy(update={"settings": settings})
     return Shards.of_tables(Path(), told, {TRAIN: pa.table(columns)})
 

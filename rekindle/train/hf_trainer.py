@@ -127,11 +127,9 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
     # the number of labels in it alone. Their gradients would be a sum over accumulated batches.
     network.accepts_loss_kwargs = task.objective == "tokens"
-    return Trainer(
-        model=network, args=made,
-        train_dataset=_Rows(shards, TRAIN),
-        data_collator=functools.partial(_collated, task, shards.manifest.settings),
-    )  # fmt: skip
+    rows = _Rows(shards, TRAIN)
+    collate = functools.partial(_collated, task, shards.manifest.settings)
+    return Trainer(model=network, args=made, train_dataset=rows, data_collator=collate)
 
 
 def _precision(trainer: Any) -> str:

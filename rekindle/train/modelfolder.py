@@ -185,10 +185,9 @@ def open_model(folder: Path, code: str = "") -> ModelFolder:
     said = json.loads(path.read_text())
     name = said["task"]
     own = name not in TASKS
-    return ModelFolder(
-        folder, load_task(_own_task(folder, name, code) if own else name), tuple(said["labels"]),
-        said["settings"], said["run_key"], own, said.get("precision", ""),
-    )  # fmt: skip
+    task = load_task(_own_task(folder, name, code) if own else name)
+    known = tuple(said["labels"]), said["settings"], said["run_key"]
+    return ModelFolder(folder, task, *known, own, said.get("precision", ""))
 
 
 def code_in(folder: Path) -> str:

@@ -101,12 +101,9 @@ def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def matrices(network: nn.Module) -> set[str]:
     """Names of the weights of linear layers in a transformer's blocks."""
-    return {
-        f"{name}.{inner}.weight"
-        for name, block in (blocks(network) if hasattr(network, "config") else [])
-        for inner, module in block.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    held = blocks(network) if hasattr(network, "config") else []
+    inside = ((f"{name}.{inner}", m) for name, block in held for inner, m in block.named_modules())
+    return {f"{name}.weight" for name, module in inside if isinstance(module, nn.Linear)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,11 +152,8 @@ class Optimizer:
     def weights(self) -> dict[str, Any]:
         """What is trained, named after the parameter in the whole network."""
         tied, frozen = self.parts.tied, self.parts.scaling is not None
-        return {
-            tied.get(name, name): p.detach()
-            for name, p in self.parts.parameters()
-            if p.requires_grad or not frozen
-        }
+        saved = ((n, p) for n, p in self.parts.parameters() if p.requires_grad or not frozen)
+        return {tied.get(name, name): p.detach() for name, p in saved}
 
     def tensors(self) -> dict[str, Any]:
         """Moments and step counts by parameter, sharded as it is; of copies one."""
@@ -364,8 +361,5 @@ class Stepped:
         return {name for name, p in self.parts.parameters() if p.requires_grad}
 
     def _pieces(self) -> dict[str, Piece]:
-        return {
-            name: Piece(f.local, torch.Size([f.start]), torch.Size([f.count]))
-            for name, f in self.stepper.fragments().items()
-            if f.local.numel()
-        }
+        held = [(n, f) for n, f in self.stepper.fragments().items() if f.local.numel()]
+        return {n: Piece(f.local, torch.Size([f.start]), torch.Size([f.count])) for n, f in held}

@@ -131,10 +131,8 @@ def build(
         if layout.tp > 1:
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and modules.known(piece) is not None:
-            peers = attention.Peers(
-                mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
-                takes_groups(mesh.device),
-            )  # fmt: skip
+            place = mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp")
+            peers = attention.Peers(*place, kernel, takes_groups(mesh.device))
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)

@@ -206,15 +206,11 @@ def verdict(
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     bound = max(shares, key=lambda name: shares[name])
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]
+    spent = ((name, calls, round(took / seconds, 4)) for name, calls, took in top if took > 0)
     return Profile(
-        steps=steps, seconds=seconds, bound=bound,
+        steps=steps, seconds=seconds, bound=bound, advice=tips.get(bound, ""),
         shares={name: round(share, 4) for name, share in shares.items()},
-        advice=tips.get(bound, ""),
-        operators=tuple(
-            OperatorShare(name=name, calls=calls, share=round(took / seconds, 4))
-            for name, calls, took in top
-            if took > 0
-        ),
+        operators=tuple(OperatorShare(name=n, calls=calls, share=s) for n, calls, s in spent),
     )  # fmt: skip
 
 

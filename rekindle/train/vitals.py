@@ -66,10 +66,9 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Problem(
-                f"the disk is full: {cause.strerror}", str(cause.filename or ""),
-                "free some space or lower train.checkpoint.keep; the same command resumes",
-            )  # fmt: skip
+            fix = "free some space or lower train.checkpoint.keep; the same command resumes"
+            what = f"the disk is full: {cause.strerror}"
+            return Problem(what, str(cause.filename or ""), fix)
         if is_out_of_memory(cause):
             # the term that ran out, what else this rank holds, and the setting that helps
             term, held = term_of(cause), held or {}

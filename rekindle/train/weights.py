@@ -43,10 +43,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         target = args[0] if args else None
         if func._schema.is_mutable and isinstance(target, torch.Tensor) and target.is_meta:
-            note = _Note(
-                func, tuple(args[1:]), dict(kwargs or {}),
-                target.size(), target.stride(), int(target.storage_offset()),
-            )  # fmt: skip
+            place = target.size(), target.stride(), int(target.storage_offset())
+            note = _Note(func, tuple(args[1:]), dict(kwargs or {}), *place)
             self.notes[_storage(target)].append(note)
         return func(*args, **(kwargs or {}))
 

@@ -75,10 +75,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     # of pp, cp and tp peers, which see the same examples, one writes them down
     speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")
     ledger = Ledger(job.working, rank) if speaks else None
-    profiler = Profiler(
-        job.train.profile if rank == 0 else 0, device, job.working / PROFILE,
-        tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
-    )  # fmt: skip
+    hints = tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout))
+    profiled = job.train.profile if rank == 0 else 0
+    profiler = Profiler(profiled, device, job.working / PROFILE, hints)
     last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
     vitals.beat(last, "finish")
     checkpointer.wait()

@@ -132,14 +132,13 @@ class ClassScores(Scores):
         """Empty bins are left out, and rows that are not numbers."""
         finite_N = np.isfinite(self.probabilities_NC).all(1)
         top_N, right_N, index_N = _binned(self.probabilities_NC[finite_N], self.labels_N[finite_N])
+        bins = ((i, index_N == i) for i in range(BINS))
         return tuple(
             records.CalibrationBin(
-                lower=i / BINS, upper=(i + 1) / BINS, rows=int((index_N == i).sum()),
-                confidence=float(top_N[index_N == i].mean()),
-                accuracy=float(right_N[index_N == i].mean()),
+                lower=i / BINS, upper=(i + 1) / BINS, rows=int(in_N.sum()),
+                confidence=float(top_N[in_N].mean()), accuracy=float(right_N[in_N].mean()),
             )
-            for i in range(BINS)
-            if (index_N == i).any()
+            for i, in_N in bins if in_N.any()
         )  # fmt: skip
 
 

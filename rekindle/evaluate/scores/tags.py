@@ -64,10 +64,9 @@ class TagScores(Scores):
         logits_WC = np.asarray(column.flatten(), np.float64).reshape(-1, tags)
         picked_W = softmax(logits_WC, 1)[np.arange(len(true_W)), true_W]
         known_W = logits_WC.max(1) != logits_WC.min(1)
-        return cls(
-            true_W, np.where(known_W, logits_WC.argmax(1), NO_TAG),
-            -np.log(np.clip(picked_W, EPSILON, 1.0)), lengths_N, Scheme.of(contender.labels),
-        )  # fmt: skip
+        predicted_W = np.where(known_W, logits_WC.argmax(1), NO_TAG)
+        nats_W = -np.log(np.clip(picked_W, EPSILON, 1.0))
+        return cls(true_W, predicted_W, nats_W, lengths_N, Scheme.of(contender.labels))
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -121,10 +120,8 @@ class TagScores(Scores):
 
     def picked(self, pick_N: np.ndarray) -> Self:
         pick_W = np.repeat(pick_N, self.lengths_N)
-        return type(self)(
-            self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W],
-            self.lengths_N[pick_N], self.scheme,
-        )  # fmt: skip
+        known = self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W]
+        return type(self)(*known, self.lengths_N[pick_N], self.scheme)
 
     def answers(self) -> tuple[Ints, Ints]:
         return self.predicted_W, self.true_W
@@ -157,12 +154,10 @@ class Scheme:
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
         numbers = {name: number for number, name in enumerate(names)}
-        return cls(
-            names,
-            np.array([-1 if t is None else numbers[t] for t in types], np.int64),
-            np.array([p in _FIRST + _ALONE for p in prefixes], bool),
-            np.array([p in _ALONE + _LAST for p in prefixes], bool),
-        )
+        type_C = np.array([-1 if t is None else numbers[t] for t in types], np.int64)
+        begins_C = np.array([prefix in _FIRST + _ALONE for prefix in prefixes], bool)
+        ends_C = np.array([prefix in _ALONE + _LAST for prefix in prefixes], bool)
+        return cls(names, type_C, begins_C, ends_C)
 
     def spans(self, tags_W: Ints, firsts_W: Bools) -> Triple:
         """Where entities begin, where each ends (the word behind it), and its type. `tags_W` is -1

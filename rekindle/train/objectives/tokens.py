@@ -325,15 +325,12 @@ def judge_targets(
     """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
     time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
     hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
-    single = torch.promote_types(hidden_FH.dtype, torch.float32)
+    kind = torch.promote_types(hidden_FH.dtype, torch.float32)
     columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
     rows = rows_at_once(columns, hidden_FH.device.type)
     pieces = zip(torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True)
-    found = [
-        judged(_product(h, head_WH.T, single)[:, :columns], targets, start, divided)
-        for h, targets in pieces
-    ]
-    return torch.cat(found)
+    made = (judged(_product(h, head_WH.T, kind)[:, :columns], t, start, divided) for h, t in pieces)
+    return torch.cat([*made])
 
 
 def judged(logits_FV: Tensor, targets_F: Tensor, start: int, group: Ranks) -> Tensor:
