@@ -26,23 +26,17 @@ from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
+from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
-_FORMATS = {
-    "csv": (".csv", ".tsv"),
-    "jsonl": (".jsonl", ".ndjson", ".json"),
-    "parquet": (".parquet", ".pq"),
-    "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-}
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
+_COMPRESSED: dict[str, str] = _TABLES["compressed"]
+_FORMATS: dict[str, list[str]] = _TABLES["formats"]
+_SPLIT_WORDS: dict[str, str] = _TABLES["splits"]
 # what people leave beside data
 _NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
-_SPLIT_WORDS = {
-    "train": "train", "training": "train", "test": "test", "testing": "test",
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}  # fmt: skip
 _READ_BYTES, _AT_ONCE = 1 << 20, 8
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""

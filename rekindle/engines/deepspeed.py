@@ -122,10 +122,6 @@ class DeepSpeed(Engine):
             fix = "stage: 1, or precision: fp32"
             raise StepError(_NARROW, where="train.engine_config", fix=fix)
         trained = [p for p in part.parameters() if p.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in trained if p.ndim > 1]},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
         _compile(config)
         # an operator for inference, which would be compiled
         communication: Any = importlib.import_module("deepspeed.comm.torch")
@@ -135,8 +131,8 @@ class DeepSpeed(Engine):
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False
         )
         engine, *_ = deepspeed.initialize(
-            model=part, model_parameters=[g for g in groups if g["params"]], config=config,
-            dist_init_required=False,
+            model=part, model_parameters=[g for g in base.by_decay(trained) if g["params"]],
+            config=config, dist_init_required=False,
         )  # fmt: skip
         for name, buffer in part.named_buffers():
             if name in exact and buffer.dtype != exact[name].dtype:

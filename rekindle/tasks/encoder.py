@@ -139,10 +139,8 @@ def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
     types = {name: (state[name] or {}).get("type") for name in _SEPARABLE}
     frame = (state["post_processor"] or {}).get("type")
     cut = (state["truncation"] or {"direction": "Right"})["direction"]
-    plain = not any(
-        " " in token["content"] or token["single_word"] or token["lstrip"] or token["rstrip"]
-        for token in state["added_tokens"]
-    )
+    looks = ("single_word", "lstrip", "rstrip")
+    plain = not any(" " in t["content"] or any(t[x] for x in looks) for t in state["added_tokens"])
     framed = frame in ("TemplateProcessing", "BertProcessing")
     return types == _SEPARABLE and framed and cut == "Right" and plain and not state["padding"]
 

@@ -90,18 +90,12 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
-    channels = config["channels"]
-    legal = (
-        not unknown
-        and isinstance(channels, list)
-        and 1 <= len(channels) <= 6
-        and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
-        and isinstance(config["hidden"], int)
-        and 1 <= config["hidden"] <= 65_536
-        and isinstance(config["dropout"], int | float)
-        and 0 <= config["dropout"] < 1
-    )
-    if not legal:
+    channels, hidden, rate = (config[name] for name in DEFAULTS)
+    few = isinstance(channels, list) and 1 <= len(channels) <= 6
+    narrow = few and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
+    small = isinstance(hidden, int) and 1 <= hidden <= 65_536
+    drops = isinstance(rate, int | float) and 0 <= rate < 1
+    if unknown or not (narrow and small and drops):
         what = f"not a network this task can build: {source}"
         fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
         what = f"unknown keys {unknown}" if unknown else what
@@ -144,14 +138,10 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    layers += [
-        _pool(min(height, 4), min(width, 4)) if max(height, width) > 4 else nn.Identity(),
-        nn.Flatten(),
-        nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
-        nn.GELU(),
-        nn.Dropout(architecture["dropout"]),
-        nn.Linear(architecture["hidden"], architecture["classes"]),
-    ]
+    hidden, rows, columns = architecture["hidden"], min(height, 4), min(width, 4)
+    pool = _pool(rows, columns) if max(height, width) > 4 else nn.Identity()
+    layers += [pool, nn.Flatten(), nn.Linear(depth * rows * columns, hidden), nn.GELU()]
+    layers += [nn.Dropout(architecture["dropout"]), nn.Linear(hidden, architecture["classes"])]
 
     class Cnn(nn.Sequential):
         """Has a name that messages can use."""

@@ -125,14 +125,9 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
     code = "".join(path.read_text() for path in Path(inspect.getfile(kind)).parent.glob("*.py"))
     read = {name for pair in re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code) for name in pair}
     known = {*names, *inspect.signature(kind).parameters, *_GENERAL, *read}
-    problems = [
-        Problem(
-            f"{model_type} has no setting `{key}`", "model.source",
-            did_you_mean(key, names) or f"see the fields of {kind.__name__} in transformers",
-        )
-        for key in given
-        if key not in known
-    ]  # fmt: skip
+    what, see = f"{model_type} has no setting", f"see the fields of {kind.__name__} in transformers"
+    fixes = {key: did_you_mean(key, names) or see for key in given if key not in known}
+    problems = [Problem(f"{what} `{key}`", "model.source", fix) for key, fix in fixes.items()]
     if problems:
         raise RequestError(problems)
 

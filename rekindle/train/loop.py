@@ -35,6 +35,7 @@ from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
 
+Beat = Callable[[int, Phase], None]
 _SPENT = 1 << 20  # more than there are ranks to ask for a stop
 
 
@@ -121,7 +122,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
-        beat: Callable[[int, Phase], None] = lambda step, phase: None,
+        beat: Beat = lambda step, phase: None,
     ) -> None:  # fmt: skip
         self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
         self.beat = beat

@@ -27,13 +27,12 @@ from rekindle.data.examples import open_examples
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import DataError, RequestError, StepError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.tasks.base import TokenTask
 from rekindle.train import modules, pieces, weights
-from rekindle.train.loop import StopFlag
+from rekindle.train.loop import Beat, StopFlag
 from rekindle.train.mesh import Mesh, of_all, of_first
 from rekindle.train.micro import Feed, Ints, Micro
 from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
@@ -74,10 +73,7 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str
 
 
 class Work:
-    def __init__(
-        self, job: ScoreJob, device: torch.device, stop: StopFlag,
-        beat: Callable[[int, Phase], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, job: ScoreJob, device: torch.device, stop: StopFlag, beat: Beat) -> None:
         self.job, self.device, self.stop, self.beat = job, device, stop, beat
         self.examples = open_examples(Path(job.examples), pieces.TEST)
         self.count = pieces.piece_count(self.examples)

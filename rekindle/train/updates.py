@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim.adamw import adamw
 
+from rekindle.engines.base import by_decay
 from rekindle.plan.updates import NEWTON_SCHULZ_STEPS, rows_of_piece, scale_blocks
 from rekindle.spec.model import TrainSpec
 
@@ -38,13 +39,9 @@ class AdamW:
 
     def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         weights = [*matrices, *others]
-        groups: list[dict[str, Any]] = [
-            {"params": [w for w in weights if w.ndim > 1]},
-            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
-        ]
         self.adam = torch.optim.AdamW(
-            groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay,
-            fused=True,
+            by_decay(weights), lr=0.0, betas=spec.betas, eps=spec.eps,
+            weight_decay=spec.weight_decay, fused=True,
         )  # fmt: skip
         self.state: dict[Tensor, dict[str, Tensor]] = self.adam.state
         for weight in weights:
@@ -136,9 +133,8 @@ class AdamW8bit:
                 self._update(matrix, slice(start, start + at_once), rate, scale, skipped)
 
     def _update(
-        self, matrix: Tensor, piece: slice, rate: float, scale: Tensor,
-        skipped: Tensor,
-    ) -> None:  # fmt: skip
+        self, matrix: Tensor, piece: slice, rate: float, scale: Tensor, skipped: Tensor
+    ) -> None:
         spec, state, weights = self.spec, self.state[matrix], matrix[piece]
         assert matrix.grad is not None
         held = {n: (state[f"{n}_codes"][piece], state[f"{n}_scales"][piece]) for n in MOMENTS}

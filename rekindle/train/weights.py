@@ -93,9 +93,8 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(
-                    change(parameter.detach()), requires_grad=parameter.requires_grad
-                )
+                value, learns = change(parameter.detach()), parameter.requires_grad
+                made[id(parameter)] = nn.Parameter(value, requires_grad=learns)
             child._parameters[name] = made[id(parameter)]
         for name, buffer in child._buffers.items():
             if buffer is not None:
