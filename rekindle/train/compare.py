@@ -86,14 +86,12 @@ def compared(
     for gap in (gap for gap in gaps if gap.largest > gap.allowed):
         pairs = enumerate(gap.losses, 1)
         shown = "; ".join(f"step {n}: {ours:.6g} instead of {own:.6g}" for n, (ours, own) in pairs)
-        raise StepError(
-            f"{cell} does not compute what one rank does: on a small network of this architecture "
-            f"losses and norms differ by {gap.largest:.2g} in {gap.precision}, of which "
-            f"{gap.allowed:.2g} would be rounding (losses in {shown})",
-            where="train.layout",
-            fix="leave out one of its features (docs/layouts.md has what is proven), and report "
-            "this with the versions of torch and transformers",
-        )
+        what = f"{cell} does not compute what one rank does: on a small network of this "
+        what += f"architecture losses and norms differ by {gap.largest:.2g} in {gap.precision}, of "
+        what += f"which {gap.allowed:.2g} would be rounding (losses in {shown})"
+        fix = "leave out one of its features (docs/layouts.md has what is proven), and report "
+        fix += "this with the versions of torch and transformers"
+        raise StepError(what, where="train.layout", fix=fix)
     return tuple(gaps)
 
 

@@ -114,9 +114,7 @@ def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
                     beat()
         except OSError as error:
             return f"{file.path} cannot be read: {error}"
-        if running.hexdigest() != file.sha256:
-            return f"{file.path} does not match its hash"
-        return ""
+        return "" if running.hexdigest() == file.sha256 else f"{file.path} does not match its hash"
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         return next(filter(None, pool.map(check, checkpoint.files if files is None else files)), "")

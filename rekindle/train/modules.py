@@ -150,9 +150,7 @@ def tied(network: nn.Module) -> dict[str, str]:
     """Parameters that are another one: `{"lm_head.weight": "model.embed_tokens.weight"}`."""
     config = getattr(network, "config", None)
     keys = getattr(network, "_tied_weights_keys", None)
-    if not keys or not getattr(config, "tie_word_embeddings", False):
-        return {}
-    return dict(keys)
+    return dict(keys) if keys and getattr(config, "tie_word_embeddings", False) else {}
 
 
 def tables(network: nn.Module) -> list[nn.Module]:

@@ -83,14 +83,12 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
         ranks = [(size, left) for other, size, left in found if other == place]
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
         if size > left:
-            raise CheckpointError(
-                f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
-                f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there",
-                where="train.checkpoint",
-                fix="raise the container's memory limit, use machines with more memory, or shard "
-                "the model over more machines (train.layout.shard); model.lora and "
-                "train.weights: bf16 make the copies smaller",
-            )
+            what = f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
+            what += f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there"
+            fix = "raise the container's memory limit, use machines with more memory, or shard "
+            fix += "the model over more machines (train.layout.shard); model.lora and "
+            fix += "train.weights: bf16 make the copies smaller"
+            raise CheckpointError(what, where="train.checkpoint", fix=fix)
 
 
 def _aligned(size: int) -> int:
