@@ -222,8 +222,8 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
         **objective_of(task).invented(random, texts, max(1, len(manifest.labels))),
     }
-    sizes = {"vocab_size": VOCABULARY, "max_length": longest}
-    settings = {**manifest.settings, **sizes, "pad_token_id": 0, "eos_token_id": 0}
+    limits = {"vocab_size": VOCABULARY, "max_length": longest}
+    settings = {**manifest.settings, **limits, "pad_token_id": 0, "eos_token_id": 0}
     told = manifest.model_copy(update={"settings": settings})
     return Shards.of_tables(Path(), told, {TRAIN: pa.table(columns)})
 
