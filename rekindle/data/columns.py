@@ -117,7 +117,11 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if any(is_text(values.type) for is_text in _TEXT_TYPES):
-        return _decoded(raw, values.cast(pa.binary()), column, findings)
+        binary = values.cast(pa.binary())
+        try:
+            return Texts.all_fine(binary.cast(pa.string()))
+        except pa.ArrowInvalid:
+            return _texts_of_objects(raw, binary.to_pylist(), column, "text", findings)
     scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
     if scalar or pa.types.is_null(values.type):
         if pa.types.is_timestamp(values.type):
@@ -162,27 +166,13 @@ def _texts_of_objects(
     for row, value in enumerate(values):
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         text = value if isinstance(value, str) else scalar_text(value) if kind == "scalar" else None
+        if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8
+            text = value.decode(errors="surrogateescape")
         if text is None and not missing:
             findings.add("type", raw.place(row), f"{column}: {value!r}")
         elif text is not None and not encodable(text):
-            findings.add("undecodable", raw.place(row), f"{column}: {text!a}")
+            findings.add("undecodable", raw.place(row), f"{column}: {value!a}")
             text = None
         noted[row] = text is None and not missing
         found.append(text)
-    return Texts(pa.array(found, pa.string()), noted)
-
-
-def _decoded(raw: RawBatch, values: pa.Array, column: str, findings: Findings) -> Texts:
-    try:
-        return Texts.all_fine(values.cast(pa.string()))
-    except pa.ArrowInvalid:
-        found: list[str | None] = []
-    noted = np.zeros(len(values), bool)
-    for row, value in enumerate(values.to_pylist()):
-        try:
-            found.append(None if value is None else value.decode())
-        except UnicodeDecodeError:
-            findings.add("undecodable", raw.place(row), f"{column}: {value!r}")
-            noted[row] = True
-            found.append(None)
     return Texts(pa.array(found, pa.string()), noted)

@@ -250,10 +250,8 @@ def _bands(text: str) -> bytes:
         mixed = _mixed(runs[start : start + 1_024, None] ^ _FACTORS)
         least = np.minimum(least, mixed.min(0))
     rows = least.reshape(_BANDS, -1)
-    return b"".join(
-        hashlib.blake2b(bytes([band]) + row.tobytes(), digest_size=16).digest()
-        for band, row in enumerate(rows)
-    )
+    bands = (bytes([band]) + row.tobytes() for band, row in enumerate(rows))
+    return b"".join(hashlib.blake2b(band, digest_size=16).digest() for band in bands)
 
 
 def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -26,25 +26,17 @@ from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
+from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
-_FORMATS = {
-    "csv": (".csv", ".tsv"),
-    "jsonl": (".jsonl", ".ndjson", ".json"),
-    "parquet": (".parquet", ".pq"),
-    "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-}
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
+_COMPRESSED: dict[str, str] = _TABLES["compressed"]
+_FORMATS: dict[str, list[str]] = _TABLES["formats"]
+_SPLIT_WORDS: dict[str, str] = _TABLES["splits"]
 # what people leave beside data
-_NOTE = re.compile(
-    r"(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$", re.IGNORECASE
-)
-_SPLIT_WORDS = {
-    "train": "train", "training": "train", "test": "test", "testing": "test",
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}  # fmt: skip
+_NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
 _READ_BYTES, _AT_ONCE = 1 << 20, 8
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""
@@ -105,36 +97,32 @@ class _LineRange(io.RawIOBase):
     """`head`, then the lines of a stream that begin in its bytes from `start` to `end`."""
 
     def __init__(self, stream: BinaryIO, start: int, end: int, head: bytes) -> None:
-        self._stream, self._end, self._ready = stream, end, head
-        self._at, self._over = max(start - 1, 0), False
-        self._skips = start > 0  # up to the end of the line before
-        stream.seek(self._at)
+        self._stream, self._ready, self._ends_within = stream, head, False
+        stream.seek(max(start - 1, 0))
+        before = b"" if start else b"\n"
+        while not before.endswith(b"\n") and (before := stream.readline(_READ_BYTES)):
+            pass  # up to the end of the line before
+        self._left = end - stream.tell()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready and not self._over:
-            self._ready = self._next(len(buffer))
-        piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
+        piece = self._ready or self._next(len(buffer))
+        self._ready = piece[len(buffer) :]
+        count = min(len(buffer), len(piece))
+        buffer[:count] = piece[:count]
+        return count
 
     def _next(self, size: int) -> bytes:
-        """What of the next bytes of the stream belongs to lines that begin in the range."""
-        piece, begin = self._stream.read(size), self._at
-        self._at += len(piece)
-        if not piece:  # also of a file that became shorter
-            self._over = True
-        elif self._skips:
-            cut = piece.find(b"\n") + 1
-            self._skips, piece, begin = not cut, piece[cut:] if cut else b"", begin + cut
-            self._over = (self._at if self._skips else begin) >= self._end
-        if self._over or begin + len(piece) < self._end:
-            return b"" if self._over else piece
-        last = piece.find(b"\n", max(self._end - 1 - begin, 0)) + 1
-        self._over = bool(last)
-        return piece[:last] if last else piece
+        """The next bytes of the range, then the rest of a line that begins in it."""
+        if self._left > 0:
+            piece = self._stream.read(min(size, self._left))
+            self._left -= len(piece)
+        else:
+            piece = self._stream.readline(size) if self._ends_within else b""
+        self._ends_within = not piece.endswith(b"\n")
+        return piece
 
 
 @dataclasses.dataclass(frozen=True)

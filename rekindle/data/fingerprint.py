@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,7 @@ def own_files(path: Path) -> list[list[str]]:
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 
 
-def _hashes(
-    files: list[Path], sources: dict[str, str], folders: tuple[Path, ...]
-) -> list[list[str]]:
+def _hashes(files: list[Path], sources: dict[str, str], folders: Sequence[Path]) -> list[list[str]]:
     try:
         return contents(closure(files, sources, folders, everywhere=True))
     except OSError as error:

@@ -99,11 +99,9 @@ class HubSource(Source):
         """Class numbers, -1 for a hidden one; DataError for one that has no name."""
         numbers = np.asarray(column.fill_null(-1), np.int64)
         if (beyond := numbers[numbers >= len(names)]).size:
-            raise DataError(
-                f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
-                f"{len(names)} classes",
-                where=self._name, fix="correct the data set's card, or its data",
-            )  # fmt: skip
+            what = f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
+            fix = "correct the data set's card, or its data"
+            raise DataError(f"{what}{len(names)} classes", where=self._name, fix=fix)
         return numbers
 
     def _pin(self) -> str:

@@ -81,12 +81,12 @@ class _Part:
     """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
-        self.data, self.modality, self.window = data, modality, window
+        self.data, self.modality, self.window = data, modality, window if data.window else None
         self.items: list[dict[str, Any]] = [{"key": f"whole-{number}"}]
         self.executor: Executor = Local(1)
         self.entries: list[Entry] = []
-        self.opened = open_source(data, modality, window)
-        self.by_column = _by_column(data, window)
+        self.opened = open_source(data, modality, self.window)
+        self.by_column = _by_column(data, self.window)
         self.in_pieces = isinstance(self.opened, FileSource | HubSource)
         self.contents: dict[str, str] = {}
 
@@ -126,15 +126,10 @@ class _Part:
 
 
 class _Ingestion:
-    def __init__(
-        self, data: DataSpec, modality: str, window: str, source: str, scratch: str
-    ) -> None:
+    def __init__(self, data: DataSpec, modality: str, window: str, source: str, root: str) -> None:
         self.data, self.modality, self.window = data, modality, parse_window(window)
-        self.source, self.store = source, Store(scratch)
-        self.parts = [
-            _Part(part, modality, self.window if part.window else None, n)
-            for n, part in enumerate(data.parts)
-        ]
+        self.source, self.store = source, Store(root)
+        self.parts = [_Part(part, modality, self.window, n) for n, part in enumerate(data.parts)]
         self.in_pieces = all(part.in_pieces for part in self.parts)
         self.findings, self.span, self.seen, self.pieces = Findings(), Span(), "", ""
         self.bad_rows: dict[str, int] = {}

@@ -261,7 +261,7 @@ def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
 def row_targets(table: pa.Table) -> npt.NDArray[np.int64]:
     """Predictions each row asks for: supervised tokens but a first one, placed words, or one."""
     if "places" in table.schema.names:
-        return _of_lists(table, "places", _placed)
+        return _of_lists(table, "places", lambda x: list_sums(x, np.asarray(x.flatten()) >= 0))
     return _of_lists(table, "supervised", _supervised)
 
 
@@ -277,21 +277,18 @@ def _of_lists(
 
 def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:
     """The sum of each list without its first value."""
-    marks = np.asarray(lists.flatten(), np.int64)
+    marks = np.array(lists.flatten(), np.int64)
     lengths = np.asarray(lists.value_lengths(), np.int64)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    running = np.append(np.int64(0), np.cumsum(marks))
-    counts: npt.NDArray[np.int64] = running[ends] - running[np.minimum(starts + 1, ends)]
-    return counts
+    marks[(np.cumsum(lengths) - lengths)[lengths > 0]] = 0
+    return list_sums(lists, marks)
 
 
-def _placed(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    """How many values of each list are not negative."""
-    ends = np.cumsum(np.asarray(lists.value_lengths(), np.int64))
-    running = np.append(np.int64(0), np.cumsum(np.asarray(lists.flatten()) >= 0))
-    counts: npt.NDArray[np.int64] = np.diff(running[ends], prepend=np.int64(0))
-    return counts
+def list_sums(lists: pa.Array, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The sum of the `values` of each list, which stand one list after the other."""
+    ends = np.cumsum(np.asarray(lists.value_lengths().fill_null(0), np.int64))
+    running = np.append(np.int64(0), np.cumsum(values))
+    sums: npt.NDArray[np.int64] = np.diff(running[ends], prepend=np.int64(0))
+    return sums
 
 
 def folder_fingerprint(folder: Path) -> str:

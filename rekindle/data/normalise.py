@@ -181,11 +181,8 @@ def _joined(
         below = names.input if role == "prompt" else None
         found[role], refused = prompts(raw, content.values, below, findings)
         fit &= ~(content.noted | content.blank | refused)
-    rows = zip(*found.values(), strict=True)
-    return [
-        _json(list(zip(found, row, strict=True))) if good else None
-        for row, good in zip(rows, fit.tolist(), strict=True)
-    ]
+    rows = zip(zip(*found.values(), strict=True), fit.tolist(), strict=True)
+    return [_json(list(zip(found, row, strict=True))) if good else None for row, good in rows]
 
 
 def _checked(

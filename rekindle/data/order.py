@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Indices = npt.NDArray[np.int64]
 Lookup = Callable[[Indices], npt.ArrayLike]
@@ -62,35 +63,9 @@ class _Epoch:
         return np.asarray(self.drawn.sum(1))
 
 
-@dataclass(frozen=True)
-class _Sequences:
-    """Rows, [N], and where in `rows` each of some sequences starts, and the last one ends."""
-
-    rows: Indices
-    starts: Indices
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def part(self, start: int, end: int) -> "_Sequences":
-        starts = self.starts[start : end + 1]
-        return _Sequences(self.rows[starts[0] : starts[-1]], starts - starts[0])
-
-    def picked(self, order: Indices) -> "_Sequences":
-        """These sequences in this order."""
-        sizes = np.diff(self.starts)[order]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
-        return _Sequences(self.rows[np.repeat(self.starts[order], sizes) + inside], starts)
-
-
-def _joined(parts: Sequence[_Sequences]) -> _Sequences:
-    """The sequences of one after the other."""
-    begins = np.cumsum([0, *(part.starts[-1] for part in parts)])
-    starts = [part.starts[:-1] + begin for part, begin in zip(parts, begins, strict=False)]
-    return _Sequences(
-        np.concatenate([part.rows for part in parts]), np.concatenate([*starts, begins[-1:]])
-    )
+def _sequences(rows: Indices, starts: Indices) -> pa.LargeListArray:
+    """The rows of each sequence, given where in `rows` each starts, and the last one ends."""
+    return pa.LargeListArray.from_arrays(pa.array(starts), pa.array(rows))
 
 
 class SampleOrder:
@@ -134,8 +109,9 @@ class SampleOrder:
         firsts = epoch.before[:-1] // size
         window = int(np.searchsorted(firsts, position, side="right")) - 1
         start = (position - int(firsts[window])) * size
-        found = self._batches(number, window).part(start, start + size)
-        return Batch(found.rows, np.repeat(np.arange(size, dtype=np.int64), np.diff(found.starts)))
+        found = self._batches(number, window).slice(start, size)
+        slots = np.repeat(np.arange(size, dtype=np.int64), found.value_lengths())
+        return Batch(np.asarray(found.flatten()), slots)
 
     def steps(self, epochs: float) -> int:
         """Optimizer steps of so many epochs: with 5 batches an epoch, 1.5 epochs are 8."""
@@ -191,57 +167,54 @@ class SampleOrder:
             drawn.append([0, *(count * before // held[-1] for before in held)])
         return np.array(drawn, np.int64).T
 
-    def _load(self, number: int, window: int) -> _Sequences:
+    def _load(self, number: int, window: int) -> pa.LargeListArray:
         """The batches that begin with what this window adds, whole but for the epoch's last."""
         epoch, size = self._cut(number), self.global_batch_size
         last = window + 1 == len(epoch.windows)
         soon = self._cut(number + 1).windows[0] if last else epoch.windows[window + 1]
         left = int(epoch.before[window]) % size
-        read = epoch.windows[window - bool(left) : window + 1]
-        self._expect(np.concatenate(read), soon)
+        read = np.concatenate(epoch.windows[window - bool(left) : window + 1])
+        self._expect(read, soon)
         made = self._drawn(number, window)
         if left:
             before = self._drawn(number, window - 1)
-            made = _joined([before.part(len(before) - left, len(before)), made])
+            made = pa.concat_arrays([before.slice(len(before) - left), made])
         if not last:
-            made = made.part(0, len(made) // size * size)
+            made = made.slice(0, len(made) // size * size)
         if self.by_length and self.pack_length is None:
-            made = made.picked(self._by_length(made, read, number, window))
+            made = made.take(self._by_length(np.asarray(made.flatten()), read, number, window))
         empty = -len(made) % size
-        nothing = _Sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1))
-        return _joined([made, nothing])
+        nothing = _sequences(np.full(empty, PADDING, np.int64), np.arange(empty + 1))
+        return pa.concat_arrays([made, nothing])
 
-    def _by_length(
-        self, made: _Sequences, shards: Sequence[Indices], number: int, window: int
-    ) -> Indices:
+    def _by_length(self, made: Indices, held: Indices, number: int, window: int) -> Indices:
+        """How rows of the shards `held`, each a sequence of its own, are ordered by length."""
         assert self._lengths is not None
-        held = np.concatenate(shards)
         rows = self._rows_of(held)
         by_row = np.argsort(rows)
-        lengths = np.asarray(self._lengths(held))[by_row[np.searchsorted(rows[by_row], made.rows)]]
+        lengths = np.asarray(self._lengths(held))[by_row[np.searchsorted(rows[by_row], made)]]
         size = self.global_batch_size
         group = size * BUCKET_BATCHES
-        order = np.concatenate([
-            start + np.argsort(lengths[start : start + group], kind="stable")
-            for start in range(0, len(made), group)
-        ])  # fmt: skip
+        starts = range(0, len(made), group)
+        parts = [at + np.argsort(lengths[at : at + group], kind="stable") for at in starts]
+        order = np.concatenate(parts)
         full = len(made) // size
         shuffled = order[: full * size].reshape(full, size)
         shuffled = shuffled[self._permutation(full, number, _BATCHES, window)]
         return np.concatenate([shuffled.ravel(), order[full * size :]])
 
-    def _drawn(self, number: int, window: int) -> _Sequences:
+    def _drawn(self, number: int, window: int) -> pa.LargeListArray:
         """What a window adds to an epoch, in random order."""
         shards, packed = self._cut(number).windows[window], self.pack_length is not None
         if packed:
             made = self._packed(shards, 0 if len(self._shares) else number)
         else:
             rows = self._rows_of(shards)
-            made = _Sequences(rows, np.arange(len(rows) + 1))
+            made = _sequences(rows, np.arange(len(rows) + 1))
         if self._classes is not None or len(self._shares):
-            made = made.picked(self._shared(shards, number, window))
+            made = made.take(self._shared(shards, number, window))
         order = self._permutation(len(made), number, _BATCHES if packed else _ROWS, window)
-        return made.picked(np.argsort(order) if packed else order)
+        return made.take(np.argsort(order) if packed else order)
 
     def _shared(self, shards: Indices, number: int, window: int) -> Indices:
         """Which sequences of a window are drawn: of each class, or each source, its share."""
@@ -264,13 +237,13 @@ class SampleOrder:
             drawn.append(mine[(begin + np.arange(count)) % max(len(mine), 1)])
         return np.concatenate(drawn)
 
-    def _packed(self, shards: Indices, number: int) -> _Sequences:
+    def _packed(self, shards: Indices, number: int) -> pa.LargeListArray:
         assert self._lengths is not None
         assert self.pack_length is not None
         lengths = np.asarray(self._lengths(shards))
         if lengths.min() < 1 or lengths.max() > self.pack_length:
             raise ValueError(f"packing needs lengths of 1 to {self.pack_length} tokens")
-        parts, begin = list[_Sequences](), 0
+        parts, begin = list[pa.LargeListArray](), 0
         for shard in shards.tolist():
             first, end = self._starts[shard : shard + 2]
             order = self._permutation(int(end - first), number, _ROWS, shard)
@@ -279,9 +252,9 @@ class SampleOrder:
                 raise ValueError(f"a shard fills {count} sequences, not {self._filled[shard]}")
             by_pack = np.argsort(fitted, kind="stable")
             starts = np.searchsorted(fitted[by_pack], np.arange(count + 1)).astype(np.int64)
-            parts.append(_Sequences(first + order[by_pack], starts))
+            parts.append(_sequences(first + order[by_pack], starts))
             begin += int(end - first)
-        return _joined(parts)
+        return pa.concat_arrays(parts)
 
     def _rows_of(self, shards: Indices) -> Indices:
         """Numbers of the rows of shards, one shard after the other."""

@@ -23,6 +23,7 @@ import pyarrow.parquet
 from rekindle.data.columns import RawBatch
 from rekindle.data.encodings import encoding_of
 from rekindle.data.files import SourceFile, delimiter_of, grouped
+from rekindle.data.manifest import list_sums
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
@@ -62,16 +63,12 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
         try:
             # texts are checked for UTF-8 later, row by row; an image is the path of one
             types = {c: pa.string() if k == "image" else pa.binary() for c, k in columns.items()}
-            for batch in pa.csv.open_csv(
-                pa.PythonFile(lines, mode="r"),
-                read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    include_columns=list(columns), column_types=types
-                ),
-            ):
+            read = pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
+            parse = pa.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+            )
+            convert = pa.csv.ConvertOptions(include_columns=list(columns), column_types=types)
+            for batch in pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert):
                 yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
             place, what = file.name, str(error)
@@ -303,10 +300,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         lengths = pc.binary_length(values).take(column.indices)
         return np.asarray(lengths.fill_null(0), np.int64) + _EACH
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inside = np.append(np.int64(0), np.cumsum(_decoded_bytes(column.flatten())))
-        ends = np.cumsum(np.asarray(column.value_lengths().fill_null(0), np.int64))
-        sums: npt.NDArray[np.int64] = np.diff(inside[ends], prepend=np.int64(0))
-        return sums
+        return list_sums(column, _decoded_bytes(column.flatten()))
     if pa.types.is_struct(kind):
         parts = [_decoded_bytes(part) for part in column.flatten()]
         return np.sum(parts, axis=0, dtype=np.int64) if parts else np.zeros(len(column), np.int64)
@@ -446,13 +440,9 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     """The block by pyarrow, if each line holds one object and each column has its type, or None."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     try:
-        table = pa.json.read_json(
-            pa.BufferReader(block),
-            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            parse_options=pa.json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior="ignore"
-            ),
-        )
+        read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        table = pa.json.read_json(pa.BufferReader(block), read, parse)
         table.validate(full=True)
     except pa.ArrowInvalid:
         return None

@@ -18,14 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.examples import (
-    CONTENT,
-    SPLITS,
-    ExamplesFile,
-    ExamplesSummary,
-    open_examples,
-    read_summary,
-)
+from rekindle.data import examples as written
+from rekindle.data.examples import CONTENT, SPLITS, ExamplesFile, ExamplesSummary, open_examples
 from rekindle.data.executor import Order, code, executor_of
 from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, row_tokens
@@ -54,7 +48,7 @@ def shard(
     `store`: a path or URI that keeps shards for the next time, and which all workers reach. On
     several nodes all but the first return None. Raises DataError for incomplete examples, StepError
     if a worker fails."""
-    summary = read_summary(examples)
+    summary = written.read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
         what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"

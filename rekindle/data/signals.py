@@ -26,6 +26,7 @@ from rekindle.records import Reference
 MOST_WORDS, MOST_ROWS, TRAINING_ROWS = 32_768, 2_000, 100_000
 _WORD = re.compile(r"\w\w+(?:['’]\w+)*")
 _BRIGHTEST = 255.0
+Shape = tuple[int, ...] | None
 LOGGED = pa.schema(
     {
         "id": pa.string(), "time": pa.timestamp("us", "UTC"), "version": pa.string(),
@@ -57,9 +58,7 @@ def words_of(reference: Reference) -> frozenset[int]:
     return frozenset(np.frombuffer(base64.b64decode(reference.words), "<u4").tolist())
 
 
-def reference_of(
-    examples: Path, modality: str, shape: tuple[int, ...] | None, keep_N: np.ndarray
-) -> Reference:
+def reference_of(examples: Path, modality: str, shape: Shape, keep_N: np.ndarray) -> Reference:
     """That of the test split in a folder of examples, of at most `MOST_ROWS` of the rows that
     `keep_N` [all rows of the split] says; images have this `shape`."""
     words = frozenset[int]() if modality == "image" else _training_words(examples, modality)
@@ -83,9 +82,7 @@ def _training_words(examples: Path, modality: str) -> frozenset[int]:
     return frozenset(ordered[:MOST_WORDS])
 
 
-def _contents(
-    examples: Path, split: str, modality: str, shape: tuple[int, ...] | None
-) -> Iterator[Any]:
+def _contents(examples: Path, split: str, modality: str, shape: Shape) -> Iterator[Any]:
     """What `signals` takes, of each row of a split; of documents what stands before the answer."""
     if not any(examples.glob(f"{split}-*.arrow")):
         return

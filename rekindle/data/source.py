@@ -116,10 +116,8 @@ class FileSource(Source):
                 labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
                 content = [file.filesystem.cat_file(file.path) for file in group]
                 read = {names.image: content, names.label: labels}
-                yield RawBatch(
-                    read, np.zeros(len(group), np.int64), file=self._data.source, split=split,
-                    names=tuple(file.name for file in group),
-                )  # fmt: skip
+                lines, paths = np.zeros(len(group), np.int64), tuple(f.name for f in group)
+                yield RawBatch(read, lines, self._data.source, split, names=paths)
 
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:

@@ -17,6 +17,7 @@ from rekindle.data.examples import HASH_BYTES
 from rekindle.spec.model import SplitSpec
 
 Times = npt.NDArray[np.int64]
+Splits = npt.NDArray[np.int8]
 Counts = Callable[[int, int], Times]
 """`digit_counts` of all records, given a prefix and a number of bits."""
 _DIGIT_BITS = 16
@@ -29,7 +30,7 @@ def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
     return b"".join([sha256(prefix + value).digest()[:HASH_BYTES] for value in views])
 
 
-def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
+def hash_splits(hashes: bytes, shares: SplitSpec) -> Splits:
     """The index in `SPLITS` of each 16-byte hash, another one with another salt."""
     heads = np.frombuffer(hashes, "<u8").reshape(-1, 2)[:, 0]
     if shares.salt:
@@ -48,9 +49,7 @@ def time_cuts(counts: Counts, total: int, shares: SplitSpec) -> tuple[int, int]:
     return first, second
 
 
-def time_splits(
-    times: Times, cuts: tuple[int, int], gaps: Sequence[int] = ()
-) -> npt.NDArray[np.int8]:
+def time_splits(times: Times, cuts: tuple[int, int], gaps: Sequence[int] = ()) -> Splits:
     """The index in `SPLITS` of each time; -1 from the start of the gap before a cut up to it."""
     found = np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
     for index, start in enumerate(gaps):

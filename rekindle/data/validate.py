@@ -16,14 +16,8 @@ TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
 SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
 _VALUE_LENGTH = 60
 
-_FAULTS = rows(Path(__file__).with_suffix(".yaml"))
-# columns of rows that language models are tuned on, and their roles
-_FORMS = {
-    "messages": "{messages: messages}", "conversations": "{messages: conversations}",
-    "instruction input output": "{prompt: instruction, input: input, completion: output}",
-    "instruction output": "{prompt: instruction, completion: output}",
-    "prompt completion": "{prompt: prompt, completion: completion}",
-}  # fmt: skip
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
+_FAULTS, _FORMS = _TABLES["faults"], _TABLES["forms"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ class Engine(Protocol):
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
+
+
+def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    """Groups of AdamW: matrices decay, one-dimensional parameters (biases, norms) do not."""
+    flat = {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0}
+    return [{"params": [w for w in weights if w.ndim > 1]}, flat]
+
+
+def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
+    """Fields that an engine does not take, where they have another value than here."""
+    for field, default in fields.items():
+        if operator.attrgetter(field)(train) != default:
+            what = f"the engine {engine} does not take train.{field}"
+            yield ("train", *field.split(".")), what, "remove it, or use rekindle's engine"
 
 
 def contradictions(

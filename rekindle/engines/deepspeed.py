@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, contradictions
+from rekindle.engines import base
+from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, untaken
 from rekindle.errors import StepError, did_you_mean
 from rekindle.tables import rows
 
@@ -59,18 +60,12 @@ class DeepSpeed(Engine):
         if train.precision in ("fp16", "fp8", "fp64"):
             what = f"the engine deepspeed does not train in {train.precision}"
             yield ("train", "precision"), what, "bf16 or fp32"
-        for field, value in (
-            ("weights", train.weights == "bf16"), ("compile", train.compile),
-            ("optimizer", train.optimizer != "adamw"),
-        ):  # fmt: skip
-            if value:
-                what = f"the engine deepspeed does not take train.{field}"
-                yield ("train", field), what, "remove it, or use rekindle's engine"
+        yield from untaken("deepspeed", train, _TABLES["fields"])
         given = train.engine_config or {}
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
             yield (*CONFIG, "zero_optimization", "stage"), _NARROW, "stage: 1, or precision: fp32"
         yield from _refused(given)
-        yield from contradictions(given, _owned(train), train)
+        yield from base.contradictions(given, _owned(train), train)
         kind = at(given, "optimizer", "type")
         if kind not in (None, AUTO, "Adam", "AdamW"):
             what = f"rekindle cannot save and resume the state of {kind}"
@@ -127,10 +122,6 @@ class DeepSpeed(Engine):
             fix = "stage: 1, or precision: fp32"
             raise StepError(_NARROW, where="train.engine_config", fix=fix)
         trained = [p for p in part.parameters() if p.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in trained if p.ndim > 1]},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
         _compile(config)
         # an operator for inference, which would be compiled
         communication: Any = importlib.import_module("deepspeed.comm.torch")
@@ -140,8 +131,8 @@ class DeepSpeed(Engine):
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False
         )
         engine, *_ = deepspeed.initialize(
-            model=part, model_parameters=[g for g in groups if g["params"]], config=config,
-            dist_init_required=False,
+            model=part, model_parameters=[g for g in base.by_decay(trained) if g["params"]],
+            config=config, dist_init_required=False,
         )  # fmt: skip
         for name, buffer in part.named_buffers():
             if name in exact and buffer.dtype != exact[name].dtype:
@@ -309,9 +300,7 @@ class Zero:
         """StepError where what is in effect is not what the config asks for, or where weights in
         full precision are found in other places than those that a step computes with."""
         for name, parameter in self.named.items():
-            ours, theirs = (
-                _beginning(x) for x in (self.whole(parameter), self._computed_with(parameter))
-            )
+            ours, theirs = map(_beginning, (self.whole(parameter), self._computed_with(parameter)))
             if (ours - theirs).abs().max() > _ROUNDED:
                 what = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"
@@ -390,11 +379,7 @@ def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
 
 def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that are "auto", at any depth."""
-    return {
-        key: _decided(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if value != AUTO
-    }
+    return {k: _decided(v) if isinstance(v, Mapping) else v for k, v in values.items() if v != AUTO}
 
 
 def _asks(section: Any) -> bool:

@@ -6,12 +6,11 @@ absent there, "auto" or equal. The program is train/hf_trainer.py."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, contradictions
+from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, contradictions, untaken
 from rekindle.errors import did_you_mean
 from rekindle.tables import rows
 
@@ -20,15 +19,8 @@ if TYPE_CHECKING:
 
 TASKS = ("text_classification", "causal_lm")
 LARGEST_MICRO_BATCH = 32
-# fields that the loop of the Trainer does not have, or that its arguments say otherwise
-_DEFAULTS = {
-    "layout": AUTO, "optimizer": "adamw", "weights": "fp32", "compile": False, "ledger": False,
-    "profile": 0, "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
-    "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False, "max_bad_steps": 3,
-    "checkpoint.keep_best": False, "checkpoint.keep_every_hours": None, "budget_hours": None,
-}  # fmt: skip
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-_TAKEN = rows(Path(__file__).with_suffix(".yaml"))
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
+_TAKEN, _SCHEDULES = _TABLES["taken"], _TABLES["schedules"]
 
 
 class Trainer(Engine):
@@ -44,10 +36,7 @@ class Trainer(Engine):
             if getattr(spec.model, field) is not None:
                 what = f"the engine trainer does not take model.{field}"
                 yield ("model", field), what, "remove it, or use rekindle's engine"
-        for field, default in _DEFAULTS.items():
-            if operator.attrgetter(field)(train) != default:
-                what = f"the engine trainer does not take train.{field}"
-                yield ("train", *field.split(".")), what, "remove it, or use rekindle's engine"
+        yield from untaken("trainer", train, _TABLES["fields"])
         if train.lr_schedule not in _SCHEDULES:
             what = f"the engine trainer has no schedule {train.lr_schedule}"
             yield ("train", "lr_schedule"), what, f"one of {', '.join(_SCHEDULES)}"

@@ -266,11 +266,9 @@ def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
         return None
     (mine_N, true_N), other_N = mine, other[0]
     changed_N = mine_N != other_N
-    return Churn(
-        answers=len(true_N), share=float(changed_N.mean()),
-        fixed=int((changed_N & (mine_N == true_N)).sum()),
-        broken=int((changed_N & (other_N == true_N)).sum()),
-    )  # fmt: skip
+    fixed, broken = (int((changed_N & (one_N == true_N)).sum()) for one_N in (mine_N, other_N))
+    share = float(changed_N.mean())
+    return Churn(answers=len(true_N), share=share, fixed=fixed, broken=broken)
 
 
 def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:
@@ -464,13 +462,11 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
     return sure
 
 
-def _praise(
-    spec: EvaluateSpec, metric: str, candidate: Scores, comparison: Comparison | None
-) -> str:
-    value = candidate.metrics[metric]
+def _praise(spec: EvaluateSpec, metric: str, ours: Scores, comparison: Comparison | None) -> str:
+    value = ours.metrics[metric]
     if comparison is None:
         reached = f"{metric} {value:.4f} reaches every floor"
-        return f"first model: {reached if spec.floor else candidate.trivial(metric).detail}"
+        return f"first model: {reached if spec.floor else ours.trivial(metric).detail}"
     how = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
         how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"

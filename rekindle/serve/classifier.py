@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import row_tokens
-from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
+from rekindle.serve.work import Answer, Event, Model, Work, failure_of, not_finite
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import TOKENIZER, ModelFolder
 
@@ -52,19 +52,17 @@ class Classifier(Model):
             events += [(new[i], answer) for i, answer in zip(batch, found, strict=True)]
         return events
 
-    def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Prediction | RefusedError]:
+    def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
         task, labels = self.opened.task, self.opened.labels
-        inputs = task.collate(table, self.opened.settings)
-        inputs = {
-            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-            for name, tensor in inputs.items()
-        }
+        made = task.collate(table, self.opened.settings).items()
+        kinds = {name: self.dtype if x.is_floating_point() else None for name, x in made}
+        inputs = {name: tensor.to(self.device, kinds[name]) for name, tensor in made}
         odds = torch.softmax(task.logits(self.network, inputs).double(), -1)
         tops, indices = (values.cpu().tolist() for values in odds.max(-1))
         if task.objective == "tags":
             places = table.column("places").to_pylist()
             return [self._tagged(*each) for each in zip(places, tops, indices, strict=True)]
-        found: list[Prediction | RefusedError] = []
+        found: list[Answer] = []
         for top, index, is_cut in zip(tops, indices, cut, strict=True):
             answer = {"label": labels[index], "probability": top}
             if is_cut:
@@ -81,9 +79,7 @@ class Classifier(Model):
         whole = self.cutter.encode_batch_fast([works[i].content for i in full])
         return {i for i, ids in zip(full, whole, strict=True) if len(ids) > self.most}
 
-    def _tagged(
-        self, places: list[int], tops: list[float], indices: list[int]
-    ) -> Prediction | RefusedError:
+    def _tagged(self, places: list[int], tops: list[float], indices: list[int]) -> Answer:
         """The tag of each word, null where it was cut off."""
         if not all(math.isfinite(tops[place]) for place in places if place >= 0):
             return not_finite()

@@ -41,10 +41,8 @@ class Inputs:
         if modality == "document" and names.form != form:
             what = f"the model was trained on documents of the form {form}, not {names.form}"
             raise RequestError(what, where="data.columns", fix="name the columns as in training")
-        column = {
-            "words": names.words, "image": names.image, "completion": names.prompt,
-            "chat": names.messages,
-        }.get(form or modality) or names.text  # fmt: skip
+        columns = {"words": names.words, "image": names.image, "chat": names.messages}
+        column = {**columns, "completion": names.prompt}.get(form or modality) or names.text
         key = model.log.key if model.log else ""
         return cls(modality, column, form, model.image_size, tuple(shape) if shape else None, key)
 

@@ -88,10 +88,9 @@ def _of_labels(
         wanted = [label for each in labels for label in each]
         right = [n + _agreeing(found, wanted) for n, found in zip(right, decisions, strict=True)]
         rows, same = rows + len(wanted), same + _agreeing(*decisions)
-    detail = (
-        f"{precision} answers {right[1] / max(rows, 1):.2%} of {rows:,} held-out labels rightly, "
-        f"before it was {right[0] / max(rows, 1):.2%}; {same / max(rows, 1):.2%} are the same"
-    )
+    before, now, kept = (count / max(rows, 1) for count in (*right, same))
+    detail = f"{precision} answers {now:.2%} of {rows:,} held-out labels rightly, before it was "
+    detail += f"{before:.2%}; {kept:.2%} are the same"
     return rows, detail, (right[0] - right[1]) / max(rows, 1), seconds
 
 

@@ -28,6 +28,8 @@ from rekindle.train.storage import Storage
 
 ENDS = ("settled", "rolled_back", "deleted")
 _MOST_REASON = 2_000
+Seen = tuple[Traffic, Callable[[int], str]]
+"""Requests so far, and the verdict on them at a look."""
 
 
 class Endpoint(Protocol):
@@ -225,16 +227,14 @@ class Rollout:
                 self.endpoint.retain({event.version, event.previous} - {""}, event.number)
         return ""
 
-    def _as_canary(self, event: RolloutEvent) -> tuple[Traffic, Callable[[int], str]]:
-        """Its requests, and the verdict at a look."""
+    def _as_canary(self, event: RolloutEvent) -> Seen:
+        """Those of the canary."""
         found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
         canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
         return canary, functools.partial(breach, canary, stable, self.spec)
 
-    def _in_shadow(
-        self, both: ServedModel, replicas: dict[str, Shadowed]
-    ) -> tuple[Traffic, Callable[[int], str]]:
-        """The same; whichever replica answers tells what it counted."""
+    def _in_shadow(self, both: ServedModel, replicas: dict[str, Shadowed]) -> Seen:
+        """Those of the version in the shadow: whichever replica answers tells what it counted."""
         body = {"instances": [ASK_SHADOW]}
         found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
         replicas[found.replica] = found
@@ -250,9 +250,7 @@ class Rollout:
         traffic = Traffic(all_.answered, all_.failed, ())
         return traffic, functools.partial(breach_in_shadow, all_, self.spec)
 
-    def _watch(
-        self, event: RolloutEvent, seen: Callable[[], tuple[Traffic, Callable[[int], str]]]
-    ) -> str | None:
+    def _watch(self, event: RolloutEvent, seen: Callable[[], Seen]) -> str | None:
         looked, began = -1, datetime.datetime.fromisoformat(event.at)
         while True:
             traffic, breach_at = seen()

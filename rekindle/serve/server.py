@@ -48,6 +48,7 @@ _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _DECISION = ("label", "tags", "text")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
+Started = asyncio.Future[tuple[Inputs, Decode]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -128,6 +129,7 @@ class Server:
         self.log = PredictionLog(self.model.log, self.model) if self.model.log else None
         self.inputs: Inputs
         self.decode: Decode
+        self.loop: asyncio.AbstractEventLoop
         self.uvicorn = http_server(list(self._routes()))
 
     def _routes(self) -> Iterable[Route]:
@@ -154,20 +156,20 @@ class Server:
     async def run(self) -> None:
         """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven, or
         breaks."""
-        loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
-        starting = loop.create_task(self._start(loop))
+        starting = loop.create_task(self._start())
         await self.uvicorn.serve([self.listening])
         if starting.done():
             starting.result()
         if self.broken:
             raise StepError("the model's engine failed", fix="the log above says why")
 
-    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        started = [self._started(loop, self.model, self.waiting)]
+    async def _start(self) -> None:
+        started = [self._started(self.model, self.waiting)]
         if self.shadow and self.model.shadow:
-            started.append(self._started(loop, self.model.shadow, self.shadow.waiting))
+            started.append(self._started(self.model.shadow, self.shadow.waiting))
         try:
             (self.inputs, self.decode), *_ = await asyncio.gather(*started)
             if self.kept:
@@ -201,31 +203,25 @@ class Server:
         sys.stdout.write(lines)
         sys.stdout.flush()
 
-    def _started(
-        self, loop: asyncio.AbstractEventLoop, served: ServedModel, waiting: Waiting
-    ) -> asyncio.Future[tuple[Inputs, Decode]]:
+    def _started(self, served: ServedModel, waiting: Waiting) -> Started:
         """Start an inference thread; done when its model is loaded."""
-        done: asyncio.Future[tuple[Inputs, Decode]] = loop.create_future()
-        words = loop, served, waiting, done
-        threading.Thread(target=self._infer, args=words, daemon=True).start()
+        done: Started = self.loop.create_future()
+        threading.Thread(target=self._infer, args=(served, waiting, done), daemon=True).start()
         return done
 
-    def _infer(
-        self, loop: asyncio.AbstractEventLoop, served: ServedModel, waiting: Waiting,
-        done: asyncio.Future[tuple[Inputs, Decode]],
-    ) -> None:  # fmt: skip
+    def _infer(self, served: ServedModel, waiting: Waiting, done: Started) -> None:
         """An inference thread."""
         try:
             model, inputs, decode = loaded(served)
         except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            loop.call_soon_threadsafe(done.set_exception, error)
+            self.loop.call_soon_threadsafe(done.set_exception, error)
             return
-        loop.call_soon_threadsafe(done.set_result, (inputs, decode))
+        self.loop.call_soon_threadsafe(done.set_result, (inputs, decode))
         while True:
             new = waiting.take(model.room, wait=not model.busy)
             if new and waiting is self.waiting:
                 self.figures.batch.observe(len(new))
-            loop.call_soon_threadsafe(_deliver, model.turned(new))
+            self.loop.call_soon_threadsafe(_deliver, model.turned(new))
             if model.broken and not self.broken:
                 self.broken = True
                 os.kill(os.getpid(), signal.SIGTERM)

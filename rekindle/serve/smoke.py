@@ -66,12 +66,11 @@ def compare(kept: Smoke, answered: Any) -> None:
             if name == "text":  # what was written in half precision is kept in part
                 answer = answer[: len(expected)] if kept.tolerance >= HALF else answer
             if not _equal(expected, answer, kept.tolerance):
-                raise StepError(
-                    f"smoke: to row {row.id} of its test split the model answers {name} "
-                    f"{prediction.get(name)!r}, and was judged by {expected!r}",
-                    fix="weights, tokenizer, image processing or library versions are not those "
-                    "that were judged: serve where the model was trained, or train it again here",
-                )  # fmt: skip
+                what = f"smoke: to row {row.id} of its test split the model answers {name} "
+                what += f"{prediction.get(name)!r}, and was judged by {expected!r}"
+                fix = "weights, tokenizer, image processing or library versions are not those "
+                fix += "that were judged: serve where the model was trained, or train it again here"
+                raise StepError(what, fix=fix)
 
 
 def _equal(expected: Any, found: Any, tolerance: float) -> bool:

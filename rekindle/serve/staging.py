@@ -2,10 +2,7 @@
 that holds the model, its evidence and, written last, what a server has to know of it."""
 
 import dataclasses
-import functools
-import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import TypeAdapter
 
@@ -14,7 +11,7 @@ from rekindle.records import Evidence
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import digest
 from rekindle.train.modelfolder import digest_of
-from rekindle.train.storage import Storage, storage_of
+from rekindle.train.storage import Storage, put_file, storage_of
 
 SERVED, _MODEL, _EVIDENCE = "served.json", "model", "evidence.json"
 _JSON = TypeAdapter(ServedModel)
@@ -41,7 +38,7 @@ def _copied(model: ServedModel, storage: Storage, below: str) -> ServedModel:
     if kept:
         files[kept] = Path(model.evidence)
     for name, path in files.items():
-        storage.write(name, functools.partial(_copy, path))
+        put_file(storage, name, path)
     shadow = _copied(model.shadow, storage, "shadow/") if model.shadow else None
     return dataclasses.replace(model, path=f"{below}{_MODEL}", evidence=kept, shadow=shadow)
 
@@ -65,8 +62,3 @@ def _checked(staged: ServedModel, folder: Path) -> ServedModel:
         what = f"the files of version {model.version} are not those that were judged"
         raise RequestError(what, where=model.path, fix="delete the folder and deploy again")
     return model
-
-
-def _copy(path: Path, file: BinaryIO) -> None:
-    with path.open("rb") as source:
-        shutil.copyfileobj(source, file, 1 << 20)

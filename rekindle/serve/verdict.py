@@ -33,19 +33,15 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
     errors, requests = canary.errors, canary.requests
     allowed = spec.max_error_rate
     if _worse((errors, requests), (stable.errors, stable.requests), allowed, level):
-        return (
-            f"it failed {errors:,} of {requests:,} requests; {allowed:.1%} are allowed, and the "
-            f"version before failed {stable.errors:,} of {stable.requests:,}"
-        )
+        what = f"it failed {errors:,} of {requests:,} requests; {allowed:.1%} are allowed, and the "
+        return f"{what}version before failed {stable.errors:,} of {stable.requests:,}"
     answered, before = sum(canary.latencies), sum(stable.latencies)
     if before:
         cut = min(quantile(stable, 1 - _SLOW) + 2, len(BOUNDS_MS) - 1)
         slow, slow_before = _above(canary, cut), _above(stable, cut)
         if _worse((slow, answered), (slow_before, before), _SLOW_ALLOWED, level):
-            return (
-                f"{slow / answered:.0%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms, as "
-                f"{slow_before / before:.0%} of the version before"
-            )
+            took = f"{slow / answered:.0%} of its answers took more than {BOUNDS_MS[cut]:,.0f} ms"
+            return f"{took}, as {slow_before / before:.0%} of the version before"
     if spec.max_p99_ms and answered:
         cut = min(i for i, bound in enumerate(BOUNDS_MS) if bound >= spec.max_p99_ms)
         slow = _above(canary, cut)

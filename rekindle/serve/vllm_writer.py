@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.serve.work import Event, Prediction, RefusedError, Work, failure_of, not_finite
+from rekindle.serve.work import Answer, Event, Work, failure_of, not_finite
 from rekindle.serve.writer import LanguageModel, Text
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder
@@ -88,7 +88,7 @@ class VllmWriter(LanguageModel):
         if output.finished or not is_finite:
             del self.texts[output.request_id]
             self.engine.abort_request([output.request_id])
-            answer: Prediction | RefusedError = self.prediction(text)
+            answer: Answer = self.prediction(text)
             if not is_finite:
                 answer = not_finite()
             elif found.finish_reason not in ("stop", "length"):

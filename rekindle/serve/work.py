@@ -54,7 +54,8 @@ class Work:
     seed: int = dataclasses.field(default_factory=functools.partial(random.getrandbits, 63))
 
 
-Event = tuple[Work, Prediction | RefusedError | int]
+Answer = Prediction | RefusedError
+Event = tuple[Work, Answer | int]
 """An answer, a refusal, or the next token."""
 
 

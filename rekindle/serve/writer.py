@@ -84,9 +84,8 @@ class Writer(LanguageModel):
     ) -> None:
         self.network: Any
         self.network, self.device = network_in(opened, device, precision)
-        super().__init__(
-            opened, task, getattr(self.network.config, "max_position_embeddings", None)
-        )
+        positions = getattr(self.network.config, "max_position_embeddings", None)
+        super().__init__(opened, task, positions)
         self.pad = opened.settings["pad_token_id"]
         self.mask_BT: Any = None
         self.cache: Any = None

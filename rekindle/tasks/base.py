@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
     import torch
+    from torch.nn import Module
 
     from rekindle.spec.model import DataSpec, ModelSpec
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     Columns = dict[str, pa.Array]
 
 Settings = Mapping[str, Any]
+Labels = tuple[str, ...]
 
 
 class Task(abc.ABC):
@@ -78,9 +80,7 @@ class Task(abc.ABC):
     # Model side: torch inside.
 
     @abc.abstractmethod
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         """The network with fresh weights. The caller has seeded torch, and may have it build on the
         meta device; `weights` names those to start from."""
 
@@ -94,17 +94,15 @@ class Task(abc.ABC):
         """Tensors of a batch of shard rows, first dimension B; without the labels."""
 
     @abc.abstractmethod
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags."""
 
     @abc.abstractmethod
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
+    def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
         """Write weights as safetensors and the configuration, in Hugging Face layout if any."""
 
     @abc.abstractmethod
-    def load(self, folder: Path) -> torch.nn.Module:
+    def load(self, folder: Path) -> Module:
         """The network that `save` wrote, in evaluation mode."""
 
     # For prediction.
@@ -155,7 +153,7 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def generate(
-        self, network: torch.nn.Module, prompts: list[list[tuple[str, str]]], settings: Settings,
+        self, network: Module, prompts: list[list[tuple[str, str]]], settings: Settings,
         assets: Path, max_new_tokens: int,
     ) -> list[str]:  # fmt: skip
         """The most probable continuation of each document that ends before an answer, on a CPU,

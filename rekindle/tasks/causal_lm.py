@@ -10,14 +10,14 @@ sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings, TokenTask, flattened
+from rekindle.tasks.base import Labels, Modality, Settings, TokenTask, flattened
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import tokenizers
     import torch
+    from torch.nn import Module
     from transformers import PretrainedConfig
 
     from rekindle.tasks.base import Columns, Passes
@@ -91,9 +92,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
         }
 
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -109,7 +108,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
         for name in _SCALES:
             if getattr(config, name, None) not in (None, 1, 1.0):
                 raise _unsupported(config, f"changes the scores ({name})")
-        network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network: Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         head = network.get_output_embeddings()  # type: ignore[operator]
         if getattr(head, "bias", None) is not None:
             raise _unsupported(config, "adds a bias to the scores")
@@ -152,13 +151,13 @@ class CausalLM(pretrained.HubTask, TokenTask):
             made[name] = torch.from_numpy(array_BT)
         return made
 
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """[B, T, V], float; for sequences of one document each."""
         logits_BTV: torch.Tensor = network(input_ids=inputs["input_ids"], use_cache=False).logits
         return logits_BTV.float()
 
     def generate(
-        self, network: torch.nn.Module, prompts: list[list[Turn]], settings: Settings, assets: Path,
+        self, network: Module, prompts: list[list[Turn]], settings: Settings, assets: Path,
         max_new_tokens: int,
     ) -> list[str]:  # fmt: skip
         import torch
@@ -192,7 +191,7 @@ def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
         yield [(role, content) for role, content in json.loads(document)]
 
 
-def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str, Sequence[Span]]:
+def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str, list[Span]]:
     """A document as one text, and which parts of it are targets."""
     if settings["form"] == "chat":
         return _template(settings, assets).render(turns)
@@ -200,9 +199,7 @@ def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str,
     return text, [(len(text) - len(turns[-1][1]), len(text))]
 
 
-def _row(
-    encoding: tokenizers.Encoding, text: str, spans: Sequence[Span], settings: Settings
-) -> Row:
+def _row(encoding: tokenizers.Encoding, text: str, spans: list[Span], settings: Settings) -> Row:
     """Ids, marks of the targets among them, and the bytes of text that the targets cover."""
     import numpy as np
 

@@ -65,11 +65,9 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            return self._template.render(
-                messages=[{"role": role, "content": content} for role, content in turns],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            messages = [{"role": role, "content": content} for role, content in turns]
+            asked = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+            return self._template.render(**asked, **self._special_tokens)
         except (TemplateError, TypeError, ValueError) as error:
             fix = "correct the order of its turns, or set model.tokenizer to another one"
             raise DataError(f"the chat template refuses a chat: {error}", fix=fix) from error

@@ -24,13 +24,14 @@ from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Modality, Settings, flattened
+from rekindle.tasks.base import Labels, Modality, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import tokenizers
     import torch
+    from torch.nn import Module
 
     from rekindle.tasks.base import Columns, Passes
 
@@ -69,9 +70,7 @@ class EncoderTask(pretrained.HubTask):
     def texts(self, batch: pa.RecordBatch) -> list[str]:
         """What a tokenizer is learnt from."""
 
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         import torch
         import transformers
 
@@ -80,7 +79,7 @@ class EncoderTask(pretrained.HubTask):
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
         config = pretrained.configuration(model, inline, names)
         kind = getattr(transformers, self.head)
-        network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
+        network: Module = kind.from_config(config, dtype=torch.float32)
         return network
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
@@ -92,12 +91,10 @@ class EncoderTask(pretrained.HubTask):
         ids_BT = np.full(shape, settings["pad_token_id"], np.int64)
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
         ids_BT[mask_BT] = flat
-        return {
-            "input_ids": torch.from_numpy(ids_BT),
-            "attention_mask": torch.from_numpy(mask_BT.astype(np.int64)),
-        }
+        mask = torch.from_numpy(mask_BT.astype(np.int64))
+        return {"input_ids": torch.from_numpy(ids_BT), "attention_mask": mask}
 
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = network(**inputs).logits
         return logits.float()
 
@@ -142,10 +139,8 @@ def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
     types = {name: (state[name] or {}).get("type") for name in _SEPARABLE}
     frame = (state["post_processor"] or {}).get("type")
     cut = (state["truncation"] or {"direction": "Right"})["direction"]
-    plain = not any(
-        " " in token["content"] or token["single_word"] or token["lstrip"] or token["rstrip"]
-        for token in state["added_tokens"]
-    )
+    looks = ("single_word", "lstrip", "rstrip")
+    plain = not any(" " in t["content"] or any(t[x] for x in looks) for t in state["added_tokens"])
     framed = frame in ("TemplateProcessing", "BertProcessing")
     return types == _SEPARABLE and framed and cut == "Right" and plain and not state["padding"]
 
@@ -247,10 +242,8 @@ class TokenClassification(EncoderTask):
                     firsts[word] = position
             places.append(firsts)
             ids.append(encoding.ids if any(place >= 0 for place in firsts) else None)
-        return {
-            "input_ids": pa.array(ids, pa.list_(pa.int32())),
-            "places": pa.array(places, pa.list_(pa.int32())),
-        }
+        kind = pa.list_(pa.int32())
+        return {"input_ids": pa.array(ids, kind), "places": pa.array(places, kind)}
 
 
 def _words(batch: pa.RecordBatch) -> list[list[str]]:
@@ -270,12 +263,10 @@ def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
         split = candidate.encode(["one", "two"], is_pretokenized=True).ids
         if split in (candidate.encode("one two").ids, candidate.encode(" one two").ids):
             return candidate
-    raise UnsupportedError(
-        "this tokenizer joins words that are given one by one, as if no space was between them",
-        where="model.tokenizer",
-        fix="name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
-        "`tokenizer: {vocab_size: 4096}`",
-    )
+    what = "this tokenizer joins words that are given one by one, as if no space was between them"
+    fix = "name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
+    fix += "`tokenizer: {vocab_size: 4096}`"
+    raise UnsupportedError(what, where="model.tokenizer", fix=fix)
 
 
 def _with(pre_tokenizer: Any, change: dict[str, Any]) -> Any:

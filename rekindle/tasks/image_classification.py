@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError
-from rekindle.tasks.base import Modality, Settings, Task
+from rekindle.tasks.base import Labels, Modality, Settings, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+    from torch.nn import Module
 
     from rekindle.spec.model import DataSpec, ModelSpec
     from rekindle.tasks.base import Columns
 
+_SMALL = "{channels: [32, 64], hidden: 128}"
 DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
 
@@ -40,9 +42,7 @@ class ImageClassification(Task):
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
 
-    def build(
-        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
-    ) -> torch.nn.Module:
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         size = {"shape": list(settings["image_shape"]), "classes": len(labels)}
         return _network({**_architecture(model), **size})
 
@@ -56,20 +56,18 @@ class ImageClassification(Task):
         pixels_BDHW = torch.from_numpy(pixels_BHWD.astype(np.float32)).permute(0, 3, 1, 2)
         return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
 
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits_BC: torch.Tensor = network(inputs["pixels"])
         return logits_BC
 
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
+    def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
         from safetensors.torch import save_file
 
         tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(network.architecture, indent=2) + "\n")
 
-    def load(self, folder: Path) -> torch.nn.Module:
+    def load(self, folder: Path) -> Module:
         from safetensors.torch import load_file
 
         network = _network(json.loads((folder / "config.json").read_text()))
@@ -82,7 +80,7 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     source = model.source
     if isinstance(source, str):
         what = f"image_classification trains its own network and cannot start from `{source}`"
-        fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
+        fix = f"give an inline config: {_SMALL}, or use model.init_from"
         raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
         if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
@@ -92,18 +90,12 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
-    channels = config["channels"]
-    legal = (
-        not unknown
-        and isinstance(channels, list)
-        and 1 <= len(channels) <= 6
-        and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
-        and isinstance(config["hidden"], int)
-        and 1 <= config["hidden"] <= 65_536
-        and isinstance(config["dropout"], int | float)
-        and 0 <= config["dropout"] < 1
-    )
-    if not legal:
+    channels, hidden, rate = (config[name] for name in DEFAULTS)
+    few = isinstance(channels, list) and 1 <= len(channels) <= 6
+    narrow = few and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
+    small = isinstance(hidden, int) and 1 <= hidden <= 65_536
+    drops = isinstance(rate, int | float) and 0 <= rate < 1
+    if unknown or not (narrow and small and drops):
         what = f"not a network this task can build: {source}"
         fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
         what = f"unknown keys {unknown}" if unknown else what
@@ -146,14 +138,10 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    layers += [
-        _pool(min(height, 4), min(width, 4)) if max(height, width) > 4 else nn.Identity(),
-        nn.Flatten(),
-        nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
-        nn.GELU(),
-        nn.Dropout(architecture["dropout"]),
-        nn.Linear(architecture["hidden"], architecture["classes"]),
-    ]
+    hidden, rows, columns = architecture["hidden"], min(height, 4), min(width, 4)
+    pool = _pool(rows, columns) if max(height, width) > 4 else nn.Identity()
+    layers += [pool, nn.Flatten(), nn.Linear(depth * rows * columns, hidden), nn.GELU()]
+    layers += [nn.Dropout(architecture["dropout"]), nn.Linear(hidden, architecture["classes"])]
 
     class Cnn(nn.Sequential):
         """Has a name that messages can use."""
@@ -174,12 +162,9 @@ _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 def check_size(height: int, width: int) -> None:
     """Refuse images that five halvings leave nothing of; raises RequestError."""
     if min(height, width) < SMALLEST_SIDE:
-        raise RequestError(
-            f"images of {height} x {width} pixels are too small for a residual network",
-            where="model.source",
-            fix=f"set data.image_size to {SMALLEST_SIDE} or more, or train "
-            "{channels: [32, 64], hidden: 128}",
-        )
+        what = f"images of {height} x {width} pixels are too small for a residual network"
+        fix = f"set data.image_size to {SMALLEST_SIDE} or more, or train {_SMALL}"
+        raise RequestError(what, where="model.source", fix=fix)
 
 
 def residual(architecture: dict[str, Any]) -> torch.nn.Module:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.model import ModelSpec
-from rekindle.tasks.base import Settings, Task
+from rekindle.tasks.base import Labels, Settings, Task
 
 if TYPE_CHECKING:
     import tokenizers
-    import torch
+    from torch.nn import Module
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 # settings that transformers takes for any architecture, or by older names
@@ -61,17 +61,14 @@ class HubTask(Task):
             raise RequestError(what, where="model.source", fix=_NETWORK) from error
         return Path(found)
 
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
+    def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
         network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
 
-    def load(self, folder: Path) -> torch.nn.Module:
+    def load(self, folder: Path) -> Module:
         import transformers
 
-        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
+        kind = getattr(transformers, self.head)
+        network: Module = kind.from_pretrained(folder, dtype="float32", local_files_only=True)
         return network.eval()
 
 
@@ -96,9 +93,7 @@ def check_positions(positions: int | None, longest: int) -> None:
         raise RequestError(what, where="data.max_length", fix=fix)
 
 
-def configuration(
-    model: ModelSpec, inline: dict[str, Any], always: dict[str, Any]
-) -> PretrainedConfig:
+def configuration(model: ModelSpec, inline: Settings, always: Settings) -> PretrainedConfig:
     """What `model.source` names, or describes (completed by `inline`); `always` overrides it."""
     from transformers import AutoConfig
 
@@ -130,14 +125,9 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
     code = "".join(path.read_text() for path in Path(inspect.getfile(kind)).parent.glob("*.py"))
     read = {name for pair in re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code) for name in pair}
     known = {*names, *inspect.signature(kind).parameters, *_GENERAL, *read}
-    problems = [
-        Problem(
-            f"{model_type} has no setting `{key}`", "model.source",
-            did_you_mean(key, names) or f"see the fields of {kind.__name__} in transformers",
-        )
-        for key in given
-        if key not in known
-    ]  # fmt: skip
+    what, see = f"{model_type} has no setting", f"see the fields of {kind.__name__} in transformers"
+    fixes = {key: did_you_mean(key, names) or see for key in given if key not in known}
+    problems = [Problem(f"{what} `{key}`", "model.source", fix) for key, fix in fixes.items()]
     if problems:
         raise RequestError(problems)
 

@@ -94,12 +94,10 @@ def attend(
     `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
         if value is not None and name not in _UNUSED:
-            raise UnsupportedError(
-                f"{type(module).__name__} asks attention for `{name}`, which rekindle's attention "
-                "does not compute",
-                where="model.source",
-                fix="use an architecture without it; docs/layouts.md lists those that are tested",
-            )
+            what = f"{type(module).__name__} asks attention for `{name}`, which rekindle's "
+            what += "attention does not compute"
+            fix = "use an architecture without it; docs/layouts.md lists those that are tested"
+            raise UnsupportedError(what, where="model.source", fix=fix)
     peers: Peers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
     length = query_BHTD.shape[2]

@@ -20,7 +20,7 @@ from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.tasks.base import Task
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Chosen, Micro
+from rekindle.train.micro import Chosen, Ints, Micro
 from rekindle.train.objectives import objective_of
 
 TRAIN, VALIDATION = "train", "validation"
@@ -75,7 +75,7 @@ class Batches:
         rows = self.shards.take(self.split, np.array(work.rows, np.int64))
         return rows.column("id").to_pylist()  # type: ignore[no-any-return]
 
-    def arranged(self, rows: np.ndarray, slots: np.ndarray) -> Micro:
+    def arranged(self, rows: Ints, slots: Ints) -> Micro:
         """A micro-batch of chosen `rows` (negative: none) in `slots`."""
         length = self._longest(self._lengths(rows), slots)
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
@@ -90,7 +90,7 @@ class Batches:
         rounds = -(-full // (size * layout.data))
         mine = [turn * layout.data + self.mesh.data_rank for turn in range(rounds)]
         known = self._lengths(batch.rows)
-        picks, longest = list[tuple[np.ndarray, np.ndarray]](), list[int]()
+        picks, longest = list[tuple[Ints, Ints]](), list[int]()
         for j in mine:
             inside = (batch.slots >= j * size) & (batch.slots < (j + 1) * size)
             rows, slots = batch.rows[inside], batch.slots[inside] - j * size
@@ -128,12 +128,12 @@ class Batches:
             return micro
         return micro.with_each(lambda tensor: tensor.pin_memory())
 
-    def _lengths(self, rows: np.ndarray) -> np.ndarray:
+    def _lengths(self, rows: Ints) -> Ints:
         """Tokens of each row; none of one that is negative."""
-        held: np.ndarray = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
+        held: Ints = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
         return held
 
-    def _longest(self, lengths: np.ndarray, slots: np.ndarray) -> int:
+    def _longest(self, lengths: Ints, slots: Ints) -> int:
         """Tokens of the longest sequence, rounded up to what the layout can divide."""
         layout = self.mesh.layout
         longest = self.order.pack_length or int(np.bincount(slots, weights=lengths).max(initial=1))
@@ -151,8 +151,6 @@ class Batches:
     def _most(self) -> int:
         return self.shards.longest(self.split)
 
-    def _micro(
-        self, rows: np.ndarray, slots: np.ndarray, length: int, key: int, count: torch.Tensor
-    ) -> Micro:
+    def _micro(self, rows: Ints, slots: Ints, length: int, key: int, count: torch.Tensor) -> Micro:
         chosen = Chosen(self.shards.take(self.split, np.maximum(rows, 0)), rows, slots, length)
         return self.objective.micro(self, chosen, key, count)

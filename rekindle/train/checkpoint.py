@@ -9,7 +9,6 @@ The newest complete checkpoint wins. One whose files do not match its manifest i
 one of another run key or schema is refused. On a folder the lock of the run key keeps other
 attempts away; on an object store each attempt has a prefix of its own."""
 
-import concurrent.futures
 import dataclasses
 import datetime as dt
 import functools
@@ -21,6 +20,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from rekindle.spec.model import CheckpointSpec
 from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, State, broken, step_of
-from rekindle.train.mesh import of_all, of_first
+from rekindle.train.mesh import Ranks, of_all, of_first
 from rekindle.train.snapshot import Snapshot
 from rekindle.train.storage import Folder, storage_of, write_error
 
@@ -87,9 +87,7 @@ def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoin
     return newest(root, run_key, dist.get_rank(), dist.get_world_size(), step)
 
 
-def load(
-    checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: dist.ProcessGroup | None = None
-) -> None:
+def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = None) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
     `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and share the
@@ -105,11 +103,10 @@ def load(
         dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
-        raise CheckpointError(
-            f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}",
-            where=problem.where or f"{checkpoint.root}/{checkpoint.name}",
-            fix=problem.fix or "remove it to start from the one before",
-        ) from error
+        what = f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}"
+        where = problem.where or f"{checkpoint.root}/{checkpoint.name}"
+        fix = problem.fix or "remove it to start from the one before"
+        raise CheckpointError(what, where=where, fix=fix) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +130,8 @@ class Checkpointer:
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
-        self.thread = concurrent.futures.ThreadPoolExecutor(
-            1, "checkpoint", initializer=dcp.yield_to_training
-        )
-        self.pending: concurrent.futures.Future[_Outcome] | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint", initializer=dcp.yield_to_training)
+        self.pending: Future[_Outcome] | None = None
         self.started = -1
         self.seconds: deque[float] = deque(maxlen=3)
         self.known: dict[str, State] = {}  # of complete checkpoints
@@ -206,10 +201,8 @@ class Checkpointer:
         dist.gather_object(writer.files, files, group=self.group)
         outcome = _Outcome()
         if files is not None:
-            body = {
-                "schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key, "step": step,
-                "state": state,
-            }  # fmt: skip
+            kind = {"schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key}
+            body = {**kind, "step": step, "state": state}
             outcome = self._commit(folder, body, [f for part in files for f in part], rows)
             outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
             if outcome.problem is not None and isinstance(self.storage, Folder):
@@ -220,12 +213,10 @@ class Checkpointer:
         try:
             for file in files if isinstance(self.storage, Folder) else []:
                 if self.storage.size(f"{folder}/{file.path}") != file.bytes:
-                    raise CheckpointError(
-                        f"{self.storage.root} is not the same folder on all nodes: rank 0 does not "
-                        f"see {folder}/{file.path}",
-                        where=self.storage.root,
-                        fix="use a volume that all nodes mount, or an object store",
-                    )
+                    root, path = self.storage.root, f"{folder}/{file.path}"
+                    what = f"{root} is not the same folder on all nodes: rank 0 does not see {path}"
+                    fix = "use a volume that all nodes mount, or an object store"
+                    raise CheckpointError(what, where=root, fix=fix)
             if self.history is not None and rows:
                 with self.history.open("rb") as stream:
                     content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)

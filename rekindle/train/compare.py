@@ -84,18 +84,14 @@ def compared(
         torch._dynamo.reset()  # what was compiled for the small network is of no more use
     free(mesh.device)
     for gap in (gap for gap in gaps if gap.largest > gap.allowed):
-        shown = "; ".join(
-            f"step {step + 1}: {mine:.6g} instead of {theirs:.6g}"
-            for step, (mine, theirs) in enumerate(gap.losses)
-        )
-        raise StepError(
-            f"{cell} does not compute what one rank does: on a small network of this architecture "
-            f"losses and norms differ by {gap.largest:.2g} in {gap.precision}, of which "
-            f"{gap.allowed:.2g} would be rounding (losses in {shown})",
-            where="train.layout",
-            fix="leave out one of its features (docs/layouts.md has what is proven), and report "
-            "this with the versions of torch and transformers",
-        )
+        pairs = enumerate(gap.losses, 1)
+        shown = "; ".join(f"step {n}: {ours:.6g} instead of {own:.6g}" for n, (ours, own) in pairs)
+        what = f"{cell} does not compute what one rank does: on a small network of this "
+        what += f"architecture losses and norms differ by {gap.largest:.2g} in {gap.precision}, of "
+        what += f"which {gap.allowed:.2g} would be rounding (losses in {shown})"
+        fix = "leave out one of its features (docs/layouts.md has what is proven), and report "
+        fix += "this with the versions of torch and transformers"
+        raise StepError(what, where="train.layout", fix=fix)
     return tuple(gaps)
 
 
@@ -160,9 +156,8 @@ class _Small:
         return torch.tensor(found, dtype=torch.float64, device=mesh.device)
 
     def _trainer(self, train: TrainSpec, mesh: Mesh) -> Trainer:
-        train = train.model_copy(
-            update={"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
-        )
+        size = {"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
+        train = train.model_copy(update=size)
         with weights.deferred() as recorder:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)
@@ -227,10 +222,8 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
         **objective_of(task).invented(random, texts, max(1, len(manifest.labels))),
     }
-    settings = {
-        **manifest.settings, "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 0,
-        "max_length": longest,
-    }  # fmt: skip
+    limits = {"vocab_size": VOCABULARY, "max_length": longest}
+    settings = {**manifest.settings, **limits, "pad_token_id": 0, "eos_token_id": 0}
     told = manifest.model_copy(update={"settings": settings})
     return Shards.of_tables(Path(), told, {TRAIN: pa.table(columns)})
 
@@ -254,13 +247,9 @@ def probe_packing(trainer: Trainer) -> float | None:
     exact = trainer.spec.weights == "fp32"
     allowed = PACKED_TOLERANCE[trainer.spec.precision if exact else "bf16"]
     if not (math.isfinite(gap) and gap <= allowed):
-        raise StepError(
-            f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in "
-            "sequences of their own",
-            where="data.packing",
-            fix="set data.packing: false, and report this with the versions of torch and "
-            "transformers",
-        )
+        what = f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in"
+        fix = "set data.packing: false, and report this with the versions of torch and transformers"
+        raise StepError(f"{what} sequences of their own", where="data.packing", fix=fix)
     return gap
 
 

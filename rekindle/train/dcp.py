@@ -5,7 +5,6 @@ propagates failures. Ours: hashing while writing, and reading, which checks that
 there. DCP pickles its `.metadata`: it is read with an allow-list, the entries of files with
 `weights_only`, all of it after the caller has checked hashes."""
 
-import concurrent.futures
 import dataclasses
 import hashlib
 import io
@@ -15,20 +14,16 @@ import pickle
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint import planner as planning
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.checkpoint.utils import _ReaderView
@@ -38,7 +33,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
-from rekindle.train.mesh import of_all
+from rekindle.train.mesh import Ranks, of_all
 from rekindle.train.storage import Storage, write_error
 
 METADATA = ".metadata"
@@ -72,9 +67,9 @@ class Piece:
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
         """DCP's protocol for what is not a tensor of torch's."""
         properties = meta.TensorProperties.create_from_tensor(self.local)
-        data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
+        data = planning.TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
         index = meta.MetadataIndex(fqn, self.offsets)
-        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
+        return [WriteItem(index, planning.WriteItemType.SHARD, tensor_data=data)]
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
@@ -162,9 +157,7 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         total = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
         self.storage.check_room(total)
-        return [
-            dataclasses.replace(plan, storage_data=(rank, total)) for rank, plan in enumerate(plans)
-        ]
+        return [dataclasses.replace(p, storage_data=(rank, total)) for rank, p in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, total = plan.storage_data
@@ -177,9 +170,7 @@ class Writer(StorageWriter):
         crc = get_crc32_options()
         set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
         try:
-            with concurrent.futures.ThreadPoolExecutor(
-                self.threads, initializer=yield_to_training
-            ) as pool:
+            with ThreadPoolExecutor(self.threads, initializer=yield_to_training) as pool:
                 results = pool.map(lambda one: self._write(one[0], one[1], planner), named)
                 written = [result for part in results for result in part]
         except OSError as error:
@@ -230,10 +221,9 @@ class Writer(StorageWriter):
 def yield_to_training() -> None:
     """Let the calling thread run when training leaves a processor idle, and start no others."""
     torch.set_num_threads(1)
-    if hasattr(os, "setpriority"):
-        thread = threading.get_native_id()
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
+    thread = threading.get_native_id()
+    now = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
 
 
 def _memory_format(kind: Any, name: str) -> Any:
@@ -290,7 +280,7 @@ class _Read:
 
 def fill(
     pieces: Mapping[str, Piece], metadata: meta.Metadata, storage: Storage, folder: str,
-    replicas: dist.ProcessGroup | None = None,
+    replicas: Ranks = None,
 ) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
     is not there as it is here: nothing has been filled then. `replicas`, ranks with the same
@@ -320,7 +310,7 @@ def fill(
                 beat()
 
     try:
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(read, by_path))
         failure = None
     except Exception as error:

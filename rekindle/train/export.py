@@ -144,10 +144,8 @@ class _Writer:
             self.stream.seek(self.room)
         end = self.bytes + tensor.nbytes
         self.stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        self.entries[name] = {
-            "dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape),
-            "data_offsets": [self.bytes, end],
-        }  # fmt: skip
+        entry = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape)}
+        self.entries[name] = {**entry, "data_offsets": [self.bytes, end]}
         self.total += tensor.nbytes
         self.bytes = end
 

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,12 +39,12 @@ from rekindle.train import modelfolder
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
-from rekindle.train.loop import StopFlag
+from rekindle.train.loop import StopFlag, diverged
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, decided, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
-from rekindle.train.storage import storage_of
+from rekindle.train.storage import put_file, storage_of
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
@@ -127,11 +127,9 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
     # the number of labels in it alone. Their gradients would be a sum over accumulated batches.
     network.accepts_loss_kwargs = task.objective == "tokens"
-    return Trainer(
-        model=network, args=made,
-        train_dataset=_Rows(shards, TRAIN),
-        data_collator=functools.partial(_collated, task, shards.manifest.settings),
-    )  # fmt: skip
+    rows = _Rows(shards, TRAIN)
+    collate = functools.partial(_collated, task, shards.manifest.settings)
+    return Trainer(model=network, args=made, train_dataset=rows, data_collator=collate)
 
 
 def _precision(trainer: Any) -> str:
@@ -218,11 +216,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs:
             return
         if not (math.isfinite(logs["loss"]) and math.isfinite(logs["grad_norm"])):
-            raise StepError(
-                f"the loss is {logs['loss']} and the gradient's norm {logs['grad_norm']} at step "
-                f"{state.global_step}", where="train",
-                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
-            )  # fmt: skip
+            raise diverged(state.global_step, logs["loss"], logs["grad_norm"])
         if state.is_world_process_zero:
             seconds = time.monotonic() - self.began
             row = HistoryRow(
@@ -326,7 +320,7 @@ class Saves:
         if self.away and self.first_here:
             mine = sorted(path.name for path in here.iterdir() if path.is_file())
             for file in mine:
-                self.store.write(f"{name}/{file}", functools.partial(_copied, here / file))
+                put_file(self.store, f"{name}/{file}", here / file)
         files = [file for each in of_all(mine) for file in each]
         if dist.get_rank() > 0:
             return
@@ -342,11 +336,6 @@ class Saves:
 
 def step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _copied(path: Path, target: BinaryIO) -> None:
-    with path.open("rb") as source:
-        shutil.copyfileobj(source, target)
 
 
 if __name__ == "__main__":

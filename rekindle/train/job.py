@@ -107,9 +107,7 @@ def folder_of(artifact_root: str, kind: str, key: str) -> str:
 
 def working_of(folder: str) -> Path:
     """A folder on this machine that belongs to `folder`: itself, or a temporary one."""
-    if "://" not in folder:
-        return Path(folder)
-    return _private() / folder.rpartition("/")[2]
+    return Path(folder) if "://" not in folder else _private() / folder.rpartition("/")[2]
 
 
 def _private() -> Path:

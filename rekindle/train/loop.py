@@ -35,6 +35,7 @@ from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)
 
+Beat = Callable[[int, Phase], None]
 _SPENT = 1 << 20  # more than there are ranks to ask for a stop
 
 
@@ -96,6 +97,13 @@ class StopFlag:
         return min(self.deadline - time.monotonic(), self.grace_seconds)
 
 
+def diverged(step: int, loss: float, norm: float, since: str = "") -> StepError:
+    """What is raised where `step`, counted from 1, gave no finite loss, or no finite gradient."""
+    what = f"the loss is {loss} and the gradient's norm {norm} at step {step}{since}"
+    fix = "lower train.lr, lengthen train.warmup, or look at the data of this batch"
+    return StepError(what, where="train", fix=fix)
+
+
 @dataclasses.dataclass(frozen=True)
 class Launched:
     """A step that the device has been given; `numbers`: its loss, gradient norm, ranks that were
@@ -114,7 +122,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
-        beat: Callable[[int, Phase], None] = lambda step, phase: None,
+        beat: Beat = lambda step, phase: None,
     ) -> None:  # fmt: skip
         self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
         self.beat = beat
@@ -253,9 +261,7 @@ class Trainer:
         squares = self.optimizer.collect()
         # one rank's clock decides
         asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self.seconds()))
-        shared = self.agreed(
-            torch.stack([loss, squares, self._number(asks), self._number(written)])
-        )
+        shared = self.agreed(torch.stack([loss, squares, *map(self._number, (asks, written))]))
         scale = self.optimizer.scale
         used = scale.value.clone() if scale is not None else self._number(1)
         found = self.optimizer.step(rate, shared[0], shared[1])
@@ -285,12 +291,7 @@ class Trainer:
             return
         log.warning("step %d is skipped: loss %s, gradient norm %s", step + 1, loss, norm)
         if self.bad_steps >= self.spec.max_bad_steps:
-            raise StepError(
-                f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}, "
-                f"{self.bad_steps} steps in a row",
-                where="train",
-                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
-            )
+            raise diverged(step + 1, loss, norm, f", {self.bad_steps} steps in a row")
 
     def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
         """Float64 [3], of this rank's micro-batches: loss, right predictions and targets."""

@@ -80,11 +80,9 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
         try:
             manifest = json.loads(content)
             if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
-                raise CheckpointError(
-                    f"checkpoint {name} has schema {schema}, this rekindle reads {SCHEMA_VERSION}",
-                    where=where,
-                    fix="resume with the rekindle that wrote it, or train with --fresh elsewhere",
-                )
+                what = f"checkpoint {name} has schema {schema}, this rekindle reads "
+                fix = "resume with the rekindle that wrote it, or train with --fresh elsewhere"
+                raise CheckpointError(f"{what}{SCHEMA_VERSION}", where=where, fix=fix)
             body = {key: value for key, value in manifest.items() if key != "sha256"}
             files = tuple(File(**entry) for entry in body["files"])
             problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
@@ -116,9 +114,7 @@ def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
                     beat()
         except OSError as error:
             return f"{file.path} cannot be read: {error}"
-        if running.hexdigest() != file.sha256:
-            return f"{file.path} does not match its hash"
-        return ""
+        return "" if running.hexdigest() == file.sha256 else f"{file.path} does not match its hash"
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         return next(filter(None, pool.map(check, checkpoint.files if files is None else files)), "")

@@ -12,6 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rekindle.spec.layout import Layout
 
+Ranks = dist.ProcessGroup | None
+"""Some of the ranks; None where there are no others, or for all."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
@@ -42,14 +45,14 @@ class Mesh:
         """Whether this rank is the first on each of these axes."""
         return not any(map(self.place, axes))
 
-    def group(self, axis: str) -> dist.ProcessGroup | None:
+    def group(self, axis: str) -> Ranks:
         """The ranks that differ from this one on that axis only; None where there are no others."""
         if self.ranks is None or getattr(self.layout, axis) == 1:
             return None
         return self.ranks.get_group(axis)
 
     @property
-    def replicas(self) -> dist.ProcessGroup | None:
+    def replicas(self) -> Ranks:
         """The ranks that hold the same weights as this one; None where there are no others."""
         if self.ranks is None:
             return dist.group.WORLD if self.layout.dp > 1 else None
@@ -66,14 +69,14 @@ class Mesh:
         return self.ranks[axes]
 
 
-def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def of_all(value: Any, group: Ranks = None) -> list[Any]:
     """What each rank has, in their order (a collective on the host)."""
     found = [value] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found
 
 
-def of_first(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+def of_first(value: Any, group: Ranks = None) -> Any:
     """What rank 0 has (a collective on the host)."""
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))

@@ -51,13 +51,11 @@ class Micro:
 
     def with_each(self, change: Change) -> Micro:
         """The same with what `change` makes of each tensor."""
-        return Micro(
-            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
-            labels=change(self.labels), count=change(self.count), key=self.key,
-            weights=None if self.weights is None else change(self.weights),
-            targets=None if self.targets is None else change(self.targets),
-            documents=None if self.documents is None else self.documents.with_each(change),
-        )  # fmt: skip
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        own: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        documents = self.documents and self.documents.with_each(change)
+        return dataclasses.replace(self, inputs=inputs, documents=documents, **own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Numbers:
 
 
 Ints = npt.NDArray[np.int64]
-
+ByHead = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 GROUP = 2.0  # the longest text of a group over its shortest
 
@@ -157,9 +155,7 @@ class Group:
     places: torch.Tensor
     back: torch.Tensor
     mask: torch.Tensor | None
-    _by_head: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = dataclasses.field(
-        default_factory=dict
-    )
+    _by_head: dict[int, ByHead] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, lengths: list[int]) -> Group:
@@ -175,7 +171,7 @@ class Group:
             None if min(lengths) == longest else torch.from_numpy(real_RT[:, None, None]),
         )  # fmt: skip
 
-    def by_head(self, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def by_head(self, heads: int) -> ByHead:
         """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what is added
         to scores [R * heads, longest, longest]. Found once for all layers."""
         if heads not in self._by_head:

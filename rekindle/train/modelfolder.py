@@ -185,10 +185,9 @@ def open_model(folder: Path, code: str = "") -> ModelFolder:
     said = json.loads(path.read_text())
     name = said["task"]
     own = name not in TASKS
-    return ModelFolder(
-        folder, load_task(_own_task(folder, name, code) if own else name), tuple(said["labels"]),
-        said["settings"], said["run_key"], own, said.get("precision", ""),
-    )  # fmt: skip
+    task = load_task(_own_task(folder, name, code) if own else name)
+    known = tuple(said["labels"]), said["settings"], said["run_key"]
+    return ModelFolder(folder, task, *known, own, said.get("precision", ""))
 
 
 def code_in(folder: Path) -> str:
@@ -238,10 +237,9 @@ def check_start(
         raise StepError(what, where=where, fix=fix)
     ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
-        raise StepError(
-            f"{folder} has another tokenizer than this run: its embeddings would mean other tokens",
-            where=where, fix=f"set model.tokenizer: {folder}, or name another model",
-        )  # fmt: skip
+        what = "has another tokenizer than this run: its embeddings would mean other tokens"
+        fix = f"set model.tokenizer: {folder}, or name another model"
+        raise StepError(f"{folder} {what}", where=where, fix=fix)
     return model
 
 

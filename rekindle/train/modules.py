@@ -101,12 +101,9 @@ def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def matrices(network: nn.Module) -> set[str]:
     """Names of the weights of linear layers in a transformer's blocks."""
-    return {
-        f"{name}.{inner}.weight"
-        for name, block in (blocks(network) if hasattr(network, "config") else [])
-        for inner, module in block.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    held = blocks(network) if hasattr(network, "config") else []
+    inside = ((f"{name}.{inner}", m) for name, block in held for inner, m in block.named_modules())
+    return {f"{name}.weight" for name, module in inside if isinstance(module, nn.Linear)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +150,7 @@ def tied(network: nn.Module) -> dict[str, str]:
     """Parameters that are another one: `{"lm_head.weight": "model.embed_tokens.weight"}`."""
     config = getattr(network, "config", None)
     keys = getattr(network, "_tied_weights_keys", None)
-    if not keys or not getattr(config, "tie_word_embeddings", False):
-        return {}
-    return dict(keys)
+    return dict(keys) if keys and getattr(config, "tie_word_embeddings", False) else {}
 
 
 def tables(network: nn.Module) -> list[nn.Module]:
@@ -172,11 +167,9 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     """A copy of the network with only stage `index` of its blocks; earlier stages get one more."""
     names = [name for name, _ in blocks(network)]
     if len(names) < layout.stages:
-        raise UnsupportedError(
-            f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
-            f"{layout.stages} stages",
-            where="train.layout.pp", fix="use fewer stages, or a layout without pp",
-        )  # fmt: skip
+        many = f"{len(names)} blocks and cannot be cut into {layout.stages} stages"
+        what, fix = f"{model_type(network)} has {many}", "use fewer stages, or a layout without pp"
+        raise UnsupportedError(what, where="train.layout.pp", fix=fix)
     parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
     made = copy.deepcopy(network)
     if isinstance(made, nn.Sequential):

@@ -26,7 +26,7 @@ from rekindle.spec.model import SCRATCH_LR, TrainSpec
 from rekindle.train import modules
 from rekindle.train.attention import HALVES
 from rekindle.train.dcp import Piece
-from rekindle.train.mesh import Mesh
+from rekindle.train.mesh import Mesh, Ranks
 from rekindle.train.parallel import Parts
 from rekindle.train.updates import UPDATES, Update
 from rekindle.train.weights import divides, local_of
@@ -48,16 +48,13 @@ class Optimizer:
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts, self.spec = parts, spec
         trained = ((name, p) for name, p in parts.parameters() if p.requires_grad)
-        self.held = [
-            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts)) for name, p in trained
-        ]
+        self.held = [_Held(n, p, local_of(p).detach(), _repeated(n, p, parts)) for n, p in trained]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
         self.update: Update = self._update()
         self.counted = [h for h in self.held if h.repeated and h.local.numel()]
-        self.shares = torch.tensor(
-            [1 / h.repeated for h in self.counted], dtype=torch.float64, device=parts.mesh.device
-        )
+        shares = [1 / h.repeated for h in self.counted]
+        self.shares = torch.tensor(shares, dtype=torch.float64, device=parts.mesh.device)
 
     def _update(self) -> Update:
         """Raises UnsupportedError where the optimizer has no matrix to work on."""
@@ -67,11 +64,10 @@ class Optimizer:
                 matrices |= modules.matrices(stage.part.network)
         chosen = [h.local for h in self.held if h.name in matrices]
         if name != "adamw" and not chosen:
-            raise UnsupportedError(
-                f"{name} updates matrices of transformer blocks, and "
-                f"{modules.model_type(self.parts.network)} has none to train",
-                where="train.optimizer", fix="remove it: AdamW updates any network",
-            )  # fmt: skip
+            kind = modules.model_type(self.parts.network)
+            what = f"{name} updates matrices of transformer blocks, and {kind} has none to train"
+            fix = "remove it: AdamW updates any network"
+            raise UnsupportedError(what, where="train.optimizer", fix=fix)
         others = [h.local for h in self.held if h.name not in matrices]
         return UPDATES[name](chosen, others, self.spec)
 
@@ -149,18 +145,15 @@ class Optimizer:
                     self.update.state[source.local][key].copy_(value)
 
     @property
-    def replicas(self) -> dist.ProcessGroup | None:
+    def replicas(self) -> Ranks:
         """The ranks that hold the same of `weights` and `tensors` as this one."""
         return self.parts.mesh.replicas
 
     def weights(self) -> dict[str, Any]:
         """What is trained, named after the parameter in the whole network."""
         tied, frozen = self.parts.tied, self.parts.scaling is not None
-        return {
-            tied.get(name, name): p.detach()
-            for name, p in self.parts.parameters()
-            if p.requires_grad or not frozen
-        }
+        saved = ((n, p) for n, p in self.parts.parameters() if p.requires_grad or not frozen)
+        return {tied.get(name, name): p.detach() for name, p in saved}
 
     def tensors(self) -> dict[str, Any]:
         """Moments and step counts by parameter, sharded as it is; of copies one."""
@@ -202,7 +195,7 @@ class _Scale:
         self.value.copy_(torch.where(finite, more, (self.value / 2).clamp(min=1.0)))
 
 
-def _add_up(gradients: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
     """Sums over the group, in place; in one collective, because small ones cost as much as it."""
     if not gradients:
         return
@@ -234,7 +227,7 @@ class _Copies:
                 dist.all_reduce(one.local.grad, group=self.group)
 
 
-def _ends(mesh: Mesh) -> dist.ProcessGroup | None:
+def _ends(mesh: Mesh) -> Ranks:
     """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
@@ -279,9 +272,8 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     more: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
     if local.shape != parameter._local_tensor.shape:
         more = {"shape": (len(parameter), *local.shape[1:]), "stride": local.stride()}
-    return DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, run_check=False, **more
-    )
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, **more)
 
 
 def peak_rate(spec: TrainSpec) -> float:
@@ -325,7 +317,7 @@ class Stepped:
     """What `Optimizer` does, by a stepper."""
 
     scale = None
-    replicas: dist.ProcessGroup | None = None  # each rank holds something else
+    replicas: Ranks = None  # each rank holds something else
 
     def __init__(self, parts: Parts, stepper: Zero) -> None:
         self.parts, self.stepper = parts, stepper
@@ -369,8 +361,5 @@ class Stepped:
         return {name for name, p in self.parts.parameters() if p.requires_grad}
 
     def _pieces(self) -> dict[str, Piece]:
-        return {
-            name: Piece(f.local, torch.Size([f.start]), torch.Size([f.count]))
-            for name, f in self.stepper.fragments().items()
-            if f.local.numel()
-        }
+        held = [(n, f) for n, f in self.stepper.fragments().items() if f.local.numel()]
+        return {n: Piece(f.local, torch.Size([f.start]), torch.Size([f.count])) for n, f in held}

@@ -131,10 +131,8 @@ def build(
         if layout.tp > 1:
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and modules.known(piece) is not None:
-            peers = attention.Peers(
-                mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
-                takes_groups(mesh.device),
-            )  # fmt: skip
+            place = mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp")
+            peers = attention.Peers(*place, kernel, takes_groups(mesh.device))
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
@@ -166,12 +164,9 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec, constants: bool) 
     lengths, and those pass as numbers through an attention that is not compiled."""
     blocks = [block for _, block in modules.blocks(piece) if not isinstance(block, Skip)]
     if not blocks and (train.compile or train.activation_checkpointing != "none"):
-        raise UnsupportedError(
-            f"{modules.model_type(piece)} has no blocks to compile or to compute again",
-            where="train",
-            fix="unset train.compile and train.activation_checkpointing, or give the network "
-            "`_no_split_modules`",
-        )
+        what = f"{modules.model_type(piece)} has no blocks to compile or to compute again"
+        fix = "unset train.compile and train.activation_checkpointing, or give the network "
+        raise UnsupportedError(what, where="train", fix=f"{fix}`_no_split_modules`")
     if train.compile:
         # a module's numbers, such as FSDP's, as symbols take twice as long and give slower kernels
         import torch._dynamo.config as dynamo
@@ -244,11 +239,9 @@ def settle(parts: Parts) -> Parts:
     if not layout.only_replicates or layout.world == 1:
         return parts
     (stage,) = parts.stages
-    wrapped = DistributedDataParallel(
-        stage.part, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
-    wrapped.register_comm_hook(None, _sum)
-    return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=wrapped),))
+    ddp = DistributedDataParallel(stage.part, broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp.register_comm_hook(None, _sum)
+    return dataclasses.replace(parts, stages=(dataclasses.replace(stage, module=ddp),))
 
 
 def _sum(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
@@ -287,12 +280,10 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
         log.warning("attention: one call a document, because of the varlen kernel: %s", reason)
         return "sdpa"
     if not gap < KERNEL_TOLERANCE:
-        raise UnsupportedError(
-            f"the varlen attention of torch {torch.__version__} differs by {gap:.2g} from one call "
-            f"a document on {torch.cuda.get_device_name(device)}",
-            where="train",
-            fix="use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs",
-        )
+        what = f"the varlen attention of torch {torch.__version__} differs by {gap:.2g} from one "
+        what += f"call a document on {torch.cuda.get_device_name(device)}"
+        fix = "use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs"
+        raise UnsupportedError(what, where="train", fix=fix)
     return "varlen"
 
 

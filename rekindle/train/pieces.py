@@ -49,6 +49,7 @@ _OPENING_WORDS = 6
 
 Who = Literal["candidate", "champion"]
 Name = int | str  # of a piece: its number, or what golden rows are called
+Rows = Iterator[SmokeRow]
 Opening = tuple[list[tuple[str, str]], str]
 
 
@@ -254,7 +255,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
     model = job.model()
     tokens = 0
-    rows: Iterator[SmokeRow]
+    rows: Rows
     if model.task.objective == "tokens":
         openings, tokens = openings_of(job)[1] if samples else [], SAMPLE_TOKENS
         sure = None if tolerance == _EXACT else SURE_CHARACTERS
@@ -276,9 +277,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     return Smoke(tolerance=tolerance, tokens=tokens, rows=tuple(chosen)) if chosen else None
 
 
-def _classified(
-    job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float
-) -> Iterator[SmokeRow]:
+def _classified(job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float) -> Rows:
     examples = open_examples(Path(job.examples), TEST)
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):

@@ -103,11 +103,8 @@ class Pipeline:
         return total
 
     def _made(self, micro: int) -> Any:
-        mesh = self.parts.mesh
-        stages = [
-            PipelineStage(s.module, s.index, s.count, mesh.device, group=self.group)
-            for s in self.parts.stages
-        ]
+        mesh, group, own = self.parts.mesh, self.group, self.parts.stages
+        stages = [PipelineStage(s.module, s.index, s.count, mesh.device, group=group) for s in own]
         kind, mine = {
             "1f1b": (schedules.Schedule1F1B, stages[0]),
             "interleaved": (schedules.ScheduleInterleaved1F1B, stages),

@@ -156,10 +156,8 @@ def convert(network: nn.Module, device: torch.device) -> None:
                 made.register_forward_pre_hook(_narrowed)
             network.set_submodule(name, made)
     if not count(network):
-        raise UnsupportedError(
-            "no matrix of a transformer's block has sides that 16 divides, and fp8 multiplies no "
-            "others", where="train.precision", fix="bf16",
-        )  # fmt: skip
+        what = "no matrix of a transformer's block has sides that 16 divides, and fp8 multiplies no"
+        raise UnsupportedError(f"{what} others", where="train.precision", fix="bf16")
 
 
 def count(network: nn.Module) -> int:

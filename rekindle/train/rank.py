@@ -55,9 +55,8 @@ def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, obj
     name_process(f"rank {rank}")
     vitals = Vitals(Path(job.status), rank)
     restart = os.environ.get("REKINDLE_RESTART", "0")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
-    )
+    line = f"[rank {rank} restart {restart}] %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format=line)
     for words in _NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message=words)
     stop = StopFlag(job.train.grace_seconds)
@@ -111,13 +110,12 @@ def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainS
         precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
     if {"bf16", "fp8"} & {precision, train.weights} and not available:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
-        raise UnsupportedError(
-            f"{gpu}, or another GPU of this job, does not have bf16"
-            + (", and this training began in it" if train.precision == "auto" else ""),
-            where="train.weights" if precision != "bf16" else "train.precision",
-            fix="use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
-            "train.precision to fp32 or fp16 and train.weights to fp32: it trains from step 0",
-        )
+        what = f"{gpu}, or another GPU of this job, does not have bf16"
+        what += ", and this training began in it" if train.precision == "auto" else ""
+        fix = "use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
+        fix += "train.precision to fp32 or fp16 and train.weights to fp32: it trains from step 0"
+        where = "train.weights" if precision != "bf16" else "train.precision"
+        raise UnsupportedError(what, where=where, fix=fix)
     return train.model_copy(update={"precision": precision})
 
 

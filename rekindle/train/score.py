@@ -103,10 +103,8 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     job.write(path)
     try:
         with shared_secret(rendezvous, root_of(job.turns[-1].kept)) as place:
-            torchrun(
-                ["-m", "rekindle.train.score_rank", str(path)], job.train, status=Path(job.status),
-                rendezvous=place,
-            )  # fmt: skip
+            words = ["-m", "rekindle.train.score_rank", str(path)]
+            torchrun(words, job.train, status=Path(job.status), rendezvous=place)
     except StepError as failure:
         if not _is_scored(job):
             raise
@@ -137,10 +135,8 @@ def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None
     if forms[0] != forms[1]:
         return "same_task", f"the champion was trained on the form {forms[1]}, not {forms[0]}"
     if champion.labels != candidate.labels:
-        return "same_classes", (
-            f"the champion knows the classes {list(champion.labels)}, the candidate "
-            f"{list(candidate.labels)}: they cannot be compared"
-        )
+        both = f"{list(champion.labels)}, the candidate {list(candidate.labels)}"
+        return "same_classes", f"the champion knows the classes {both}: they cannot be compared"
     return None
 
 

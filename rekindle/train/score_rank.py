@@ -27,13 +27,12 @@ from rekindle.data.examples import open_examples
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import DataError, RequestError, StepError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.tasks.base import TokenTask
 from rekindle.train import modules, pieces, weights
-from rekindle.train.loop import StopFlag
+from rekindle.train.loop import Beat, StopFlag
 from rekindle.train.mesh import Mesh, of_all, of_first
 from rekindle.train.micro import Feed, Ints, Micro
 from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
@@ -74,10 +73,7 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str
 
 
 class Work:
-    def __init__(
-        self, job: ScoreJob, device: torch.device, stop: StopFlag,
-        beat: Callable[[int, Phase], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, job: ScoreJob, device: torch.device, stop: StopFlag, beat: Beat) -> None:
         self.job, self.device, self.stop, self.beat = job, device, stop, beat
         self.examples = open_examples(Path(job.examples), pieces.TEST)
         self.count = pieces.piece_count(self.examples)
@@ -160,13 +156,10 @@ class Work:
             writer: Any = Writer(loaded, lambda: self.beat(self.count, "score"))
             texts = task.generate(writer, *given)
         if self.leads:
-            samples = [
-                Sample(  # a dialogue may begin with its answer
-                    prompt=p[-1][1][-pieces.SAMPLE_CHARACTERS:] if p else "", generated=text,
-                    expected=expected,
-                )
-                for (p, expected), text in zip(openings, texts, strict=True)
-            ]  # fmt: skip
+            # a dialogue may begin with its answer
+            shown = (p[-1][1][-pieces.SAMPLE_CHARACTERS :] if p else "" for p in prompts)
+            rows = zip(shown, texts, (expected for _, expected in openings), strict=True)
+            samples = (Sample(prompt=p, generated=text, expected=e) for p, text, e in rows)
             turn.put_samples(name, tuple(samples))
 
     def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
@@ -247,10 +240,8 @@ class Loaded:
     @torch.no_grad()
     def next_token(self, ids: list[int]) -> int:
         """The most probable token behind `ids`; the same on all ranks."""
-        table = pa.table({
-            "input_ids": pa.array([ids], pa.list_(pa.int32())),
-            "supervised": pa.array([[0] * len(ids)], pa.list_(pa.uint8())),
-        })  # fmt: skip
+        marks = pa.array([[0] * len(ids)], pa.list_(pa.uint8()))
+        table = pa.table({"input_ids": pa.array([ids], pa.list_(pa.int32())), "supervised": marks})
         leads = self.mesh.data_rank == 0
         row = np.zeros(1, np.int64)
         batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)

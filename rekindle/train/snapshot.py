@@ -1,12 +1,12 @@
 """Copies of the tensors of one moment in host memory, and whether a machine can hold those of all
 its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
-import concurrent.futures
 import dataclasses
 import itertools
 import logging
 import mmap
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -30,9 +30,7 @@ class Snapshot:
         self.places: dict[str, torch.Tensor] = {}
         self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.pinned: Pinned | None = None
-        self.copiers = concurrent.futures.ThreadPoolExecutor(
-            THREADS, "snapshot", torch.set_num_threads, (1,)
-        )
+        self.copiers = ThreadPoolExecutor(THREADS, "snapshot", torch.set_num_threads, (1,))
 
     def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
         """The same pieces with copies of their tensors, which hold until the next call."""
@@ -85,14 +83,12 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
         ranks = [(size, left) for other, size, left in found if other == place]
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
         if size > left:
-            raise CheckpointError(
-                f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
-                f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there",
-                where="train.checkpoint",
-                fix="raise the container's memory limit, use machines with more memory, or shard "
-                "the model over more machines (train.layout.shard); model.lora and "
-                "train.weights: bf16 make the copies smaller",
-            )
+            what = f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
+            what += f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there"
+            fix = "raise the container's memory limit, use machines with more memory, or shard "
+            fix += "the model over more machines (train.layout.shard); model.lora and "
+            fix += "train.weights: bf16 make the copies smaller"
+            raise CheckpointError(what, where="train.checkpoint", fix=fix)
 
 
 def _aligned(size: int) -> int:
@@ -104,8 +100,7 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     sizes = (_aligned(tensor.nbytes) for tensor in tensors.values())
     *starts, total = itertools.accumulate(sizes, initial=0)
     arena = mmap.mmap(-1, max(total, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        arena.madvise(mmap.MADV_HUGEPAGE)
+    arena.madvise(mmap.MADV_HUGEPAGE)
     pinned = None
     if any(tensor.is_cuda for tensor in tensors.values()):
         start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()

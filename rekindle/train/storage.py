@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 PAUSES_SECONDS = (1.0, 4.0, 15.0)  # between the tries of one request to a store
 PART_BYTES = 32 << 20  # of an upload in parts, and of reading ahead
+_ROOM = "make room there or lower train.checkpoint.keep"
+_GOES_ON = "the same command goes on from the checkpoint before"
 DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt behind it
 
 
@@ -37,20 +39,15 @@ def storage_of(root: str | Path) -> "Storage":
 
 def no_room(root: str, needed_bytes: int, free_bytes: int | None = None) -> CheckpointError:
     free = "" if free_bytes is None else f", {free_bytes:,} are free"
-    return CheckpointError(
-        f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes{free}",
-        where=root,
-        fix="make room there or lower train.checkpoint.keep; the same command goes on from the "
-        "checkpoint before",
-    )
+    what = f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes{free}"
+    return CheckpointError(what, where=root, fix=f"{_ROOM}; {_GOES_ON}")
 
 
 def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room(root, needed_bytes)
     what = f"cannot write a checkpoint to {root}: {error.strerror or error}"
-    fix = "the same command goes on from the checkpoint before"
-    return CheckpointError(what, where=root, fix=fix)
+    return CheckpointError(what, where=root, fix=_GOES_ON)
 
 
 class Folder:
@@ -192,9 +189,7 @@ class ObjectStore:
         self._patiently(delete)
 
     def abandoned(self, folder: str) -> bool:
-        times = self._patiently(
-            lambda: [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
-        )
+        times = self._patiently(lambda: [*map(self.fs.modified, self.fs.find(self._path(folder)))])
         dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
         # some drivers give times of UTC that do not say so
         return all((t if t.tzinfo else t.replace(tzinfo=dt.UTC)) < dead for t in times)
@@ -217,12 +212,10 @@ class ObjectStore:
             except Exception as error:  # drivers raise their SDK's own errors, of no common kind
                 if pause is None or isinstance(error, PermissionError):
                     kind = f"{type(error).__name__}: " if str(error) else type(error).__name__
-                    raise CheckpointError(
-                        f"the checkpoint store {self.root} cannot be used: {kind}{error}",
-                        where=self.root,
-                        fix="check that it can be reached and written from here; "
-                        "the same command goes on from the last checkpoint",
-                    ) from error
+                    what = f"the checkpoint store {self.root} cannot be used: {kind}{error}"
+                    fix = "check that it can be reached and written from here; "
+                    fix += "the same command goes on from the last checkpoint"
+                    raise CheckpointError(what, where=self.root, fix=fix) from error
                 log.warning("%s: %s; trying again in %g s", self.root, error, pause)
                 time.sleep(pause)
         raise AssertionError  # the last round returns or raises
@@ -246,6 +239,16 @@ class _PatientFile:
 
 
 Storage: TypeAlias = Folder | ObjectStore
+
+
+def put_file(storage: Storage, path: str, file: Path) -> None:
+    """Store a file of this machine."""
+
+    def copy(target: BinaryIO) -> None:
+        with file.open("rb") as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    storage.write(path, copy)
 
 
 def _exists(root: str, path: str) -> CheckpointError:

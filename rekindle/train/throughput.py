@@ -12,7 +12,6 @@ Python and launching. The largest names the verdict. Communication that a GPU hi
 
 import dataclasses
 import resource
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -92,8 +91,7 @@ class Clock:
         if self.device.type == "cuda":
             memory_bytes = int(torch.cuda.max_memory_allocated(self.device))
         else:
-            unit = 1 if sys.platform == "darwin" else 1024
-            memory_bytes = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            memory_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
             "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
@@ -175,14 +173,9 @@ class Profiler:
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
     """Seconds that training waited for gloo, whose threads the profiler counts for no operator."""
-    collectives, operators = [], []
-    for event in events:
-        span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
-        if not event.is_async:
-            operators.append(span)
-        elif is_collective(event.name):
-            collectives.append(span)
-    return exposed_seconds(collectives, operators)
+    spans = [(e, (e.time_range.start / 1e6, e.time_range.end / 1e6)) for e in events]
+    collectives = [span for e, span in spans if e.is_async and is_collective(e.name)]
+    return exposed_seconds(collectives, [span for e, span in spans if not e.is_async])
 
 
 def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> float:
@@ -213,15 +206,11 @@ def verdict(
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     bound = max(shares, key=lambda name: shares[name])
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]
+    spent = ((name, calls, round(took / seconds, 4)) for name, calls, took in top if took > 0)
     return Profile(
-        steps=steps, seconds=seconds, bound=bound,
+        steps=steps, seconds=seconds, bound=bound, advice=tips.get(bound, ""),
         shares={name: round(share, 4) for name, share in shares.items()},
-        advice=tips.get(bound, ""),
-        operators=tuple(
-            OperatorShare(name=name, calls=calls, share=round(took / seconds, 4))
-            for name, calls, took in top
-            if took > 0
-        ),
+        operators=tuple(OperatorShare(name=n, calls=calls, share=s) for n, calls, s in spent),
     )  # fmt: skip
 
 

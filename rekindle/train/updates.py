@@ -13,45 +13,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.optim.adamw import adamw
 
+from rekindle.engines.base import by_decay
 from rekindle.plan.updates import NEWTON_SCHULZ_STEPS, rows_of_piece, scale_blocks
 from rekindle.spec.model import TrainSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+Weights = Sequence[Tensor]
 
 
 class Update(Protocol):
     """An optimizer of local tensors. `state` holds its tensors by the weight and by name."""
 
-    state: dict[torch.Tensor, dict[str, torch.Tensor]]
+    state: dict[Tensor, dict[str, Tensor]]
 
-    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+    def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         """Update all weights with `factor` (float64 []) times gradients, if `finite` (bool [])."""
 
 
 class AdamW:
     """Of all weights: matrices decay, one-dimensional parameters (biases, norms) do not."""
 
-    def __init__(
-        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
-    ) -> None:
+    def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         weights = [*matrices, *others]
-        groups: list[dict[str, Any]] = [
-            {"params": [w for w in weights if w.ndim > 1]},
-            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
-        ]
         self.adam = torch.optim.AdamW(
-            groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay,
-            fused=True,
+            by_decay(weights), lr=0.0, betas=spec.betas, eps=spec.eps,
+            weight_decay=spec.weight_decay, fused=True,
         )  # fmt: skip
-        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = self.adam.state
+        self.state: dict[Tensor, dict[str, Tensor]] = self.adam.state
         for weight in weights:
             moments = {name: torch.zeros_like(weight) for name in MOMENTS}
             self.state[weight] = {"step": _counter(weight), **moments}
 
-    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+    def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         adam: Any = self.adam
         # the fused kernel divides by it on the way, which saves a pass over all gradients
         adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
@@ -68,15 +65,13 @@ class Muon:
     MOMENTUM = 0.95
     RMS = 0.2
 
-    def __init__(
-        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
-    ) -> None:
+    def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         self.matrices, self.decay = matrices, spec.weight_decay
         self.others = AdamW((), others, spec)
         own = {m: {"momentum_buffer": torch.zeros_like(m)} for m in matrices}
         self.state = {**self.others.state, **own}
 
-    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+    def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         self.others.step(rate, factor, finite)
         skipped, taken = ~finite, finite.double()
         keep, share = 1 - taken * (rate * self.decay), taken * (1 - self.MOMENTUM)
@@ -91,7 +86,7 @@ class Muon:
             matrix.mul_(keep).add_(orthogonal(gradient).masked_fill_(skipped, 0.0), alpha=-size)
 
 
-def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+def orthogonal(matrix: Tensor) -> Tensor:
     """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
     overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the shorter side."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
@@ -109,15 +104,13 @@ class AdamW8bit:
     """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row: no
     layout that divides rows changes them. They are in full precision for one piece at a time."""
 
-    def __init__(
-        self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], spec: TrainSpec
-    ) -> None:
+    def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         self.matrices, self.spec = matrices, spec
         self.others = AdamW((), others, spec)
         kind = torch.promote_types(matrices[0].dtype, torch.float32)
         device = matrices[0].device
         self.codes = {name: Codes(name == "exp_avg", kind, device) for name in MOMENTS}
-        own: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        own: dict[Tensor, dict[str, Tensor]] = {}
         for m in matrices:  # codes and scales of moments that are all zero
             count, size = scale_blocks(m.shape[1])
             own[m] = {"step": _counter(m)}
@@ -128,7 +121,7 @@ class AdamW8bit:
                 own[m][f"{name}_scales"] = m.new_zeros((len(m), count))
         self.state = {**self.others.state, **own}
 
-    def step(self, rate: float, factor: torch.Tensor, finite: torch.Tensor) -> None:
+    def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         """AdamW's step of the others, then of each matrix, piece by piece."""
         self.others.step(rate, factor, finite)
         scale, skipped = (1 / factor).float(), (~finite).float()
@@ -140,9 +133,8 @@ class AdamW8bit:
                 self._update(matrix, slice(start, start + at_once), rate, scale, skipped)
 
     def _update(
-        self, matrix: torch.Tensor, piece: slice, rate: float, scale: torch.Tensor,
-        skipped: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self, matrix: Tensor, piece: slice, rate: float, scale: Tensor, skipped: Tensor
+    ) -> None:
         spec, state, weights = self.spec, self.state[matrix], matrix[piece]
         assert matrix.grad is not None
         held = {n: (state[f"{n}_codes"][piece], state[f"{n}_scales"][piece]) for n in MOMENTS}
@@ -182,14 +174,14 @@ class Codes:
         self.values = torch.tensor(values, dtype=kind, device=device)
         self.middles = torch.tensor(middles, dtype=kind, device=device)
 
-    def read(self, codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
+    def read(self, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
         """Numbers [rows, columns] of codes [rows, blocks x size] and scales [rows, blocks]."""
         numbers = self.values.index_select(0, codes.flatten().int()).view_as(codes)
         blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         blocks.mul_(scales.to(self.kind).unsqueeze(-1))
         return numbers[:, :columns].contiguous()
 
-    def write(self, numbers: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    def write(self, numbers: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Replace codes and scales by those of `numbers` [rows, columns], which are used up."""
         numbers = numbers.to(self.kind)
         if padding := codes.shape[1] - numbers.shape[1]:
@@ -201,7 +193,7 @@ class Codes:
         codes.copy_(torch.bucketize(numbers, self.middles, out_int32=True))
 
 
-def _counter(weight: torch.Tensor) -> torch.Tensor:
+def _counter(weight: Tensor) -> Tensor:
     # where the parameter is: CUDA's fused kernel compares the devices
     return torch.zeros((), dtype=torch.float32, device=weight.device)
 

@@ -23,10 +23,6 @@ from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
 from rekindle.tables import rows
 
-_PEER_WORDS = (
-    "connection closed by peer", "connection reset", "connection refused", "timed out waiting",
-    "gloo", "broken pipe", "socket timeout",
-)  # fmt: skip
 _LONGEST_TEXT = 2_000
 
 
@@ -70,10 +66,9 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Problem(
-                f"the disk is full: {cause.strerror}", str(cause.filename or ""),
-                "free some space or lower train.checkpoint.keep; the same command resumes",
-            )  # fmt: skip
+            fix = "free some space or lower train.checkpoint.keep; the same command resumes"
+            what = f"the disk is full: {cause.strerror}"
+            return Problem(what, str(cause.filename or ""), fix)
         if is_out_of_memory(cause):
             # the term that ran out, what else this rank holds, and the setting that helps
             term, held = term_of(cause), held or {}
@@ -95,34 +90,15 @@ def is_peer_lost(error: BaseException) -> bool:
     if any(base.__name__ == "DistError" for base in type(error).__mro__):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in _PEER_WORDS)
+    return isinstance(error, RuntimeError) and any(word in text for word in _TABLES["lost_peer"])
 
-
-_SHARD = "shard the model over more ranks (train.layout.shard)"
-_FEWER = "lower train.micro_batch_size"
-_ANYTHING = f"{_FEWER}, set train.activation_checkpointing: full, or {_SHARD}"
-_STATE = f"{_SHARD}, train adapters (model.lora), or set train.weights: bf16"
-
-FIXES: Mapping[str, str] = {
-    "parameters": _STATE,
-    "optimizer": _STATE,
-    "gradients": f"{_SHARD}, train adapters (model.lora), or {_FEWER}",
-    "activations": f"{_FEWER}, set train.activation_checkpointing: full, or divide the sequence "
-    "(train.layout.cp)",
-    "attention": f"{_FEWER}, lower data.max_length, or divide the heads (train.layout.tp) or the "
-    "sequence (train.layout.cp)",
-    "logits": f"{_FEWER}, or divide the vocabulary (train.layout.tp)",
-    "scoring": f"{_SHARD}, or take GPUs with more memory for the step `score`",
-    "teacher": f"take a smaller model.teacher, set train.precision: bf16, or {_FEWER}",
-    "copies for a checkpoint": "raise the container's memory limit, or shard the model over more "
-    "machines (train.layout.shard)",
-}
 
 _HERE = Path(__file__).parent
-# file, functions in it (none stands for any), term; read before memory is short
-_PLACES: list[tuple[str, set[str], str]] = [
-    (file, set(words.split()), term) for file, words, term in rows(_HERE / "vitals.yaml")
-]
+_TABLES = rows(_HERE / "vitals.yaml")  # read before memory is short
+FIXES: Mapping[str, str] = _TABLES["fixes"]
+_ANYTHING = _TABLES["anything"]
+# file, functions in it (none stands for any), term
+_PLACES = [(file, set(words.split()), str(term)) for file, words, term in _TABLES["places"]]
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
 _OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
 
@@ -133,7 +109,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    words = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    words = _TABLES["out_of_memory"]
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 

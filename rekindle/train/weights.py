@@ -43,10 +43,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         target = args[0] if args else None
         if func._schema.is_mutable and isinstance(target, torch.Tensor) and target.is_meta:
-            note = _Note(
-                func, tuple(args[1:]), dict(kwargs or {}),
-                target.size(), target.stride(), int(target.storage_offset()),
-            )  # fmt: skip
+            place = target.size(), target.stride(), int(target.storage_offset())
+            note = _Note(func, tuple(args[1:]), dict(kwargs or {}), *place)
             self.notes[_storage(target)].append(note)
         return func(*args, **(kwargs or {}))
 
@@ -95,9 +93,8 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(
-                    change(parameter.detach()), requires_grad=parameter.requires_grad
-                )
+                value, learns = change(parameter.detach()), parameter.requires_grad
+                made[id(parameter)] = nn.Parameter(value, requires_grad=learns)
             child._parameters[name] = made[id(parameter)]
         for name, buffer in child._buffers.items():
             if buffer is not None:

@@ -75,10 +75,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     # of pp, cp and tp peers, which see the same examples, one writes them down
     speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")
     ledger = Ledger(job.working, rank) if speaks else None
-    profiler = Profiler(
-        job.train.profile if rank == 0 else 0, device, job.working / PROFILE,
-        tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
-    )  # fmt: skip
+    hints = tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout))
+    profiled = job.train.profile if rank == 0 else 0
+    profiler = Profiler(profiled, device, job.working / PROFILE, hints)
     last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
     seconds = trainer.seconds()
     vitals.beat(last, "finish")
@@ -263,10 +262,8 @@ def _finish(
         spent = f"train.budget_hours are spent: it ends at step {last} of {trainer.plan.steps}"
         emit("notice", text=spent)
     rows = list(read_history(history.path))
-    final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
-    validation = {
-        "loss": final.validation_loss, "accuracy": final.validation_accuracy,
-    } if final else {}  # fmt: skip
+    row = next((row for row in reversed(rows) if row.step <= (best or last)), None)
+    validation = {"loss": row.validation_loss, "accuracy": row.validation_accuracy} if row else {}
     job.summarise(
         engine=job.train.engine, steps=last, world_size=trainer.world,
         in_effect=trainer.optimizer.facts() | quantised.facts(trainer.parts),

@@ -14,17 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rekindle import records
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.records import (
-    LOWER_IS_BETTER,
-    METRICS,
-    OF_CURVES,
-    CalibrationBin,
-    Check,
-    ClassResult,
-    Contender,
-)  # fmt: skip
+from rekindle.records import LOWER_IS_BETTER, OF_CURVES, Check, ClassResult, Contender
 
 BINS = 15
 MOST_CURVES = 20  # classes: each is ranked by itself
@@ -43,11 +36,13 @@ class ClassScores(Scores):
 
     @classmethod
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
+        from scipy.special import softmax  # which takes a fifth of a second
+
         labels_N = indices_of(rows.column("label").combine_chunks(), contender.labels)
         if not len(rows):
             return cls(np.zeros((0, len(contender.labels))), labels_N, contender.labels)
         logits = rows.column(who).combine_chunks().field("logits").flatten()
-        probabilities_NC = softmax(np.asarray(logits, np.float64).reshape(len(rows), -1))
+        probabilities_NC = softmax(np.asarray(logits, np.float64).reshape(len(rows), -1), 1)
         return cls(probabilities_NC, labels_N, contender.labels)
 
     def __len__(self) -> int:
@@ -56,7 +51,7 @@ class ClassScores(Scores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         few = self.probabilities_NC.shape[1] <= MOST_CURVES
-        names = [name for name in METRICS if few or name not in OF_CURVES]
+        names = [name for name in records.METRICS if few or name not in OF_CURVES]
         if len(self) and not self.finite:
             return dict.fromkeys(names, math.nan)
         return self.measured(names)
@@ -133,18 +128,17 @@ class ClassScores(Scores):
         flat_N = self.labels_N * classes + self.probabilities_NC.argmax(1)
         return np.bincount(flat_N, minlength=classes * classes).reshape(classes, classes)
 
-    def calibration(self) -> tuple[CalibrationBin, ...]:
+    def calibration(self) -> tuple[records.CalibrationBin, ...]:
         """Empty bins are left out, and rows that are not numbers."""
         finite_N = np.isfinite(self.probabilities_NC).all(1)
         top_N, right_N, index_N = _binned(self.probabilities_NC[finite_N], self.labels_N[finite_N])
+        bins = ((i, index_N == i) for i in range(BINS))
         return tuple(
-            CalibrationBin(
-                lower=i / BINS, upper=(i + 1) / BINS, rows=int((index_N == i).sum()),
-                confidence=float(top_N[index_N == i].mean()),
-                accuracy=float(right_N[index_N == i].mean()),
+            records.CalibrationBin(
+                lower=i / BINS, upper=(i + 1) / BINS, rows=int(in_N.sum()),
+                confidence=float(top_N[in_N].mean()), accuracy=float(right_N[in_N].mean()),
             )
-            for i in range(BINS)
-            if (index_N == i).any()
+            for i, in_N in bins if in_N.any()
         )  # fmt: skip
 
 
@@ -203,12 +197,6 @@ def beats_majority(metric: str, value: float, blind: float, what: str) -> Check:
     detail = f"{metric} {value:.4f} {relation} always answering {answer} ({blind:.4f})"
     known = {"value": value, "threshold": blind}
     return Check(name="beats_majority", passed=passed, detail=detail, **known)
-
-
-def softmax(logits_NC: Floats) -> Floats:
-    powers_NC: Floats = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
-    shares_NC: Floats = powers_NC / powers_NC.sum(1, keepdims=True)
-    return shares_NC
 
 
 def indices_of(found: pa.Array, labels: tuple[str, ...]) -> Ints:

@@ -21,10 +21,11 @@ import pyarrow as pa
 
 from rekindle.errors import DataError
 from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of, softmax
+from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of
 from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
 
 Bools = npt.NDArray[np.bool_]
+Triple = tuple[Ints, Ints, Ints]
 
 NO_TAG = -1
 OUTSIDE = "O"
@@ -48,6 +49,8 @@ class TagScores(Scores):
 
     @classmethod
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
+        from scipy.special import softmax  # which takes a fifth of a second
+
         labels = rows.column("label").combine_chunks()
         true_W = indices_of(labels.flatten(), contender.labels)
         lengths_N = np.asarray(labels.value_lengths(), np.int64)
@@ -59,18 +62,17 @@ class TagScores(Scores):
             what = f"the scores of the {who} are those of other words"
             raise DataError(what, where="scores", fix="run the step `score` again")
         logits_WC = np.asarray(column.flatten(), np.float64).reshape(-1, tags)
-        picked_W = softmax(logits_WC)[np.arange(len(true_W)), true_W]
+        picked_W = softmax(logits_WC, 1)[np.arange(len(true_W)), true_W]
         known_W = logits_WC.max(1) != logits_WC.min(1)
-        return cls(
-            true_W, np.where(known_W, logits_WC.argmax(1), NO_TAG),
-            -np.log(np.clip(picked_W, EPSILON, 1.0)), lengths_N, Scheme.of(contender.labels),
-        )  # fmt: skip
+        predicted_W = np.where(known_W, logits_WC.argmax(1), NO_TAG)
+        nats_W = -np.log(np.clip(picked_W, EPSILON, 1.0))
+        return cls(true_W, predicted_W, nats_W, lengths_N, Scheme.of(contender.labels))
 
     def __len__(self) -> int:
         return len(self.lengths_N)
 
     @functools.cached_property
-    def _entities(self) -> tuple[Ints, Ints, Ints]:
+    def _entities(self) -> Triple:
         return counted(self.scheme, self.true_W, self.predicted_W, self.lengths_N)
 
     @functools.cached_property
@@ -118,10 +120,8 @@ class TagScores(Scores):
 
     def picked(self, pick_N: np.ndarray) -> Self:
         pick_W = np.repeat(pick_N, self.lengths_N)
-        return type(self)(
-            self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W],
-            self.lengths_N[pick_N], self.scheme,
-        )  # fmt: skip
+        known = self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W]
+        return type(self)(*known, self.lengths_N[pick_N], self.scheme)
 
     def answers(self) -> tuple[Ints, Ints]:
         return self.predicted_W, self.true_W
@@ -154,14 +154,12 @@ class Scheme:
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
         numbers = {name: number for number, name in enumerate(names)}
-        return cls(
-            names,
-            np.array([-1 if t is None else numbers[t] for t in types], np.int64),
-            np.array([p in _FIRST + _ALONE for p in prefixes], bool),
-            np.array([p in _ALONE + _LAST for p in prefixes], bool),
-        )
+        type_C = np.array([-1 if t is None else numbers[t] for t in types], np.int64)
+        begins_C = np.array([prefix in _FIRST + _ALONE for prefix in prefixes], bool)
+        ends_C = np.array([prefix in _ALONE + _LAST for prefix in prefixes], bool)
+        return cls(names, type_C, begins_C, ends_C)
 
-    def spans(self, tags_W: Ints, firsts_W: Bools) -> tuple[Ints, Ints, Ints]:
+    def spans(self, tags_W: Ints, firsts_W: Bools) -> Triple:
         """Where entities begin, where each ends (the word behind it), and its type. `tags_W` is -1
         where a word has no tag; `firsts_W` marks the first word of each text."""
         known_W = tags_W >= 0
@@ -185,9 +183,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
     return "S", tag
 
 
-def counted(
-    scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints
-) -> tuple[Ints, Ints, Ints]:
+def counted(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints) -> Triple:
     """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N

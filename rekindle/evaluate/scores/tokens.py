@@ -61,13 +61,11 @@ class TokenScores(Scores):
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
     def trivial(self, metric: str) -> Check:
-        value = self.metrics["log_loss"]
-        relation = "beats" if value < self.unigram_nats else "does not beat"
+        value, blind = self.metrics["log_loss"], self.unigram_nats
+        passed, known = value < blind, {"value": value, "threshold": blind}
+        relation = "beats" if passed else "does not beat"
         detail = f"log_loss {value:.4f} {relation} guessing by the frequency of single tokens"
-        return Check(
-            name="beats_unigram", passed=value < self.unigram_nats,
-            detail=f"{detail} ({self.unigram_nats:.4f})", value=value, threshold=self.unigram_nats,
-        )  # fmt: skip
+        return Check(name="beats_unigram", passed=passed, detail=f"{detail} ({blind:.4f})", **known)
 
     def picked(self, pick_N: np.ndarray) -> Self:
         names = ("nats_N", "right_N", "targets_N", "bytes_N")

@@ -104,10 +104,8 @@ def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
     ids_F, lengths_B = flattened(table, "input_ids")
     starts_B = np.cumsum(lengths_B) - lengths_B
     positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
-    inputs = {
-        "input_ids": torch.from_numpy(ids_F.astype(np.int64))[None],
-        "position_ids": torch.from_numpy(positions_F)[None],
-    }
+    ids, positions = torch.from_numpy(ids_F.astype(np.int64)), torch.from_numpy(positions_F)
+    inputs = {"input_ids": ids[None], "position_ids": positions[None]}
     return inputs, starts_B, Documents.of_texts(lengths_B.tolist())
 
 

@@ -31,7 +31,7 @@ from rekindle.train.weights import intervals
 if TYPE_CHECKING:
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
-    from rekindle.train.mesh import Mesh
+    from rekindle.train.mesh import Mesh, Ranks
     from rekindle.train.modelfolder import ModelFolder
     from rekindle.train.part import Part
 
@@ -175,7 +175,7 @@ class Lesson:
 
 def linear_cross_entropy(
     hidden_NH: Tensor, weight: Tensor, labels_N: Tensor, scale: Tensor,
-    group: dist.ProcessGroup | None = None, add_up: bool = True, lesson: Lesson | None = None,
+    group: Ranks = None, add_up: bool = True, lesson: Lesson | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
     predictions, a few rows at a time, gradients made on the way; partly the divergence of a
@@ -190,9 +190,7 @@ def linear_cross_entropy(
     return loss, right
 
 
-def _factors(
-    hidden: Tensor, weight: Tensor, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor, int, dist.ProcessGroup | None]:
+def _factors(hidden: Tensor, weight: Tensor, group: Ranks) -> tuple[Tensor, Tensor, int, Ranks]:
     """Both as they are multiplied here; the first row of `weight` here, and who has the others."""
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -205,7 +203,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor,
-        columns: int, scale: Tensor, group: dist.ProcessGroup | None, start: int,
+        columns: int, scale: Tensor, group: Ranks, start: int,
         add_up: bool, lesson: Lesson | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
@@ -287,9 +285,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _hardened(
-    logits_NV: Tensor, labels_N: Tensor, columns: int, factor: Tensor | None,
-    group: dist.ProcessGroup | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits_NV: Tensor, labels_N: Tensor, columns: int, factor: Tensor | None, group: Ranks
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of a piece, summed, and its right predictions; columns beyond `columns` are
     -inf. In place of the logits are then their gradients times `factor`, if any."""
     mine_N = (labels_N >= 0) & (labels_N < columns)
@@ -323,25 +320,20 @@ def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Te
 
 
 def judge_targets(
-    hidden_FH: Tensor, weight: Tensor, targets_F: Tensor, group: dist.ProcessGroup | None = None
+    hidden_FH: Tensor, weight: Tensor, targets_F: Tensor, group: Ranks = None
 ) -> Tensor:
     """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
     time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
     hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
-    single = torch.promote_types(hidden_FH.dtype, torch.float32)
+    kind = torch.promote_types(hidden_FH.dtype, torch.float32)
     columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
     rows = rows_at_once(columns, hidden_FH.device.type)
     pieces = zip(torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True)
-    found = [
-        judged(_product(h, head_WH.T, single)[:, :columns], targets, start, divided)
-        for h, targets in pieces
-    ]
-    return torch.cat(found)
+    made = (judged(_product(h, head_WH.T, kind)[:, :columns], t, start, divided) for h, t in pieces)
+    return torch.cat([*made])
 
 
-def judged(
-    logits_FV: Tensor, targets_F: Tensor, start: int, group: dist.ProcessGroup | None
-) -> Tensor:
+def judged(logits_FV: Tensor, targets_F: Tensor, start: int, group: Ranks) -> Tensor:
     """As `judge_targets`, of tokens from `start` on; of equally probable ones the first counts."""
     top_F, token_F = logits_FV.max(-1)
     place_F = targets_F - start
