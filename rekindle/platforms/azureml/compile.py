@@ -29,16 +29,16 @@ from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.platforms import AzureMLSpec
 
-_SECTION = "platforms.azureml"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
+_problem = problems_in(__file__)
 
 
 def compile(
@@ -59,15 +59,11 @@ def compile(
 def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
     ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
     if ours and not place.image:
-        fix = "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG"
-        yield Problem(f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image", fix)
+        yield _problem("no_image", name=ours[0])
     if place.image and "@sha256:" not in place.image:
-        fix = "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:..."
-        yield Problem(f"`{place.image}` is a mutable tag", f"{_SECTION}.image", fix)
+        yield _problem("mutable_tag", name=place.image)
     if place.secrets and not place.image:
-        what = "secrets reach the steps in rekindle's image, and there is none"
-        fix = f"name it in {_SECTION}.image, or take the secrets out"
-        yield Problem(what, f"{_SECTION}.secrets", fix)
+        yield _problem("unread_secrets")
     if not re.fullmatch(limits("azureml")["name"], graph.name):
         how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
@@ -193,12 +189,7 @@ class _Compiler:
         if wanted and wanted.spot:
             found["queue_settings"] = {"job_tier": "spot"}
             if cluster:
-                self.problems.append(Problem(
-                    f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier "
-                    "for all", step.where,
-                    "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster "
-                    "of low priority and set spot: false",
-                ))  # fmt: skip
+                self.problems.append(_problem("one_tier", step=step, cluster=cluster))
         if step.time_limit_seconds is not None:
             found["limits"] = {"timeout": round(step.time_limit_seconds)}
         return {**found, "resources": resources}

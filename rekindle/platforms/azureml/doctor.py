@@ -22,11 +22,12 @@ from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import ARM, LOGIN, images, steps, workspace_path
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.platforms import AzureMLSpec
 
 _RIGHTS = "2022-04-01"
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
+_problem = problems_in(__file__)
 
 
 def permissions(place: AzureMLSpec, needs: Needs) -> str:
@@ -88,8 +89,7 @@ class Subscription:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
             from azure.identity import DefaultAzureCredential
         except ImportError as error:
-            fix = "pip install 'rekindle[azure]'"
-            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+            raise RequestError([_problem("no_package", name=error.name)]) from None
         self._credential = DefaultAzureCredential()
         try:
             self.token(ARM)
@@ -161,13 +161,12 @@ def cluster(there: Subscription, name: str, count: int, step: str) -> str:
     with absent(f"the workspace has no compute {name}", fix):
         found = there.get(f"/computes/{name}")["properties"]
     if found["computeType"] != "AmlCompute":
-        fix = "az ml compute create --type AmlCompute"
-        raise RequestError(f"{name} is a {found['computeType']}, no cluster", fix=fix)
+        raise RequestError([_problem("no_cluster", name=name, kind=found["computeType"])])
     kept = found["properties"]
     most = kept["scaleSettings"]["maxNodeCount"]
     if most < count:
-        what = f"the step {step} wants {count} nodes, the cluster {name} has {most} at most"
-        raise RequestError(what, fix=f"az ml compute update --name {name} --max-instances {count}")
+        wrong = _problem("small_cluster", name=name, step=step, count=count, most=most)
+        raise RequestError([wrong])
     return f"{name}: up to {most} x {kept['vmSize']}, {kept.get('vmPriority', 'Dedicated')}"
 
 
@@ -176,7 +175,6 @@ def container(there: Subscription) -> str:
     found = urlsplit(there.place.artifact_root)
     name, host = found.username or "", found.hostname or ""
     headers = {**there.bearer("https://storage.azure.com"), "x-ms-version": _LAKE}
-    what = f"the container {name} of {host} belongs to another tenant, or you may not read it"
     fix = f"az storage container create --name {name} --account-name {host.split('.')[0]}"
     try:
         with absent(f"{host} has no container {name}", fix):
@@ -184,8 +182,7 @@ def container(there: Subscription) -> str:
     except HttpError as error:
         if error.status != 401 and not (error.status == 403 and there.place.identity == "user"):
             raise
-        fix = "name one of yours, or ask for `Storage Blob Data Contributor` on its account"
-        raise RequestError(what, fix=fix) from None
+        raise RequestError([_problem("foreign_container", name=name, host=host)]) from None
     return f"{name} of {host}"
 
 
@@ -218,8 +215,8 @@ def secret(there: Subscription, url: str) -> str:
         return url
     if listed.get("nextLink"):
         raise NotChecked(f"it is not among the first {len(found)} versions")
-    fix = f"az keyvault secret list --vault-name {vault.removeprefix('https://').split('.')[0]}"
-    raise RequestError(f"there is no secret {url}", fix=fix)
+    named = vault.removeprefix("https://").split(".")[0]
+    raise RequestError([_problem("no_secret", url=url, vault=named)])
 
 
 def _reason(error: Exception) -> str:

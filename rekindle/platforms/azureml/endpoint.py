@@ -24,6 +24,7 @@ from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.platforms.submission import problems_in
 from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -37,6 +38,7 @@ _ROUTES = {"livenessRoute": "/health/live", "readinessRoute": "/health/ready",
 _STATES = {"Succeeded": "ready", "Deleting": "stopping", "Failed": "failed", "Canceled": "failed"}
 _KEPT = ("authMode", "description", "properties", "publicNetworkAccess", "mirrorTraffic")
 _PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failureThreshold": 180}
+_problem = problems_in(__file__)
 
 
 class AzureMLEndpoint:
@@ -61,8 +63,7 @@ class AzureMLEndpoint:
     def create(self, model: ServedModel, number: int) -> None:
         version = f"v{model.version}-{model.digest[:8]}"
         if not self.place.image:
-            fix = "set it to rekindle's image, by digest"
-            raise RequestError("a deployment needs it", where="platforms.azureml.image", fix=fix)
+            raise RequestError([_problem("no_image")])
         self._root()
         tags = {_TAG: self.model}
         ours: dict[str, Any] = {"location": self._location, "tags": tags}
@@ -121,8 +122,7 @@ class AzureMLEndpoint:
                 "properties": {**kept, "traffic": wanted},
             })  # fmt: skip
             time.sleep(self.poll_seconds)
-        what = f"the endpoint does not keep the shares {wanted}; it has {had}"
-        raise PlatformError(what, where=self.address, fix="see who else changes it, and run again")
+        raise PlatformError([_problem("contended", where=self.address, wanted=wanted, had=had)])
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`: of whole minutes that the metrics have for certain."""
@@ -174,9 +174,8 @@ class AzureMLEndpoint:
         elif (had := found["properties"]).get("tags", {}).get(_TAG) != self.model:
             raise self._foreign(path)
         elif had["tags"].get("digest") != mark:
-            what = f"version {model.version} of {_plain(self.model)} is another model there"
-            fix = "a registry that was set up again gives its numbers again: name another model"
-            raise RequestError(what, where=where(self.place), fix=fix)
+            about = {"version": model.version, "name": _plain(self.model)}
+            raise RequestError([_problem("other_version", where=where(self.place), **about)])
         for one in self._all(name):
             had, is_champion = one["properties"], one["name"] == model.version
             wanted = {"stage": "Production" if is_champion else "Archived"}
@@ -189,8 +188,7 @@ class AzureMLEndpoint:
         """The folder of storage. RequestError where it is not one in Azure."""
         root = urlsplit(self.place.artifact_root)
         if root.scheme not in ("abfs", "abfss") or not root.username:
-            fix = "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
-            raise RequestError("it needs one", where="platforms.azureml.artifact_root", fix=fix)
+            raise RequestError([_problem("no_root")])
         return root
 
     def _files(self, model: ServedModel) -> dict[str, Any]:
@@ -277,8 +275,8 @@ class AzureMLEndpoint:
         return workspace_path(self.place) + path
 
     def _foreign(self, path: str) -> RequestError:
-        what = f"{path} was not made by `rekindle deploy`: it lacks the tag {_TAG}={self.model}"
-        return RequestError(what, where=where(self.place), fix="delete or rename one of the two")
+        about = {"path": path, "tag": _TAG, "model": self.model}
+        return RequestError([_problem("foreign", where=where(self.place), **about)])
 
     @functools.cached_property
     def _location(self) -> str:

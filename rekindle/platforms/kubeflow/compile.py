@@ -24,7 +24,7 @@ from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.settings import variables
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
@@ -39,6 +39,7 @@ _RELAUNCHING = {
     "backoffDuration": "1s", "backoffFactor": 1.0, "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
 }  # fmt: skip
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
+_problem = problems_in(__file__)
 
 
 def compile(
@@ -92,9 +93,7 @@ def _task(step: Step) -> dict[str, Any]:
 def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
-        what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"
-        fix = "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG"
-        yield Problem(what, "platforms.kubeflow.image", fix)
+        yield _problem("no_image", step=steps[0])
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
@@ -107,6 +106,4 @@ def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
             said = place.secrets.get(secret.env)
             name, _, key = (said or "").partition("/")
             if said and (secret.name, secret.key) != (Constant(name), key):
-                what = f"`{step.path}` takes {secret.env} from a secret, and the config from {said}"
-                fix = f"take it out, or platforms.kubeflow.secrets.{secret.env}"
-                yield Problem(what, secret.where, fix)
+                yield _problem("two_secrets", step=step, secret=secret, said=said)

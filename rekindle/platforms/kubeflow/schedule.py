@@ -17,6 +17,7 @@ from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
+from rekindle.platforms import submission
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.submission import Definition, Lowered, digest_of, newest, no_schedule
 from rekindle.spec import cron
@@ -24,9 +25,9 @@ from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _MARK = "rekindle"  # begins the description of what is ours
-_SECTION = "platforms.kubeflow"
 _MOST = 10  # runs at once that the controller allows (maxMaxConcurrency)
 _TURNS = 3
+_problem = submission.problems_in(__file__)
 
 
 def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
@@ -81,9 +82,7 @@ def set_(
             if kept is not None and (ours or kept.created_at > made.created_at):
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
-    what = f"another process sets the schedule `{name}` at this moment"
-    fix = "see whose it is, rekindle schedule list, and retry the command"
-    raise PlatformError(what, where=client.where(place), fix=fix)
+    raise PlatformError([_problem("contended", where=client.where(place), name=name)])
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
@@ -112,17 +111,9 @@ def delete(place: KubeflowSpec, name: str) -> bool:
 
 def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
     if schedule.timezone != place.timezone:
-        yield Problem(
-            f"the cluster's schedules follow the clock of {place.timezone}, not of "
-            f"{schedule.timezone}", "schedule.timezone",
-            "write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
-            f"says otherwise, set {_SECTION}.timezone",
-        )  # fmt: skip
+        yield _problem("clock", place=place, schedule=schedule)
     if schedule.overlap == "skip":
-        yield Problem(
-            "Kubeflow starts what fell due as soon as the run before it has ended, and skips no "
-            "start for it", "schedule.overlap", "write schedule.overlap: queue, or leave it out",
-        )  # fmt: skip
+        yield _problem("skip")
 
 
 def _settled(server: client.Server, name: str) -> Any:

@@ -26,7 +26,8 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.settings import NODE, ONE_OF_TWO, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import NODE, Misfit, Piece, joined
+from rekindle.platforms.submission import problems_in
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
@@ -47,6 +48,7 @@ COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
 _LONGEST_NAME = 44
+_problem = problems_in(__file__)
 
 
 def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
@@ -63,7 +65,7 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
         try:
             made = joined(made, part())
         except Misfit as misfit:
-            found.append(Problem(f"{who}, and {misfit}", where, misfit.fix))
+            found.append(Problem(f"{who}, and {misfit}", where, misfit.problem.fix))
     return made, found
 
 
@@ -186,11 +188,8 @@ def packed(task: Mapping[str, Any]) -> list[str]:
     letters = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     words = [letters[i : i + _LONGEST_ARGUMENT] for i in range(0, len(letters), _LONGEST_ARGUMENT)]
     if len(words) > _MOST_ARGUMENTS // 8:  # etcd takes 1.5 MB, and the TrainJob is kept twice
-        raise StepError(
-            f"the step's source and inputs are {len(letters):,} bytes, and a TrainJob holds "
-            f"{_LONGEST_ARGUMENT * _MOST_ARGUMENTS // 8:,}",
-            fix="pass what is large as an artifact",
-        )
+        most = _LONGEST_ARGUMENT * _MOST_ARGUMENTS // 8
+        raise StepError([_problem("large", size=len(letters), most=most)])
     return words
 
 
@@ -202,25 +201,19 @@ def unpacked(words: Sequence[str]) -> dict[str, Any]:
 def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     """What keeps a distributed step from becoming a TrainJob."""
     wanted = step.spread
-    who = f"`{step.path}` runs on several nodes"
     if wanted.spot and not place.spot_nodes:
-        what = f"`{step.path}` asks for spot machines, and nothing says which nodes these are"
-        fix = 'name their labels, such as {cloud.google.com/gke-spot: "true"}'
-        yield Problem(what, "platforms.kubeflow.spot_nodes", fix)
+        yield _problem("no_spot", step=step)
     if wanted.accelerator and wanted.accelerator not in place.accelerator_nodes:
-        what = f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it"
-        fix = "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"
-        yield Problem(what, f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}", fix)
+        yield _problem("no_accelerator", step=step, kind=wanted.accelerator)
     yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
-        yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")
+        yield _problem("resources", step=step)
     if "{{$" in step.container.image:
-        yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
+        yield _problem("image", step=step)
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
         yield from put_together(step, place)[1]
         for name in sorted(set(step.container.env) & ({*place.secrets} | settings.variables(step))):
-            what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
-            yield Problem(what, step.where, ONE_OF_TWO)
+            yield _problem("twice", step=step, name=name)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:

@@ -21,7 +21,7 @@ from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, t
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import shapes
-from rekindle.platforms.submission import plain_name
+from rekindle.platforms.submission import plain_name, problems_in
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -34,6 +34,7 @@ _WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
 _EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
 _NUMBERS = ("loss", "samples_per_second", "step")
 _METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
+_problem = problems_in(__file__)
 
 
 def image_of(step: Step, place: SageMakerSpec) -> str:
@@ -241,11 +242,8 @@ class Jobs:
         most = limits("sagemaker")["training_days"] * _DAY_SECONDS
         seconds = step.time_limit_seconds or _DAY_SECONDS
         if seconds > most:
-            self.problems.append(Problem(
-                f"`{flat.path}` may run {seconds / 3_600:g} hours, a Training job runs "
-                f"{most / 3_600:g} at most",
-                step.where, "give less max_run_hours; the next run resumes",
-            ))  # fmt: skip
+            hours = {"hours": seconds / 3_600, "most": most / 3_600}
+            self.problems.append(_problem("long", where=step.where, path=flat.path, **hours))
         if step.distribution is None or not step.distribution.spot:
             return seconds, None
         return seconds, max(seconds, min(seconds + self.place.spot_wait_hours * 3_600, most))
@@ -257,10 +255,7 @@ class Jobs:
             importer = self.flats[source.path].step
             if isinstance(importer, Importer) and not self.uri(source).startswith("s3://"):
                 uri = importer.uri.literal or "what a parameter says"
-                self.problems.append(Problem(
-                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
-                    importer.where, "copy it to S3, and import it from there",
-                ))  # fmt: skip
+                self.problems.append(_problem("import", step=importer, uri=uri))
         found = {"bundle": self._keep(self._task(flat, step))}
         found |= {channel: self.uri(source) for channel, source in channels.items()}
         what = "inputs, its bundle and results included"

@@ -19,7 +19,7 @@ from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.platforms.vertex.client import LOGIN, SCOPES, images
 from rekindle.spec.platforms import VertexSpec
 
@@ -28,6 +28,7 @@ _YOURS = (
     "aiplatform.pipelineJobs.list", "aiplatform.pipelineJobs.cancel",
 )  # fmt: skip
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
+_problem = problems_in(__file__)
 
 
 def permissions(place: VertexSpec, needs: Needs) -> str:
@@ -82,8 +83,7 @@ class Project:
             from google.auth import exceptions
             from google.auth.transport.requests import Request
         except ImportError as error:
-            fix = "pip install google-cloud-aiplatform"
-            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+            raise RequestError([_problem("no_package", name=error.name)]) from None
         try:
             found: Any = google.auth.default(scopes=SCOPES)[0]
             found.refresh(Request())
@@ -118,11 +118,9 @@ def permitted(project: Project) -> str:
     except HttpError as error:
         if not _plain(error):
             raise
-        what = f"there is no project {name}, or you may not see it"
-        raise RequestError(what, fix="gcloud projects list; or log in as another") from None
+        raise RequestError([_problem("no_project", name=name)]) from None
     if missing:
-        fix = "ask for roles/aiplatform.user in the project"
-        raise RequestError(f"you may not {', '.join(missing)} in {name}", fix=fix)
+        raise RequestError([_problem("not_permitted", missing=", ".join(missing), name=name)])
     return ", ".join(_YOURS)
 
 
@@ -146,8 +144,7 @@ def enabled(project: Project) -> str:
     name, api = project.place.project, "aiplatform.googleapis.com"
     found = project.get(f"https://serviceusage.googleapis.com/v1/projects/{name}/services/{api}")
     if found.get("state") != "ENABLED":
-        fix = f"gcloud services enable {api} --project {name}"
-        raise RequestError(f"{name} does not use {api}", fix=fix)
+        raise RequestError([_problem("not_enabled", name=name, api=api)])
     return api
 
 
@@ -181,18 +178,13 @@ def bucket(project: Project) -> str:
             raise
         mine = []
         if error.status == 404:
-            fix = f"gcloud storage buckets create gs://{name} --location {place.region}"
-            raise RequestError(f"there is no bucket {name}", fix=fix) from None
+            raise RequestError([_problem("no_bucket", name=name, region=place.region)]) from None
     if not mine:
-        what = f"the bucket {name} belongs to another project, or you may do nothing with it"
-        fix = "name a bucket of yours, or ask for roles/storage.objectUser on it"
-        raise RequestError(what, fix=fix)
+        raise RequestError([_problem("foreign_bucket", name=name)])
     found = project.get(url, fields="location,locationType,projectNumber")
     lies = str(found.get("location", "")).lower()
     if found.get("locationType") == "region" and lies != place.region:
-        what = f"the bucket {name} is in {lies}, the pipeline in {place.region}"
-        fix = f"name a bucket in {place.region}, or set platforms.vertex.region: {lies}"
-        raise RequestError(what, fix=fix)
+        raise RequestError([_problem("far_bucket", name=name, lies=lies, region=place.region)])
     return f"{name} in {lies}, of the project {found.get('projectNumber', '?')}"
 
 
@@ -211,8 +203,7 @@ def secret(project: Project, name: str) -> str:
     with absent(f"there is no secret {name}", fix):
         found = project.get(f"https://secretmanager.googleapis.com/v1/{name}")
     if found.get("state") != "ENABLED":
-        fix = f"gcloud secrets versions enable {name}"
-        raise RequestError(f"the secret {name} is {found.get('state')}", fix=fix)
+        raise RequestError([_problem("disabled_secret", name=name, state=found.get("state"))])
     return name
 
 
