@@ -23,18 +23,12 @@ from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.kubeflow.client import Server, connected, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
 
-_RUNS: dict[str, RunStatus] = {
-    "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
-}  # fmt: skip
-_STEPS: dict[str, StepStatus] = {
-    "PENDING": "pending", "RUNNING": "running", "PAUSED": "running", "CANCELING": "running",
-    "SUCCEEDED": "succeeded", "SKIPPED": "skipped", "FAILED": "failed", "CANCELED": "cancelled",
-}  # fmt: skip
+_RUNS, _STEPS, _ = states_of(__file__)
 _WORST: tuple[StepStatus, ...] = (
     "failed", "cancelled", "running", "pending", "succeeded", "skipped",
 )  # fmt: skip
