@@ -163,6 +163,30 @@ def problems_in(module: str) -> Callable[..., Problem]:
     return problem
 
 
+def requests_in(module: str) -> Callable[..., dict[str, Any]]:
+    """A maker of requests by the `requests.yaml` beside a module, in which `$name` is what the
+    caller gives. What that leaves without a value (None) is left out, with what holds nothing
+    else."""
+    path = Path(module).with_name("requests.yaml")
+
+    def request(kind: str, /, **values: Any) -> dict[str, Any]:
+        return _filled(rows(path)[kind], values) or {}
+
+    return request
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    match part:
+        case dict():
+            found = {key: _filled(inner, values) for key, inner in part.items()}
+            return {key: one for key, one in found.items() if one is not None} or None
+        case list():
+            return [_filled(inner, values) for inner in part]
+        case str() if part.startswith("$"):
+            return values[part[1:]]
+    return part
+
+
 def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
     """PlatformError for a run that succeeded or goes on."""
     if status not in ("failed", "cancelled"):
