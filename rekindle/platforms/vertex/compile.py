@@ -33,7 +33,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import image_of, lowered_container
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import sizes, smallest
-from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.platforms.vertex import secrets
 from rekindle.spec.platforms import VertexSpec
 
@@ -44,7 +44,7 @@ _PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
 LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
 RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
 _STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
-_problem = problems_in(__file__)
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -67,14 +67,8 @@ def compile(
     labels = rewrite.distributed(spec, graph)
     spec = rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
-    job: dict[str, Any] = {
-        "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
-        "pipelineSpec": spec,
-        "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
-    }  # fmt: skip
-    key = {"kmsKeyName": place.kms_key} if place.kms_key else None
-    more = {"serviceAccount": place.service_account, "network": place.network}
-    job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
+    about = {**_around(place), "account": place.service_account or None}
+    job = _request("pipeline", name=graph.name, spec=spec, folder=folder, values=values, **about)
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
 
@@ -181,29 +175,23 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     wanted = step.spread
     machine = _machine(wanted, step)
     assert machine is not None, step.path
-    gpus = {"acceleratorType": machine.accelerator, "acceleratorCount": machine.gpus}
-    pool = {
-        "machineSpec": {"machineType": machine.name, **(gpus if machine.gpus else {})},
-        "containerSpec": {"imageUri": image_of(step, place.image)},
-    }
+    about = {"machine": machine.name, "image": image_of(step, place.image)}
+    gpus = {"accelerator": machine.accelerator or None, "gpus": machine.gpus or None}
     counts = [count for count in (1, wanted.nodes - 1) if count]
-    job_spec: dict[str, Any] = {
-        "workerPoolSpecs": [{**pool, "replicaCount": count} for count in counts],
-        "scheduling": {
-            "timeout": f"{limit_seconds(step)}s", "disableRetries": True,
-            "strategy": _STRATEGIES[provisioning(wanted, place)],
-        },
-        "serviceAccount": place.service_account,
-    }  # fmt: skip
-    if provisioning(wanted, place) == "flex-start":
-        job_spec["scheduling"]["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
-    if place.network:
-        job_spec["network"] = place.network
-    name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
-    job = {"displayName": name, "jobSpec": job_spec, "labels": {"rekindle": "true", **place.labels}}
-    if place.kms_key:
-        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
-    return job
+    how = provisioning(wanted, place)
+    return _request(
+        "job", pools=[_request("pool", count=count, **about, **gpus) for count in counts],
+        name=f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]],
+        timeout=f"{limit_seconds(step)}s", strategy=_STRATEGIES[how],
+        wait=f"{place.max_wait_hours * 3_600:.0f}s" if how == "flex-start" else None,
+        account=place.service_account, **_around(place),
+    )  # fmt: skip
+
+
+def _around(place: VertexSpec) -> dict[str, Any]:
+    """What the config says of all jobs."""
+    labels = {"rekindle": "true", **place.labels}
+    return {"labels": labels, "network": place.network or None, "key": place.kms_key or None}
 
 
 def provisioning(wanted: Distribution, place: VertexSpec) -> str:
