@@ -23,7 +23,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import Cluster, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
-from rekindle.platforms.submission import problems_in
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -39,7 +39,7 @@ _API = {
 _LONGEST_SERVICE = 46  # with a hash and KServe's own `-predictor`, a Service may be called so
 _MODE = {"serving.kserve.io/deploymentMode": "RawDeployment"}
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
-_problem = problems_in(__file__)
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 class KubeflowEndpoint:
@@ -207,15 +207,8 @@ class KubeflowEndpoint:
     def _route(self, targets: list[dict[str, Any]]) -> None:
         """Share requests by weights, once the Gateway has taken them."""
         namespace, _, name = self.place.gateway.partition("/")
-        path = {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
-        spec = {
-            "parentRefs": [{"name": name, "namespace": namespace}],
-            "rules": [{
-                "matches": [{"path": {"type": "PathPrefix", "value": self.prefix}}],
-                "filters": [{"type": "URLRewrite", "urlRewrite": {"path": path}}],
-                "backendRefs": targets,
-            }],
-        }  # fmt: skip
+        about = {"prefix": self.prefix, "targets": targets}
+        spec = _request("route", gateway=name, namespace=namespace, **about)
         give_up = time.monotonic() + ROUTE_SECONDS
         while True:
             made = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})

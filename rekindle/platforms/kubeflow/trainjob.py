@@ -26,8 +26,8 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.settings import NODE, Misfit, Piece, joined
-from rekindle.platforms.submission import problems_in
+from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
@@ -37,18 +37,14 @@ MACHINE = "node.kubernetes.io/instance-type"
 LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
 
 Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"
-MANAGER = "rekindle.dev/launcher"
 RESULT = "rekindle.dev/result"
 IDENTITY = "rekindle.dev/identity"
 STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
-_SECRET_KEY = "secret"  # noqa: S105 - the key within the Secret
-COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
 _LONGEST_NAME = 44
-_problem = problems_in(__file__)
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
@@ -95,29 +91,16 @@ def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
 
 def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The TrainJob of a step without anything of a run in it."""
-    wanted = step.spread
-    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
-    trainer = {
-        "image": image_of(step, place.image), "command": list(COMMAND), "numNodes": wanted.nodes,
-        "numProcPerNode": max(1, wanted.gpus_per_node),
-        "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
-    }  # fmt: skip
+    wanted, limit = step.spread, step.time_limit_seconds
     pod = dict(put_together(step, place)[0])
-    trainer["env"] = sorted(pod.pop("env"), key=lambda variable: str(variable["name"]))
-    job_patch = {"name": NODE, "template": {"spec": {"template": pod}}}
-    patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}
-    spec: dict[str, Any] = {
-        "runtimeRef": {**runtime, "name": place.runtime}, "trainer": trainer,
-        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
-    }  # fmt: skip
-    if step.time_limit_seconds is not None:
-        spec["activeDeadlineSeconds"] = max(1, round(step.time_limit_seconds))
-    labels = {"app.kubernetes.io/managed-by": "rekindle"}
-    if place.queue:
-        labels["kueue.x-k8s.io/queue-name"] = place.queue
-        spec["suspend"] = True  # until Kueue admits it
-    job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return {**job, "spec": spec}
+    return _request(
+        "trainjob", image=image_of(step, place.image), runtime=place.runtime,
+        nodes=wanted.nodes, ranks=max(1, wanted.gpus_per_node),
+        resources=_resources(step.container.resources, wanted.gpus_per_node),
+        env=sorted(pod.pop("env"), key=lambda variable: str(variable["name"])), pod=pod,
+        deadline=None if limit is None else max(1, round(limit)),
+        queue=place.queue or None, suspended=bool(place.queue) or None,
+    )  # fmt: skip
 
 
 def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +129,7 @@ def manifest(
     trainer["args"] = list(payload)
     env = trainer.get("env", [])
     if trainer["numNodes"] > 1 and all(one["name"] != SECRET for one in env):
-        key = {"secretKeyRef": {"name": secret, "key": _SECRET_KEY}}
+        key = {"secretKeyRef": {"name": secret, "key": "secret"}}
         trainer["env"] = [*env, {"name": SECRET, "valueFrom": key}]
     _template_of(made["spec"])["spec"]["serviceAccountName"] = service_account
     return made
@@ -161,10 +144,7 @@ def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
         return None
     owner = {key: job[key] for key in ("apiVersion", "kind")}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-    return {
-        "apiVersion": "v1", "kind": "Secret", "immutable": True, "stringData": {_SECRET_KEY: value},
-        "metadata": {"name": named[0], "ownerReferences": [owner]},
-    }  # fmt: skip
+    return _request("secret", name=named[0], owner=owner, value=value)
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:
