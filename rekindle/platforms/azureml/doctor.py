@@ -32,14 +32,9 @@ _problem = problems_in(__file__)
 
 def permissions(place: AzureMLSpec, needs: Needs) -> str:
     """Roles, and what each is for."""
-    rows = [
-        ("AzureML Data Scientist", "the workspace", "submit jobs, read their logs"),
-        ("AcrPull", (place.image or "the registry of the image").partition("/")[0],
-         "the compute's identity pulls the image"),
-        ("Storage Blob Data Contributor", place.artifact_root or "the account of artifact_root",
-         "steps write checkpoints"),
-        ("Monitoring Reader", "the workspace", "`rekindle deploy` counts requests"),
-    ]  # fmt: skip
+    registry = (place.image or "the registry of the image").partition("/")[0]
+    about = {"registry": registry, "root": place.artifact_root or "the account of artifact_root"}
+    rows = [(role, at.format(**about), why) for role, at, why in limits("azureml")["roles"]]
     vaults = sorted({url.partition("/secrets/")[0] for url in place.secrets.values()})
     rows += [("Key Vault Secrets User", vault, "steps read their secrets") for vault in vaults]
     lines = [f"  {role:<30} on {where}: {why}" for role, where, why in rows]
