@@ -28,7 +28,6 @@ from rekindle.spec.lock import Pin
 log = logging.getLogger(__name__)
 
 HOME_LABEL, RUN_LABEL, CODE_LABEL = "rekindle.home", "rekindle.run", "rekindle.code"
-WHERE = "platforms.local.containers"
 _ANSWER_SECONDS, _PULL_SECONDS, _BUILD_SECONDS = 20, 1800, 3600
 _DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})\b")
 _problem = problems_in(__file__)
