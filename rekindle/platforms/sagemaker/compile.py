@@ -23,19 +23,13 @@ from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
 from rekindle.platforms.sagemaker import conditions, jobs
 from rekindle.platforms.sagemaker.conditions import divided
-from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}
 _EXPIRES = "P30D"
-_problem = problems_in(__file__)
-_FAULTS = ["Step.SERVICE_FAULT", "Step.THROTTLING", "SageMaker.JOB_INTERNAL_ERROR"]
-# machines with GPUs are scarce: look again every ten minutes for a day
-_SCARCE = {
-    "ExceptionType": ["SageMaker.CAPACITY_ERROR", "SageMaker.RESOURCE_LIMIT"],
-    "IntervalSeconds": 600, "BackoffRate": 1.0, "ExpireAfterMin": 1_440,
-}  # fmt: skip
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -124,9 +118,8 @@ class _Compiler:
                 inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
                 compared = conditions.lowered(inner, self._operand)
                 branch = self._nested(inside, (*guards, inner.path))
-                arguments = {"Conditions": compared, "IfSteps": branch, "ElseSteps": []}
                 name = jobs.condition_name(inner.path)
-                found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
+                found.append(_request("condition", name=name, conditions=compared, steps=branch))
                 done.add(inner.path)
         return found
 
@@ -172,12 +165,11 @@ class _Compiler:
             found["DependsOn"] = any_end if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
-        # of what the service does wrong; a step's own failures are tried again in its container
-        policies = [_SCARCE] if jobs.is_training(step) else []
-        if step.retry.count:
-            pause = max(1, round(step.retry.pause_seconds))
-            again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
-            policies.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
+        policies = [_request("scarce")] if jobs.is_training(step) else []
+        if (retry := step.retry).count:
+            pause = max(1, round(retry.pause_seconds))
+            about = {"factor": retry.factor, "count": retry.count}
+            policies.append(_request("fault", pause=pause, **about))
         return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:

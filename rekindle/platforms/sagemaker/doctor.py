@@ -17,7 +17,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.sagemaker.client import connected, images
-from rekindle.platforms.submission import Definition, plain_name, problems_in
+from rekindle.platforms.submission import Definition, plain_name, problems_in, requests_in
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
@@ -28,11 +28,7 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_FOR_SAGEMAKER = {
-    "ContextKeyName": "iam:PassedToService", "ContextKeyType": "string",
-    "ContextKeyValues": ["sagemaker.amazonaws.com"],
-}  # fmt: skip
-_problem = problems_in(__file__)
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
@@ -191,10 +187,8 @@ def permitted(there: Account, wanted: list[dict[str, Any]], role: str) -> str:
         for one in wanted:
             resource, actions = one["Resource"], one["Action"]
             fixes |= dict.fromkeys(actions, f"have {who} allowed it on {resource}")
-            pages = iam.get_paginator("simulate_principal_policy").paginate(
-                PolicySourceArn=who, ActionNames=actions, ContextEntries=[_FOR_SAGEMAKER],
-                ResourceArns=[resource],
-            )  # fmt: skip
+            asked = _request("simulation", who=who, actions=actions, resource=resource)
+            pages = iam.get_paginator("simulate_principal_policy").paginate(**asked)
             for found in (found for page in pages for found in page["EvaluationResults"]):
                 if found["EvalDecision"] != "allowed" and not found.get("MissingContextValues"):
                     missing.append(found["EvalActionName"])
