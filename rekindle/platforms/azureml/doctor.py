@@ -118,15 +118,13 @@ class Subscription:
 def workspace(there: Subscription) -> str:
     """Whether there is such a workspace, and one may look at it."""
     place = there.place
-    what = f"there is no workspace {place.workspace} in {place.resource_group}"
-    fix = "az ml workspace list; az account set --subscription ID"
     try:
-        with absent(what, fix):
+        with absent(_problem("no_workspace", place=place)):
             found = there.get()
     except HttpError as error:
         if error.status != 403:
             raise
-        raise RequestError(f"{what}, or you may not see it", fix=fix) from None
+        raise RequestError([_problem("unseen_workspace", place=place)]) from None
     return f"{place.workspace} in {found['location']}"
 
 
@@ -152,8 +150,7 @@ def _allows(role: Mapping[str, Any], action: str) -> bool:
 
 def cluster(there: Subscription, name: str, count: int, step: str) -> str:
     """Whether there is such a cluster, of as many nodes as the step wants."""
-    fix = "az ml compute list, or leave it empty for serverless machines"
-    with absent(f"the workspace has no compute {name}", fix):
+    with absent(_problem("no_compute", name=name)):
         found = there.get(f"/computes/{name}")["properties"]
     if found["computeType"] != "AmlCompute":
         raise RequestError([_problem("no_cluster", name=name, kind=found["computeType"])])
@@ -170,14 +167,14 @@ def container(there: Subscription) -> str:
     found = urlsplit(there.place.artifact_root)
     name, host = found.username or "", found.hostname or ""
     headers = {**there.bearer("https://storage.azure.com"), "x-ms-version": _LAKE}
-    fix = f"az storage container create --name {name} --account-name {host.split('.')[0]}"
+    about = {"name": name, "host": host}
     try:
-        with absent(f"{host} has no container {name}", fix):
+        with absent(_problem("no_container", account=host.split(".")[0], **about)):
             read(f"https://{host}/{name}?resource=filesystem", headers, method="HEAD")
     except HttpError as error:
         if error.status != 401 and not (error.status == 403 and there.place.identity == "user"):
             raise
-        raise RequestError([_problem("foreign_container", name=name, host=host)]) from None
+        raise RequestError([_problem("foreign_container", **about)]) from None
     return f"{name} of {host}"
 
 

@@ -23,10 +23,6 @@ from rekindle.platforms.submission import Definition, problems_in
 from rekindle.platforms.vertex.client import LOGIN, SCOPES, images
 from rekindle.spec.platforms import VertexSpec
 
-_YOURS = (
-    "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get",
-    "aiplatform.pipelineJobs.list", "aiplatform.pipelineJobs.cancel",
-)  # fmt: skip
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 _problem = problems_in(__file__)
 
@@ -112,16 +108,16 @@ class Project:
 
 def permitted(project: Project) -> str:
     """Whether there is such a project, in which who is logged in may run pipelines."""
-    name = project.place.project
+    name, wanted = project.place.project, limits("vertex")["your_permissions"]
     try:
-        missing = _missing(project, _YOURS)
+        missing = _missing(project, wanted)
     except HttpError as error:
         if not _plain(error):
             raise
         raise RequestError([_problem("no_project", name=name)]) from None
     if missing:
         raise RequestError([_problem("not_permitted", missing=", ".join(missing), name=name)])
-    return ", ".join(_YOURS)
+    return ", ".join(wanted)
 
 
 def permitted_beyond(project: Project, rows: str) -> str:
@@ -199,8 +195,7 @@ def image(project: Project, wanted: Image) -> str:
 
 def secret(project: Project, name: str) -> str:
     """Whether the version of the secret is there and enabled; its value is not read."""
-    fix = f"gcloud secrets list --project {name.split('/')[1]}"
-    with absent(f"there is no secret {name}", fix):
+    with absent(_problem("no_secret", name=name, project=name.split("/")[1])):
         found = project.get(f"https://secretmanager.googleapis.com/v1/{name}")
     if found.get("state") != "ENABLED":
         raise RequestError([_problem("disabled_secret", name=name, state=found.get("state"))])
