@@ -19,7 +19,7 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import reads
-from rekindle.platforms.azureml.client import ARM, LOGIN, images, steps, workspace_path
+from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition, problems_in
@@ -89,7 +89,7 @@ class Subscription:
         try:
             self.token(ARM)
         except ClientAuthenticationError as error:
-            raise RequestError(_reason(error), fix=LOGIN) from None
+            raise RequestError([_problem("login", what=_reason(error))]) from None
         except AzureError as error:
             raise NotChecked(_reason(error)) from None
         return "a token for Azure Resource Manager"

@@ -20,7 +20,7 @@ from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition, problems_in
-from rekindle.platforms.vertex.client import LOGIN, SCOPES, images
+from rekindle.platforms.vertex.client import SCOPES, images
 from rekindle.spec.platforms import VertexSpec
 
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
@@ -87,7 +87,7 @@ class Project:
             said = first_line(error, error.args[0] if error.args else "")
             if error.retryable or isinstance(error, exceptions.TransportError):
                 raise NotChecked(said) from None
-            raise RequestError(said, fix=LOGIN) from None
+            raise RequestError([_problem("login", what=said)]) from None
         self._credentials = found
         return str(getattr(found, "service_account_email", "") or "a user of gcloud")
 
