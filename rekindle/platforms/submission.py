@@ -170,7 +170,7 @@ def requests_in(module: str) -> Callable[..., dict[str, Any]]:
     path = Path(module).with_name("requests.yaml")
 
     def request(kind: str, /, **values: Any) -> dict[str, Any]:
-        return _filled(rows(path)[kind], values) or {}
+        return dict(_filled(rows(path)[kind], values) or {})
 
     return request
 

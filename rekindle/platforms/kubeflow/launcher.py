@@ -108,8 +108,7 @@ class KubeflowLauncher(Launcher):
         self.made = {_name(job): job for job in found.values()}
         if self.follower and self.follower.job not in self.made:
             name = self.follower.job
-            where = f"trainjob {self.owner.namespace}/{name}"
-            raise StepError(f"TrainJob {name} was deleted while it ran", where=where)
+            raise StepError([_problem("deleted", name=name, namespace=self.owner.namespace)])
         return [_attempt(number, job, number == max(found)) for number, job in found.items()]
 
     def cause(self, job: Job) -> Cause:

@@ -13,6 +13,7 @@ has run it."""
 import functools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
@@ -23,6 +24,7 @@ from rekindle.platforms.submission import Definition, Lowered, digest_of, newest
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
+from rekindle.tables import rows
 
 _MARK = "rekindle"  # begins the description of what is ours
 _MOST = 10  # runs at once that the controller allows (maxMaxConcurrency)
@@ -35,17 +37,12 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
     five fields as if they began with seconds. UnsupportedError for what it cannot do."""
     if problems := list(_problems(schedule, place)):
         raise UnsupportedError(problems)
-    if schedule.overlap == "parallel":
-        overlap = f"begins beside the run, up to {_MOST} at once"
-    else:
-        several = "all, one after the other" if schedule.catch_up else "the last"
-        overlap = f"waits until the run has ended; of several that wait, {several}"
-    if schedule.catch_up:
-        missed = "made up for, one after the other, after a pause too"
-    else:
-        missed = "left out after a pause; of those while the cluster was down the last is made up"
-    clocks = "what is skipped is left out, what comes twice starts twice"
-    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed, clocks)
+    words = rows(Path(__file__).with_suffix(".yaml"))
+    how = "catch_up" if schedule.catch_up else "leave_out"
+    overlap = words["overlap"]["parallel" if schedule.overlap == "parallel" else how]
+    line = f"0 {cron.written(schedule.cron)}"
+    said = overlap.format(most=_MOST), words["missed"][how], words["clocks"]
+    return Lowered(line, place.timezone, *said)
 
 
 def set_(
