@@ -11,19 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import rekindle
+from rekindle.ir import flatten as ir
 from rekindle.ir.edit.rewrite import OWN_IMAGES
-from rekindle.ir.flatten import (
-    FirstOf,
-    Flat,
-    Given,
-    Guard,
-    Listed,
-    Output,
-    Source,
-    Text,
-    element,
-    sources,
-)  # fmt: skip
+from rekindle.ir.flatten import Flat, Guard, Output, Source, element, sources
 from rekindle.ir.graph import Constant, Importer, Ports, Step
 from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
@@ -136,18 +126,18 @@ def _encoded(
     match source:
         case Constant(value):
             return {"constant": value}
-        case Given(name, keys):
+        case ir.Given(name, keys):
             if name in given:
                 return {"parameter": name, "keys": list(keys)}
             value = known.get(name)
             return {"constant": None if value is None else element(value, keys, name)}
         case Output(path, name, keys):
             return {"step": path, "output": name, "keys": list(keys)}
-        case Listed(items):
+        case ir.Listed(items):
             return {"list": [_encoded(item, given, known) for item in items]}
-        case FirstOf(items):
+        case ir.FirstOf(items):
             return {"first": [_encoded(item, given, known) for item in items]}
-        case Text(value, values):
+        case ir.Text(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
             text = filled(value, lambda template: {"template": lower(template)})
             return {"text": text, "values": inner}
@@ -162,4 +152,4 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
         kind = types_of(producer.outputs)[one.name]
         more = {"metadata": dict(producer.metadata)} if isinstance(producer, Importer) else {}
         found.append({"channel": channels[one], "imported": bool(more), **kind, **more})
-    return {"first": isinstance(source, FirstOf), "items": found}
+    return {"first": isinstance(source, ir.FirstOf), "items": found}

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
-from rekindle.platforms.submission import write_files
+from rekindle.platforms.submission import problems_in, write_files
 from rekindle.platforms.user_code import HOME, Code
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
@@ -28,10 +28,9 @@ from rekindle.spec.lock import Pin
 log = logging.getLogger(__name__)
 
 HOME_LABEL, RUN_LABEL, CODE_LABEL = "rekindle.home", "rekindle.run", "rekindle.code"
-WHERE = "platforms.local.containers"
 _ANSWER_SECONDS, _PULL_SECONDS, _BUILD_SECONDS = 20, 1800, 3600
 _DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})\b")
-_FIX = "start docker on this machine, or set platforms.local.containers to never"
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +88,15 @@ class Docker:
 def find(env: Mapping[str, str]) -> Docker:
     """The daemon of the docker command in `env`; RequestError if there is none on this machine."""
     if (client := shutil.which("docker", path=env.get("PATH"))) is None:
-        raise RequestError("there is no docker command here", where=WHERE, fix=_FIX)
+        raise RequestError([_problem("no_command")])
     context = _ask([client, "context", "inspect", "--format={{.Endpoints.docker.Host}}"], env)
     address = context.stdout.strip()
     if not address.startswith("unix://"):
-        what = f"the docker daemon is not on this machine: {address or last_line(context)}"
-        raise RequestError(what, where=WHERE, fix=_FIX)
+        raise RequestError([_problem("elsewhere", why=address or last_line(context))])
     docker = Docker(client, address, env)
     answer = docker.ask("version", "--format={{.Server.Version}}")
     if answer.returncode:
-        what = f"cannot use docker: {last_line(answer)}"
-        raise RequestError(what, where=WHERE, fix=_FIX)
+        raise RequestError([_problem("no_use", why=last_line(answer))])
     options = docker.ask("info", "--format={{.SecurityOptions}}").stdout
     return dataclasses.replace(docker, rootless="name=rootless" in options)
 
@@ -132,8 +129,7 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
     """The id of the image `name`, `base` with the code in it; RequestError where it cannot be."""
     below = docker.image_id(base)
     if not below and (why := docker.pull(base)):
-        fix = "`make images` in a checkout of rekindle builds rekindle-cpu; or name another"
-        raise RequestError(f"the image {base} cannot be had: {why}", where="image.base", fix=fix)
+        raise RequestError([_problem("no_base", base=base, why=why)])
     below = below or docker.image_id(base)
     with tempfile.TemporaryDirectory(prefix="rekindle-") as made:
         inside = Path(made, "code")
@@ -149,8 +145,7 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
         Path(made, "Dockerfile").write_text("\n".join([*lines, ""]))
         done = docker.ask("build", "--tag", name, made, seconds=_BUILD_SECONDS)
     if done.returncode:
-        what = f"docker cannot build it: {last_line(done)}"
-        raise RequestError(what, where="image.base", fix="see what it says")
+        raise RequestError([_problem("not_built", why=last_line(done))])
     return docker.image_id(name)
 
 
@@ -167,12 +162,10 @@ def push(docker: Docker, local: str, name: str) -> Pin:
     for words in (("tag", local, name), ("push", name)):
         done = docker.ask(*words, seconds=_BUILD_SECONDS)
         if done.returncode:
-            raise PlatformError(
-                f"{name} cannot be pushed: {last_line(done)}", where=name,
-                fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
-                "correct the image name; then push again",
-            )  # fmt: skip
+            host = lock.repository(name).partition("/")[0]
+            wrong = _problem("not_pushed", name=name, why=last_line(done), host=host)
+            raise PlatformError([wrong])
     if not (digests := _DIGEST.findall(done.stdout)):
-        fix = f"write {lock.repository(name)}@sha256:... into the config by hand"
-        raise PlatformError(f"docker pushed {name} and named no digest", where=name, fix=fix)
+        wrong = _problem("no_digest", name=name, repository=lock.repository(name))
+        raise PlatformError([wrong])
     return Pin(digest=digests[-1], code=code or "")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError
 from rekindle.http import HttpError, request, retried
 
 TIMEOUT_SECONDS = 8.0
@@ -49,14 +49,14 @@ def read(
 
 
 @contextlib.contextmanager
-def absent(what: str, fix: str) -> Iterator[None]:
-    """RequestError of `what` and `fix` for a 404."""
+def absent(problem: Problem) -> Iterator[None]:
+    """RequestError with this problem for a 404."""
     try:
         yield
     except HttpError as error:
         if error.status != 404:
             raise
-        raise RequestError(what, fix=fix) from None
+        raise RequestError([problem]) from None
 
 
 def images(references: Iterable[str]) -> list[Image]:
@@ -67,7 +67,8 @@ def images(references: Iterable[str]) -> list[Image]:
 
 def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:
     """A text about an image that the registry has; RequestError with `fix` where it has none."""
-    with absent(f"{wanted.host} has no image {wanted.name} {wanted.version}", fix):
+    what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
+    with absent(Problem(what, fix=fix)):
         found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
     digest = found.get("docker-content-digest", "")
     if not digest or ":" in wanted.version:

@@ -3,9 +3,11 @@
 import dataclasses
 import datetime
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
+from rekindle.tables import rows
 
 ENDED_RUN: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
 ENDED_STEP: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped", "cancelled"})
@@ -65,6 +67,13 @@ def step_times(
 def moment(said: Mapping[str, Any], name: str) -> datetime.datetime | None:
     """The time that a platform's JSON has under a name; None where it has none."""
     return datetime.datetime.fromisoformat(said[name]) if said.get(name) else None
+
+
+def states_of(module: str) -> tuple[dict[str, RunStatus], dict[str, StepStatus], dict[str, str]]:
+    """What a platform's words for states of runs, and of steps, mean, and why a step is in one: the
+    YAML file beside a module."""
+    table = rows(Path(module).with_suffix(".yaml"))
+    return table["runs"], table["steps"], table.get("reasons", {})
 
 
 def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:

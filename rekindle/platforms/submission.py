@@ -16,6 +16,7 @@ from rekindle.errors import PlatformError, Problem
 from rekindle.outputs import PlannedStep
 from rekindle.records import RunStatus
 from rekindle.spec.schedule import ScheduleSpec
+from rekindle.tables import rows
 
 S = TypeVar("S", bound=Any)  # with a `display_name`
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
@@ -146,6 +147,44 @@ def no_schedule(name: str, where: str = "") -> PlatformError:
     """To raise for a name that no schedule has."""
     what = f"there is no schedule `{name}`"
     return PlatformError(what, where=where, fix="rekindle schedule list")
+
+
+def problems_in(module: str) -> Callable[..., Problem]:
+    """A maker of problems in the words of `problems.yaml` beside a module, under the module's name:
+    `what`, `where` and `fix`, as far as the caller does not give them, with the braces filled in
+    from what else it gives."""
+    path = Path(module)
+
+    def problem(name: str, /, what: str = "", where: str = "", **about: Any) -> Problem:
+        row = rows(path.with_name("problems.yaml"))[path.stem][name]
+        known = {key: text.format(**about) for key, text in row.items()}
+        return Problem(**{"what": what, "where": where, **known})
+
+    return problem
+
+
+def requests_in(module: str) -> Callable[..., dict[str, Any]]:
+    """A maker of requests by the `requests.yaml` beside a module, in which `$name` is what the
+    caller gives. What that leaves without a value (None) is left out, with what holds nothing
+    else."""
+    path = Path(module).with_name("requests.yaml")
+
+    def request(kind: str, /, **values: Any) -> dict[str, Any]:
+        return dict(_filled(rows(path)[kind], values) or {})
+
+    return request
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    match part:
+        case dict():
+            found = {key: _filled(inner, values) for key, inner in part.items()}
+            return {key: one for key, one in found.items() if one is not None} or None
+        case list():
+            return [_filled(inner, values) for inner in part]
+        case str() if part.startswith("$"):
+            return values[part[1:]]
+    return part
 
 
 def check_resumable(status: RunStatus | None, what: str, where: str) -> None:

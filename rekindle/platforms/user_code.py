@@ -29,6 +29,7 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
+from rekindle.platforms.submission import problems_in
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, large_file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
@@ -48,6 +49,7 @@ _KEYS = (
 _PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
 _WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _Rules = list[tuple[bool, re.Pattern[str]]]
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,25 +198,21 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
         if not _BARE.match(own):
             log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
             continue
-        what = f"`{step.path}` imports {module}, which its image {own} does not have"
-        how = "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
-        yield Problem(what, step.where, how + fix)
+        yield _problem("not_in_image", step=step, module=module, fix=fix)
     if not code.files:
         return
     where = f"platforms.{platform}.image"
-    wanted = ", ".join(f"`{name}`" for name in code.wanted_by)
     needs = "needs" if len(code.wanted_by) == 1 else "need"
+    wanted = f"{', '.join(f'`{name}`' for name in code.wanted_by)} {needs}"
+    about = {"where": where, "wanted": wanted, "image": image}
     there = lock.code_in(image, Path(config).parent)
     if not image:
-        what = f"{wanted} {needs} files of yours, and no image has them"
-        yield Problem(what, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
+        yield _problem("no_image", fix=fix, **about)
     elif there is None:
-        what = f"it is not known whether {image} has your files that {wanted} {needs}"
         again = " with the image as REGISTRY/NAME:TAG" if "@" in image else ""
-        yield Problem(what, where, f"{fix}{again}")
+        yield _problem("unknown", fix=fix + again, **about)
     elif there != code.digest:
-        what = f"{image} was built from other files than those here that {wanted} {needs}"
-        yield Problem(what, where, fix)
+        yield _problem("other_files", fix=fix, **about)
 
 
 def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
@@ -263,7 +261,7 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise RequestError(f"cannot read {file}: {error.strerror}", fix="check the file") from None
+        raise RequestError([_problem("unreadable", file=file, why=error.strerror)]) from None
 
 
 def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
@@ -274,9 +272,7 @@ def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
         # Path.glob refuses absolute patterns
         found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
         if not found:
-            raise RequestError(
-                f"no such file or folder: {pattern}", where="image.include", fix="check the path"
-            )
+            raise RequestError([_problem("nothing", pattern=pattern)])
         if glob.has_magic(pattern):
             parts = Path(pattern).parts
             top = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
@@ -298,9 +294,7 @@ def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> It
         if _is_left_out(path, top, folder, rules):
             continue
         if not path.resolve().is_relative_to(top):
-            what = f"{path} is a link that leads out of {top}"
-            fix = "copy what it leads to, or leave it out in .dockerignore"
-            raise RequestError(what, where="image.include", fix=fix)
+            raise RequestError([_problem("outside", path=path, top=top)])
         if path.is_file():
             yield path
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.core.credentials import TokenCredential
 
-_SECTION = "platforms.azureml"
+_problem = submission.problems_in(__file__)
 _INSTALL = ("azureml", "pip install 'rekindle[azure]'")
-LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
 ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
@@ -165,23 +164,15 @@ def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     kind, status = PlatformError, _status(error)
     request = getattr(getattr(error, "response", None), "request", None)
     refusing = str(getattr(request, "url", "")).partition("?")[0]
-    if isinstance(error, ClientAuthenticationError) or status == 401:
-        fix = LOGIN
-    elif status == 403 and ".blob." in refusing:
-        fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
-    elif status == 403:
-        fix = "ask for the role `AzureML Data Scientist` on the workspace"
-    elif status == 404 and _of_the_workspace(error):
-        fix = f"see whether {_SECTION} names the right subscription, resource_group and workspace"
-    elif status == 404:
-        fix = "see what the workspace has: az ml job list"
-    elif isinstance(error, MlException):
-        fix = f"what {_SECTION} names has to be in the workspace"
-    elif _open(error):
-        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    else:
-        fix = f"the workspace rejected the request; {BUG}"
-    return kind(_said(error), where=where(place), fix=fix)
+    name = {
+        401: "login", 403: "storage" if ".blob." in refusing else "role",
+        404: "no_workspace" if _of_the_workspace(error) else "missing",
+    }.get(status, "misfit" if isinstance(error, MlException) else "rejected")  # fmt: skip
+    if isinstance(error, ClientAuthenticationError):
+        name = "login"
+    elif name == "rejected" and _open(error):
+        kind, name = UnreachableError, "unreachable"
+    return kind([_problem(name, what=_said(error), where=where(place), bug=BUG)])
 
 
 def _said(error: Exception) -> str:

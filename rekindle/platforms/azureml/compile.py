@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.tables import limits, network
-from rekindle.errors import Problem, UnsupportedError
+from rekindle.errors import Problem, collected
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
@@ -29,16 +29,15 @@ from rekindle.platforms import bundle
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.spec.platforms import AzureMLSpec
 
-_SECTION = "platforms.azureml"
-_SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -59,15 +58,11 @@ def compile(
 def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
     ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
     if ours and not place.image:
-        fix = "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG"
-        yield Problem(f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image", fix)
+        yield _problem("no_image", name=ours[0])
     if place.image and "@sha256:" not in place.image:
-        fix = "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:..."
-        yield Problem(f"`{place.image}` is a mutable tag", f"{_SECTION}.image", fix)
+        yield _problem("mutable_tag", name=place.image)
     if place.secrets and not place.image:
-        what = "secrets reach the steps in rekindle's image, and there is none"
-        fix = f"name it in {_SECTION}.image, or take the secrets out"
-        yield Problem(what, f"{_SECTION}.secrets", fix)
+        yield _problem("unread_secrets")
     if not re.fullmatch(limits("azureml")["name"], graph.name):
         how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
@@ -101,14 +96,11 @@ class _Compiler:
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         shown = [name for name in self.values if name in read & self.open]
         inputs = {self.names[name]: bundle.scalar(self.values[name]) for name in shown}
-        settings = {"default_compute": f"azureml:{self.place.compute or 'serverless'}"}
-        return {
-            "$schema": _SCHEMA, "type": "pipeline", "tags": {"rekindle": "true", **self.place.tags},
-            "display_name": self.graph.name, "experiment_name": self.graph.name,
-            "settings": {**settings, "continue_on_step_failure": False},
-            **({"inputs": inputs} if inputs else {}),
-            "jobs": {self.jobs[flat.path]: self._command(flat) for flat in steps},
-        }  # fmt: skip
+        return _request(
+            "pipeline", name=self.graph.name, tags={"rekindle": "true", **self.place.tags},
+            compute=f"azureml:{self.place.compute or 'serverless'}", inputs=inputs or None,
+            jobs={self.jobs[flat.path]: self._command(flat) for flat in steps},
+        )  # fmt: skip
 
     def _command(self, flat: Flat) -> dict[str, Any]:
         """One step: its component, and what is bound to it."""
@@ -121,24 +113,21 @@ class _Compiler:
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}
         inputs |= {name: {"type": "uri_folder"} for name in mounted}
         promised = {name: {"type": "uri_folder", "mode": "upload"} for name in left}
-        outputs = copy.deepcopy(promised)  # a YAML of one value twice has anchors
         spread = {"type": "pytorch", "process_count_per_instance": 1}  # which starts the ranks
-        component = {
-            "type": "command", "inputs": inputs, "outputs": promised,
-            "is_deterministic": step.cache, "code": f"./{self._bundle(flat, step)}",
-            "environment": {"image": image_of(step, self.place.image)},
-            "command": _shell(list(given.values()), mounted, left),
-            **({"distribution": spread} if step.distribution else {}),
-        }  # fmt: skip
         bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
         bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
-        command = {"type": "command", "component": component, "inputs": bound, "outputs": outputs}
-        if self.place.identity:
-            command["identity"] = {"type": _IDENTITIES[self.place.identity]}
+        secrets: dict[str, str] | None = None
         if _knows_secrets(step, self.place):  # their addresses, never their values
             named = sorted(self.place.secrets.items())
-            command["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
-        return {**command, **self._machine(step)}
+            secrets = {f"REKINDLE_SECRET_{name}": url for name, url in named}
+        return _request(
+            "command", image=image_of(step, self.place.image), cached=step.cache,
+            code=f"./{self._bundle(flat, step)}", inputs=inputs, promised=promised,
+            shell=_shell(list(given.values()), mounted, left), variables=secrets, bound=bound,
+            spread=spread if step.distribution else None,
+            outputs=copy.deepcopy(promised),  # a YAML of one value twice has anchors
+            identity=_IDENTITIES.get(self.place.identity or ""), **self._machine(step),
+        )  # fmt: skip
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""
@@ -166,7 +155,7 @@ class _Compiler:
             more = RENDEZVOUS
             task["nodes"] = step.distribution.nodes
             if step.distribution.nodes > 1:
-                machine = self._machine(step)["resources"].get("instance_type", "")
+                machine = self._machine(step)["machine"] or ""
                 task["env"] = {**network(machine), **task["env"]}
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
         if _knows_secrets(step, self.place):
@@ -178,30 +167,21 @@ class _Compiler:
     def _machine(self, step: Step) -> dict[str, Any]:
         """Where the step runs: on a cluster with a name, or on a machine that Azure finds."""
         wanted, gpus = step.distribution, gpus_of(step)[1]
-        found: dict[str, Any] = {}
-        resources: dict[str, Any] = {"instance_count": wanted.nodes if wanted else 1}
         cluster = (self.place.gpu_compute or self.place.compute) if gpus else self.place.compute
-        if cluster:
-            found["compute"] = f"azureml:{cluster}"
-        else:
-            try:
-                resources["instance_type"] = machine_for("azureml", step, self.place.machine)
-            except UnsupportedError as error:
-                self.problems += error.problems
-        if gpus:
-            resources["shm_size"] = "16g"
-        if wanted and wanted.spot:
-            found["queue_settings"] = {"job_tier": "spot"}
-            if cluster:
-                self.problems.append(Problem(
-                    f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier "
-                    "for all", step.where,
-                    "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster "
-                    "of low priority and set spot: false",
-                ))  # fmt: skip
-        if step.time_limit_seconds is not None:
-            found["limits"] = {"timeout": round(step.time_limit_seconds)}
-        return {**found, "resources": resources}
+        machine: str | None = None
+        is_spot = wanted is not None and wanted.spot
+        if not cluster:
+            with collected(self.problems):
+                machine = machine_for("azureml", step, self.place.machine)
+        elif is_spot:
+            self.problems.append(_problem("one_tier", step=step, cluster=cluster))
+        limit = step.time_limit_seconds
+        return {
+            "compute": f"azureml:{cluster}" if cluster else None, "machine": machine,
+            "tier": "spot" if is_spot else None, "memory": "16g" if gpus else None,
+            "count": wanted.nodes if wanted else 1,
+            "limit": None if limit is None else round(limit),
+        }  # fmt: skip
 
 
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:

@@ -19,26 +19,22 @@ from rekindle.errors import RequestError
 from rekindle.http import HttpError
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import reads
-from rekindle.platforms.azureml.client import ARM, LOGIN, images, steps, workspace_path
+from rekindle.platforms.azureml.client import ARM, images, steps, workspace_path
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.platforms import AzureMLSpec
 
 _RIGHTS = "2022-04-01"
 _VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
+_problem = problems_in(__file__)
 
 
 def permissions(place: AzureMLSpec, needs: Needs) -> str:
     """Roles, and what each is for."""
-    rows = [
-        ("AzureML Data Scientist", "the workspace", "submit jobs, read their logs"),
-        ("AcrPull", (place.image or "the registry of the image").partition("/")[0],
-         "the compute's identity pulls the image"),
-        ("Storage Blob Data Contributor", place.artifact_root or "the account of artifact_root",
-         "steps write checkpoints"),
-        ("Monitoring Reader", "the workspace", "`rekindle deploy` counts requests"),
-    ]  # fmt: skip
+    registry = (place.image or "the registry of the image").partition("/")[0]
+    about = {"registry": registry, "root": place.artifact_root or "the account of artifact_root"}
+    rows = [(role, at.format(**about), why) for role, at, why in limits("azureml")["roles"]]
     vaults = sorted({url.partition("/secrets/")[0] for url in place.secrets.values()})
     rows += [("Key Vault Secrets User", vault, "steps read their secrets") for vault in vaults]
     lines = [f"  {role:<30} on {where}: {why}" for role, where, why in rows]
@@ -88,13 +84,12 @@ class Subscription:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
             from azure.identity import DefaultAzureCredential
         except ImportError as error:
-            fix = "pip install 'rekindle[azure]'"
-            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+            raise RequestError([_problem("no_package", name=error.name)]) from None
         self._credential = DefaultAzureCredential()
         try:
             self.token(ARM)
         except ClientAuthenticationError as error:
-            raise RequestError(_reason(error), fix=LOGIN) from None
+            raise RequestError([_problem("login", what=_reason(error))]) from None
         except AzureError as error:
             raise NotChecked(_reason(error)) from None
         return "a token for Azure Resource Manager"
@@ -123,15 +118,13 @@ class Subscription:
 def workspace(there: Subscription) -> str:
     """Whether there is such a workspace, and one may look at it."""
     place = there.place
-    what = f"there is no workspace {place.workspace} in {place.resource_group}"
-    fix = "az ml workspace list; az account set --subscription ID"
     try:
-        with absent(what, fix):
+        with absent(_problem("no_workspace", place=place)):
             found = there.get()
     except HttpError as error:
         if error.status != 403:
             raise
-        raise RequestError(f"{what}, or you may not see it", fix=fix) from None
+        raise RequestError([_problem("unseen_workspace", place=place)]) from None
     return f"{place.workspace} in {found['location']}"
 
 
@@ -157,17 +150,15 @@ def _allows(role: Mapping[str, Any], action: str) -> bool:
 
 def cluster(there: Subscription, name: str, count: int, step: str) -> str:
     """Whether there is such a cluster, of as many nodes as the step wants."""
-    fix = "az ml compute list, or leave it empty for serverless machines"
-    with absent(f"the workspace has no compute {name}", fix):
+    with absent(_problem("no_compute", name=name)):
         found = there.get(f"/computes/{name}")["properties"]
     if found["computeType"] != "AmlCompute":
-        fix = "az ml compute create --type AmlCompute"
-        raise RequestError(f"{name} is a {found['computeType']}, no cluster", fix=fix)
+        raise RequestError([_problem("no_cluster", name=name, kind=found["computeType"])])
     kept = found["properties"]
     most = kept["scaleSettings"]["maxNodeCount"]
     if most < count:
-        what = f"the step {step} wants {count} nodes, the cluster {name} has {most} at most"
-        raise RequestError(what, fix=f"az ml compute update --name {name} --max-instances {count}")
+        wrong = _problem("small_cluster", name=name, step=step, count=count, most=most)
+        raise RequestError([wrong])
     return f"{name}: up to {most} x {kept['vmSize']}, {kept.get('vmPriority', 'Dedicated')}"
 
 
@@ -176,16 +167,14 @@ def container(there: Subscription) -> str:
     found = urlsplit(there.place.artifact_root)
     name, host = found.username or "", found.hostname or ""
     headers = {**there.bearer("https://storage.azure.com"), "x-ms-version": _LAKE}
-    what = f"the container {name} of {host} belongs to another tenant, or you may not read it"
-    fix = f"az storage container create --name {name} --account-name {host.split('.')[0]}"
+    about = {"name": name, "host": host}
     try:
-        with absent(f"{host} has no container {name}", fix):
+        with absent(_problem("no_container", account=host.split(".")[0], **about)):
             read(f"https://{host}/{name}?resource=filesystem", headers, method="HEAD")
     except HttpError as error:
         if error.status != 401 and not (error.status == 403 and there.place.identity == "user"):
             raise
-        fix = "name one of yours, or ask for `Storage Blob Data Contributor` on its account"
-        raise RequestError(what, fix=fix) from None
+        raise RequestError([_problem("foreign_container", **about)]) from None
     return f"{name} of {host}"
 
 
@@ -218,8 +207,8 @@ def secret(there: Subscription, url: str) -> str:
         return url
     if listed.get("nextLink"):
         raise NotChecked(f"it is not among the first {len(found)} versions")
-    fix = f"az keyvault secret list --vault-name {vault.removeprefix('https://').split('.')[0]}"
-    raise RequestError(f"there is no secret {url}", fix=fix)
+    named = vault.removeprefix("https://").split(".")[0]
+    raise RequestError([_problem("no_secret", url=url, vault=named)])
 
 
 def _reason(error: Exception) -> str:

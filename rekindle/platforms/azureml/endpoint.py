@@ -24,19 +24,18 @@ from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RekindleError, RequestError, StepError, first_line
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec
 
 WAIT_SECONDS, TRIES, LAG_MINUTES = 3_600.0, 10, 3  # metrics are complete after so many minutes
-_VERSION, _METRICS, _SCORING = "2025-12-01", "2023-10-01", "https://ml.azure.com"
+_VERSION, _SCORING = "2025-12-01", "https://ml.azure.com"
 _TAG, _TAG_VERSION, _TAG_SPLIT = "rekindle", "rekindle-version", "rekindle-split"
-_ROUTES = {"livenessRoute": "/health/live", "readinessRoute": "/health/ready",
-           "scoringRoute": "/predict"}  # fmt: skip
 _STATES = {"Succeeded": "ready", "Deleting": "stopping", "Failed": "failed", "Canceled": "failed"}
 _KEPT = ("authMode", "description", "properties", "publicNetworkAccess", "mirrorTraffic")
-_PROBE = {"initialDelay": "PT10S", "period": "PT10S", "timeout": "PT10S", "failureThreshold": 180}
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 class AzureMLEndpoint:
@@ -61,15 +60,11 @@ class AzureMLEndpoint:
     def create(self, model: ServedModel, number: int) -> None:
         version = f"v{model.version}-{model.digest[:8]}"
         if not self.place.image:
-            fix = "set it to rekindle's image, by digest"
-            raise RequestError("a deployment needs it", where="platforms.azureml.image", fix=fix)
+            raise RequestError([_problem("no_image")])
         self._root()
-        tags = {_TAG: self.model}
-        ours: dict[str, Any] = {"location": self._location, "tags": tags}
+        ours = {"location": self._location, "model": self.model}
         if self._endpoint() is None:
-            properties = {"authMode": "AADToken", "publicNetworkAccess": "Enabled", "traffic": {}}
-            body = {**ours, "identity": {"type": "SystemAssigned"}, "properties": properties}
-            self.call("PUT", self.path, body, RequestError)
+            self.call("PUT", self.path, _request("endpoint", traffic={}, **ours), RequestError)
         if _state(self._settled()) != "Succeeded":
             raise StepError("Azure ML could not make the endpoint", where=self.address)
         path = f"{self.path}/deployments/{_short(self.model, version)}"
@@ -77,19 +72,14 @@ class AzureMLEndpoint:
             raise self._foreign(path)
         files = self._files(model)
         found = self._asset(f"/models/{_short(self.model, version, 200)}/versions/1", files)
-        image, routes = self.place.image, {k: {"path": v, "port": 8080} for k, v in _ROUTES.items()}
+        image = self.place.image
         environment = self._asset(
             f"/environments/{_short(self.model, _hash(str(image)), 200)}/versions/1",
-            {"image": image, "osType": "Linux", "inferenceConfig": routes},
+            _request("environment", image=image),
         )
-        self._start(path, {
-            **ours, "tags": {**tags, _TAG_VERSION: model.version},
-            "sku": {"name": "Default", "capacity": self.replicas}, "properties": {
-                "endpointComputeType": "Managed", "instanceType": self.machine, "model": found,
-                "environmentId": environment, "environmentVariables": {"REKINDLE_SERVE": "1"},
-                "requestSettings": {"requestTimeout": "PT60S"}, "readinessProbe": _PROBE,
-            },
-        })  # fmt: skip
+        about = {"replicas": self.replicas, "machine": self.machine, "version": model.version}
+        wanted = {"files": found, "environment": environment, **about, **ours}
+        self._start(path, _request("deployment", **wanted))
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         self._endpoint()
@@ -121,8 +111,7 @@ class AzureMLEndpoint:
                 "properties": {**kept, "traffic": wanted},
             })  # fmt: skip
             time.sleep(self.poll_seconds)
-        what = f"the endpoint does not keep the shares {wanted}; it has {had}"
-        raise PlatformError(what, where=self.address, fix="see who else changes it, and run again")
+        raise PlatformError([_problem("contended", where=self.address, wanted=wanted, had=had)])
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`: of whole minutes that the metrics have for certain."""
@@ -135,12 +124,9 @@ class AzureMLEndpoint:
             f"{at:%Y-%m-%dT%H:%M:00Z}" for at in (since + minute, now - LAG_MINUTES * minute)
         )
         if begin < end:
-            found = self.call("GET", f"{self.path}/providers/Microsoft.Insights/metrics", query={
-                "api-version": _METRICS, "metricnames": "RequestsPerMinute",
-                "timespan": f"{begin}/{end}", "interval": "PT1M",
-                "aggregation": "Average", "top": "1000",
-                "$filter": "deployment eq '*' and statusCode eq '*' and modelStatusCode eq '*'",
-            }).json()  # fmt: skip
+            query = _request("metrics", timespan=f"{begin}/{end}")
+            path = f"{self.path}/providers/Microsoft.Insights/metrics"
+            found = self.call("GET", path, query=query).json()
             versions = {one["name"]: version for version, one in names.items()}
             for series in (one for metric in found["value"] for one in metric["timeseries"]):
                 pairs = [(one["name"]["value"], one["value"]) for one in series["metadatavalues"]]
@@ -174,9 +160,8 @@ class AzureMLEndpoint:
         elif (had := found["properties"]).get("tags", {}).get(_TAG) != self.model:
             raise self._foreign(path)
         elif had["tags"].get("digest") != mark:
-            what = f"version {model.version} of {_plain(self.model)} is another model there"
-            fix = "a registry that was set up again gives its numbers again: name another model"
-            raise RequestError(what, where=where(self.place), fix=fix)
+            about = {"version": model.version, "name": _plain(self.model)}
+            raise RequestError([_problem("other_version", where=where(self.place), **about)])
         for one in self._all(name):
             had, is_champion = one["properties"], one["name"] == model.version
             wanted = {"stage": "Production" if is_champion else "Archived"}
@@ -189,19 +174,16 @@ class AzureMLEndpoint:
         """The folder of storage. RequestError where it is not one in Azure."""
         root = urlsplit(self.place.artifact_root)
         if root.scheme not in ("abfs", "abfss") or not root.username:
-            fix = "set it to abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
-            raise RequestError("it needs one", where="platforms.azureml.artifact_root", fix=fix)
+            raise RequestError([_problem("no_root")])
         return root
 
     def _files(self, model: ServedModel) -> dict[str, Any]:
         """A version's files as a model, once they are in a datastore of the workspace."""
         root, staged = self._root(), urlsplit(stage(model, self.place.artifact_root)).path
         store, (account, _, host) = _hash(f"{root.netloc}/{self.model}"), root.netloc.partition(".")
-        self._asset(f"/datastores/rekindle_{store}", {
-            "datastoreType": "AzureBlob", "accountName": account.rpartition("@")[2],
-            "containerName": root.username, "endpoint": host.removeprefix("dfs."),
-            "protocol": "https", "credentials": {"credentialsType": "None"},
-        })  # fmt: skip
+        about = {"account": account.rpartition("@")[2], "host": host.removeprefix("dfs.")}
+        body = _request("datastore", container=root.username, **about)
+        self._asset(f"/datastores/rekindle_{store}", body)
         uri = workspace_path(self.place).replace("/providers/Microsoft.MachineLearningServices", "")
         path = f"azureml:/{uri}/datastores/rekindle_{store}/paths{staged}"
         return {"modelType": "custom_model", "modelUri": path}
@@ -277,8 +259,8 @@ class AzureMLEndpoint:
         return workspace_path(self.place) + path
 
     def _foreign(self, path: str) -> RequestError:
-        what = f"{path} was not made by `rekindle deploy`: it lacks the tag {_TAG}={self.model}"
-        return RequestError(what, where=where(self.place), fix="delete or rename one of the two")
+        about = {"path": path, "tag": _TAG, "model": self.model}
+        return RequestError([_problem("foreign", where=where(self.place), **about)])
 
     @functools.cached_property
     def _location(self) -> str:

@@ -29,26 +29,16 @@ from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, moment, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, StepRecord
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.storage.blob import BlobClient
 
-_RUNS: dict[str, RunStatus] = {
-    "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
-}  # fmt: skip
-_STEPS: dict[str, StepStatus] = {
-    "NotStarted": "pending", "Queued": "pending", "Completed": "succeeded", "Failed": "failed",
-    "Canceled": "cancelled",
-}  # fmt: skip
-_REASONS = {
-    "Queued": "waits for a machine", "Provisioning": "its machine is being made",
-    "Preparing": "its image is being fetched", "NotResponding": "its machine says nothing",
-}  # fmt: skip
+_RUNS, _STEPS, _REASONS = states_of(__file__)
 _REUSED, _FROM = "azureml.isreused", "azureml.reusedrunid"
 _PRINTED = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 _RESULT = RESULT.replace("-", "_")

@@ -13,6 +13,7 @@ from typing import Any
 from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
+from rekindle.platforms import submission
 from rekindle.platforms.azureml.client import connected, find, where
 from rekindle.platforms.submission import Definition, Lowered, no_schedule, plain_name, unheeded
 from rekindle.spec import cron
@@ -20,16 +21,14 @@ from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _LONGEST_SECONDS = 600  # that a schedule may take until it is there
+_problem = submission.problems_in(__file__)
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
     """The schedule with Azure's name of the zone; UnsupportedError with all that it ignores."""
     zone, problems = azure_zone(schedule.timezone), list(_problems(schedule))
     if zone is None:
-        problems.append(Problem(
-            f"Azure ML has no name for the time zone `{schedule.timezone}`", "schedule.timezone",
-            "name another one with the same clock, or UTC",
-        ))  # fmt: skip
+        problems.append(_problem("zone", schedule=schedule))
     if problems or zone is None:
         raise UnsupportedError(problems)
     line = cron.written(schedule.cron)
@@ -87,11 +86,7 @@ def schedule_id(name: str) -> str:
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
     _, _, day, month, _ = cron.values(schedule.cron)
     if (day, month) != (None, None):
-        yield Problem(
-            f"Azure ML ignores days of the month and months, so that `{schedule.cron}` would run "
-            "more often than it says", "schedule.cron",
-            "write `*` for both, and name days of the week: 0 3 * * 1",
-        )  # fmt: skip
+        yield _problem("days", schedule=schedule)
     what = "Azure ML submits a job when it is due, whether or not the one before it goes on"
     yield from unheeded(schedule, what, "Azure ML", "azureml")
 

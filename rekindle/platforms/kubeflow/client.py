@@ -21,6 +21,7 @@ from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
+from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
@@ -28,7 +29,7 @@ from rekindle.spec.platforms import KubeflowSpec
 
 FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
 _ATTEMPTS = 4
-_SECTION = "platforms.kubeflow"
+_problem = submission.problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +149,7 @@ def token_of(place: KubeflowSpec) -> str | None:
         return None
     name = place.token.removeprefix("env:")
     if not os.environ.get(name):
-        at = f"{_SECTION}.token"
-        raise SpecError(f"the environment has no `{name}`", where=at, fix=f"export {name}=...")
+        raise SpecError([_problem("no_token", name=name)])
     return os.environ[name]
 
 
@@ -203,18 +203,11 @@ def _may_succeed(error: Exception) -> bool:
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     kind, code = PlatformError, int(getattr(error, "status", 0) or 0)
-    if code == 401:
-        fix = f"name a token that is good: {_SECTION}.token: env:KFP_TOKEN"
-    elif code == 403:
-        fix = f"ask for the rights to run pipelines in the namespace {place.namespace}"
-    elif code == 404:
-        fix = f"see whether {_SECTION}.host is the API of Kubeflow Pipelines, and what is there"
-    elif code and not _may_succeed(error):
-        fix = f"the service rejected the request; {BUG}"
-    else:
-        kind = UnreachableError
-        fix = f"see whether {_SECTION}.host answers; retry the command: submitting is idempotent"
-    return kind(_said(error), where=where(place), fix=fix)
+    name = str(code) if code in (401, 403, 404) else "rejected"
+    if not code or (name == "rejected" and _may_succeed(error)):
+        kind, name = UnreachableError, "unreachable"
+    about = {"namespace": place.namespace, "bug": BUG}
+    return kind([_problem(name, what=_said(error), where=where(place), **about)])
 
 
 def _said(error: Exception) -> str:

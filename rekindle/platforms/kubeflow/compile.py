@@ -24,7 +24,7 @@ from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.settings import variables
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
@@ -39,6 +39,7 @@ _RELAUNCHING = {
     "backoffDuration": "1s", "backoffFactor": 1.0, "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
 }  # fmt: skip
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -69,15 +70,9 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
     }  # fmt: skip
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return {
-        "image": place.image, "command": list(LAUNCHER),
-        # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
-        "args": [text.replace("{{", "{\\u007b"), "{{$}}"],
-        "resources": {
-            "cpuRequest": 0.1, "resourceCpuRequest": "100m",
-            "memoryRequest": 0.268435456, "resourceMemoryRequest": "256Mi",
-        },
-    }  # fmt: skip
+    # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
+    definition = text.replace("{{", "{\\u007b")
+    return _request("launcher", image=place.image, command=list(LAUNCHER), definition=definition)
 
 
 def _task(step: Step) -> dict[str, Any]:
@@ -92,9 +87,7 @@ def _task(step: Step) -> dict[str, Any]:
 def _of_place(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
-        what = f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches"
-        fix = "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG"
-        yield Problem(what, "platforms.kubeflow.image", fix)
+        yield _problem("no_image", step=steps[0])
 
 
 def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
@@ -107,6 +100,4 @@ def _of_steps(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
             said = place.secrets.get(secret.env)
             name, _, key = (said or "").partition("/")
             if said and (secret.name, secret.key) != (Constant(name), key):
-                what = f"`{step.path}` takes {secret.env} from a secret, and the config from {said}"
-                fix = f"take it out, or platforms.kubeflow.secrets.{secret.env}"
-                yield Problem(what, secret.where, fix)
+                yield _problem("two_secrets", step=step, secret=secret, said=said)

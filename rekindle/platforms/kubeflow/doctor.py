@@ -22,17 +22,14 @@ from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.reads import Image, manifest, read
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.platforms import KubeflowSpec
 
 _MANIFESTS = Path(__file__).with_name("manifests")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _PATIENCE_SECONDS = 3.0
-_INSTALL = (
-    "install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
-    "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
-)
+_problem = problems_in(__file__)
 
 
 def permissions(place: KubeflowSpec, needs: Needs) -> str:
@@ -72,14 +69,12 @@ def api(place: KubeflowSpec) -> str:
         read(f"{host}/apis/v2beta1/experiments?{urlencode(query)}", headers)
     except HttpError as error:
         if error.status in (301, 302, 303, 307, 308, 401, 403):
-            at = "platforms.kubeflow.token"
-            fix = f"export a token that is good, and set {at}: env:KFP_TOKEN"
             said = "has no right there" if error.status == 403 else "is not known there"
             whose = "the token" if token else "a user without a token"
-            raise RequestError(f"{whose} {said}: {error}", where=at, fix=fix) from None
+            wrong = _problem("bad_token", whose=whose, said=said, error=error)
+            raise RequestError([wrong]) from None
         if error.status in (200, 404, 405):
-            fix = "name the address that ends before /apis, such as https://example.com/pipeline"
-            raise RequestError(f"{host} is not the API of Kubeflow Pipelines", fix=fix) from None
+            raise RequestError([_problem("no_api", host=host)]) from None
         raise NotChecked(str(error)) from error
     if "multi_user" not in health:
         return host
@@ -123,12 +118,10 @@ def runtime(place: KubeflowSpec) -> str:
     """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
     there = Cluster.configured(_PATIENCE_SECONDS)
     if there.get(_TRAINER) is None:
-        what = "the cluster has no Kubeflow Trainer v2"
-        raise RequestError(what, where=there.server, fix=_INSTALL)
+        raise RequestError([_problem("no_trainer", where=there.server)])
     if there.get(f"{_TRAINER}/{place.runtime}") is None:
-        fix = f"kubectl apply -f {shlex.quote(str(_MANIFESTS / 'runtime.yaml'))}"
-        what = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
-        raise RequestError(what, fix=fix)
+        file = shlex.quote(str(_MANIFESTS / "runtime.yaml"))
+        raise RequestError([_problem("no_runtime", name=place.runtime, file=file)])
     return place.runtime
 
 
@@ -137,9 +130,7 @@ def gateway(place: KubeflowSpec) -> str:
     namespace, _, name = place.gateway.partition("/")
     path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
     if Cluster.configured(_PATIENCE_SECONDS).get(path) is None:
-        what = f"the cluster has no Gateway {place.gateway} of the Gateway API v1"
-        fix = "make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []"
-        raise RequestError(what, fix=fix)
+        raise RequestError([_problem("no_gateway", name=place.gateway)])
     return f"{place.gateway}, for versions that are Deployments"
 
 

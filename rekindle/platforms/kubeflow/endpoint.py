@@ -23,6 +23,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import Cluster, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
@@ -38,6 +39,7 @@ _API = {
 _LONGEST_SERVICE = 46  # with a hash and KServe's own `-predictor`, a Service may be called so
 _MODE = {"serving.kserve.io/deploymentMode": "RawDeployment"}
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 class KubeflowEndpoint:
@@ -85,8 +87,7 @@ class KubeflowEndpoint:
             said = serving.conditions(made.get("status", {}))
             refused, message = said.get("ReplicaFailure", ("", ""))
             if refused == "True":
-                fix = "raise the quota or correct the policy, then run the command again"
-                raise RequestError(f"the cluster refuses its pods: {message}", where=name, fix=fix)
+                raise RequestError([_problem("refused_pods", where=name, message=message)])
             why, ended = serving.trouble(model.version, self._listed("Pod"))
             waits = waits + 1 if why else 0
             late = time.monotonic() > give_up
@@ -127,13 +128,12 @@ class KubeflowEndpoint:
         running = {one["metadata"]["labels"][VERSION] for one in self._listed("Deployment")}
         names = {v: name for v, name in self._services().items() if v in running}
         if missing := sorted(set(shares) - set(names)):
-            fix = "`rekindle deploy CONFIG` deploys it again"
-            raise StepError(f"version {missing[0]} does not run any more", where=self.name, fix=fix)
+            raise StepError([_problem("not_running", where=self.name, version=missing[0])])
         if self.place.gateway:
             self._route([{"name": names[version], "port": _PORT, "weight": share}
                          for version, share in sorted(shares.items())])  # fmt: skip
         elif len(shares) > 1:
-            raise _no_canary("no gateway is named")
+            raise RequestError([_problem("no_canary", why="no gateway is named")])
         noted = self._noted()
         if (noted.get("number"), noted.get("shares")) != (number, dict(shares)):
             counts = {pod: known[1:] for pod, known in self._counted(certain=True).items()}
@@ -176,53 +176,39 @@ class KubeflowEndpoint:
 
     def _check(self) -> None:
         """RequestError where something is missing, or another's object has the name of ours."""
-        place, here = self.place, "platforms.kubeflow"
-        fix = "an image with rekindle in it, by digest: `make images` builds rekindle-cpu"
+        place = self.place
         if not place.image:
-            raise RequestError("a deployment needs an image", where=f"{here}.image", fix=fix)
+            raise RequestError([_problem("no_image")])
         if not place.artifact_root:
-            fix = f"set {here}.artifact_root: s3://my-bucket/rekindle"
-            raise RequestError("a version needs a folder", where=f"{here}.artifact_root", fix=fix)
+            raise RequestError([_problem("no_folder")])
         if "://" not in place.artifact_root and not place.claim:
-            fix = f"a URI, or name the PersistentVolumeClaim in {here}.claim"
-            what = f"pods do not see the folder {place.artifact_root}"
-            raise RequestError(what, where=f"{here}.artifact_root", fix=fix)
+            raise RequestError([_problem("no_claim", folder=place.artifact_root)])
         routes = place.gateway and self._ask("GET", self._path("HTTPRoute"), known=(404,))
         self._check_kind()
         if self.deploy.canary and not place.gateway:
-            raise _no_canary("no gateway is named")
+            raise RequestError([_problem("no_canary", why="no gateway is named")])
         if place.gateway and routes is None:
-            raise _no_canary("the cluster has no Gateway API (HTTPRoute, v1)")
+            why = "the cluster has no Gateway API (HTTPRoute, v1)"
+            raise RequestError([_problem("no_canary", why=why)])
         for kind in ("Service", "HTTPRoute")[: 1 + bool(place.gateway)]:
             if found := self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)):
                 self._own(kind, found)
 
     def _check_kind(self) -> None:
         """The same of KServe, and of versions that the other setting made."""
-        at = "platforms.kubeflow.serving"
         wanted = self.kind == "InferenceService"
         if wanted and self._ask("GET", self._path(self.kind), known=(404,)) is None:
-            what = "the cluster has no KServe (InferenceService, v1beta1)"
-            raise RequestError(what, where=at, fix=f"install it, or leave {at} out")
+            raise RequestError([_problem("no_kserve")])
         for one in self._listed("Deployment"):
             if ("ownerReferences" in one["metadata"]) != wanted:
                 other = "Deployment" if wanted else "InferenceService"
-                fix = "`rekindle deploy delete` with the setting of before ends them; deploy again"
-                what = f"versions of {self.model} run there as {other}"
-                raise RequestError(what, where=at, fix=fix)
+                raise RequestError([_problem("other_kind", model=self.model, other=other)])
 
     def _route(self, targets: list[dict[str, Any]]) -> None:
         """Share requests by weights, once the Gateway has taken them."""
         namespace, _, name = self.place.gateway.partition("/")
-        path = {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
-        spec = {
-            "parentRefs": [{"name": name, "namespace": namespace}],
-            "rules": [{
-                "matches": [{"path": {"type": "PathPrefix", "value": self.prefix}}],
-                "filters": [{"type": "URLRewrite", "urlRewrite": {"path": path}}],
-                "backendRefs": targets,
-            }],
-        }  # fmt: skip
+        about = {"prefix": self.prefix, "targets": targets}
+        spec = _request("route", gateway=name, namespace=namespace, **about)
         give_up = time.monotonic() + ROUTE_SECONDS
         while True:
             made = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
@@ -234,8 +220,8 @@ class KubeflowEndpoint:
             if time.monotonic() > give_up:
                 why = "; ".join(text for one in said for state, text in one.values()
                                 if state == "False") or "it has not answered"  # fmt: skip
-                what = f"the Gateway {self.place.gateway} does not take the route: {why}"
-                raise RequestError(what, where=self.name, fix="correct it, then run this again")
+                about = {"gateway": self.place.gateway, "why": why}
+                raise RequestError([_problem("no_route", where=self.name, **about)])
             time.sleep(self.poll_seconds)
 
     def _shares(self) -> dict[str, int]:
@@ -304,9 +290,8 @@ class KubeflowEndpoint:
     def _own(self, kind: str, found: Mapping[str, Any]) -> None:
         meta = found["metadata"]
         if meta.get("labels", {}).get(LABEL) != self.model:
-            what = f"{kind} {meta['name']} in {self.place.namespace} is another's"
-            fix = f"it has no label `{LABEL}: {self.model}`; delete it, or name the model otherwise"
-            raise RequestError(what, where="register.model_name", fix=fix)
+            about = {"name": meta["name"], "namespace": self.place.namespace, "model": self.model}
+            raise RequestError([_problem("foreign", kind=kind, label=LABEL, **about)])
 
     def _delete(self, kind: str, found: Mapping[str, Any]) -> None:
         meta = found["metadata"]
@@ -345,11 +330,6 @@ def _explained(error: HttpError, where: str) -> RequestError | UnreachableError:
         return UnreachableError(f"the API server does not answer: {error}", where=where)
     fix = _GRANT if error.status == 403 and "quota" not in str(error) else ""
     return RequestError(f"the API server refuses with {error}", where=where, fix=fix)
-
-
-def _no_canary(why: str) -> RequestError:
-    fix = "set deploy.canary: [], or platforms.kubeflow.gateway to a Gateway of the Gateway API"
-    return RequestError(f"nothing can share requests: {why}", where="deploy.canary", fix=fix)
 
 
 def _holds(found: Any, wanted: Any) -> bool:

@@ -37,12 +37,14 @@ from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
+from rekindle.platforms.submission import problems_in
 from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
 
 _LAST_LOG_SECONDS = 10.0
 _FAREWELL_SECONDS = 20.0
+_problem = problems_in(__file__)
 
 
 def main(words: list[str]) -> int:
@@ -106,8 +108,7 @@ class KubeflowLauncher(Launcher):
         self.made = {_name(job): job for job in found.values()}
         if self.follower and self.follower.job not in self.made:
             name = self.follower.job
-            where = f"trainjob {self.owner.namespace}/{name}"
-            raise StepError(f"TrainJob {name} was deleted while it ran", where=where)
+            raise StepError([_problem("deleted", name=name, namespace=self.owner.namespace)])
         return [_attempt(number, job, number == max(found)) for number, job in found.items()]
 
     def cause(self, job: Job) -> Cause:
@@ -153,8 +154,7 @@ class KubeflowLauncher(Launcher):
         try:
             left = json.loads(staging.read_text(uri))
         except FileNotFoundError:
-            what = f"TrainJob {job.name} is complete, but left no result"
-            raise StepError(what, where=uri, fix="look at the log of node 0") from None
+            raise StepError([_problem("no_result", where=uri, name=job.name)]) from None
         for name, group in left["artifacts"].items():
             if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
                 artifact = group["artifacts"][0]
@@ -199,11 +199,8 @@ class KubeflowLauncher(Launcher):
         except Conflict:
             other = self.cluster.get(jobs_path(self.owner.namespace, name))
             if other is not None and not is_for(other, self.owner.identity):
-                raise StepError(
-                    f"there is a TrainJob {name} that is not ours",
-                    where=f"trainjob {self.owner.namespace}/{name}",
-                    fix="delete it, or give the step another name",
-                ) from None
+                about = {"name": name, "namespace": self.owner.namespace}
+                raise StepError([_problem("foreign", **about)]) from None
             return
         log.info("TrainJob %s created", name)
         self.known.add(name)

@@ -23,21 +23,12 @@ from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.kubeflow.client import Server, connected, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, StepRecord
 from rekindle.spec.platforms import KubeflowSpec
 
-_RUNS: dict[str, RunStatus] = {
-    "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
-}  # fmt: skip
-_STEPS: dict[str, StepStatus] = {
-    "PENDING": "pending", "RUNNING": "running", "PAUSED": "running", "CANCELING": "running",
-    "SUCCEEDED": "succeeded", "SKIPPED": "skipped", "FAILED": "failed", "CANCELED": "cancelled",
-}  # fmt: skip
-_WORST: tuple[StepStatus, ...] = (
-    "failed", "cancelled", "running", "pending", "succeeded", "skipped",
-)  # fmt: skip
+_RUNS, _STEPS, _ = states_of(__file__)
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 _EXECUTOR = re.compile(r"executor(\(\d+\))?")
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
@@ -176,7 +167,7 @@ def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
 
 def _step(path: str, turns: list[Any], nodes: _Nodes, now: datetime.datetime) -> StepRecord:
     states = [_STEPS.get(str(turn.state), "running") for turn in turns]
-    status = next(state for state in _WORST if state in states)
+    status = next(state for state in _STEPS.values() if state in states)
     pods = [pod for turn in turns for pod in nodes.executors(turn)]
     skipped = bool(pods) and all(str(pod.state) == "SKIPPED" for pod in pods)
     cached = status == "succeeded" and skipped

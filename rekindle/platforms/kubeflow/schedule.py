@@ -13,20 +13,23 @@ has run it."""
 import functools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
+from rekindle.platforms import submission
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.submission import Definition, Lowered, digest_of, newest, no_schedule
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
+from rekindle.tables import rows
 
 _MARK = "rekindle"  # begins the description of what is ours
-_SECTION = "platforms.kubeflow"
 _MOST = 10  # runs at once that the controller allows (maxMaxConcurrency)
 _TURNS = 3
+_problem = submission.problems_in(__file__)
 
 
 def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
@@ -34,17 +37,12 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
     five fields as if they began with seconds. UnsupportedError for what it cannot do."""
     if problems := list(_problems(schedule, place)):
         raise UnsupportedError(problems)
-    if schedule.overlap == "parallel":
-        overlap = f"begins beside the run, up to {_MOST} at once"
-    else:
-        several = "all, one after the other" if schedule.catch_up else "the last"
-        overlap = f"waits until the run has ended; of several that wait, {several}"
-    if schedule.catch_up:
-        missed = "made up for, one after the other, after a pause too"
-    else:
-        missed = "left out after a pause; of those while the cluster was down the last is made up"
-    clocks = "what is skipped is left out, what comes twice starts twice"
-    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed, clocks)
+    words = rows(Path(__file__).with_suffix(".yaml"))
+    how = "catch_up" if schedule.catch_up else "leave_out"
+    overlap = words["overlap"]["parallel" if schedule.overlap == "parallel" else how]
+    line = f"0 {cron.written(schedule.cron)}"
+    said = overlap.format(most=_MOST), words["missed"][how], words["clocks"]
+    return Lowered(line, place.timezone, *said)
 
 
 def set_(
@@ -81,9 +79,7 @@ def set_(
             if kept is not None and (ours or kept.created_at > made.created_at):
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
-    what = f"another process sets the schedule `{name}` at this moment"
-    fix = "see whose it is, rekindle schedule list, and retry the command"
-    raise PlatformError(what, where=client.where(place), fix=fix)
+    raise PlatformError([_problem("contended", where=client.where(place), name=name)])
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
@@ -112,17 +108,9 @@ def delete(place: KubeflowSpec, name: str) -> bool:
 
 def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
     if schedule.timezone != place.timezone:
-        yield Problem(
-            f"the cluster's schedules follow the clock of {place.timezone}, not of "
-            f"{schedule.timezone}", "schedule.timezone",
-            "write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
-            f"says otherwise, set {_SECTION}.timezone",
-        )  # fmt: skip
+        yield _problem("clock", place=place, schedule=schedule)
     if schedule.overlap == "skip":
-        yield Problem(
-            "Kubeflow starts what fell due as soon as the run before it has ended, and skips no "
-            "start for it", "schedule.overlap", "write schedule.overlap: queue, or leave it out",
-        )  # fmt: skip
+        yield _problem("skip")
 
 
 def _settled(server: client.Server, name: str) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
+from rekindle.platforms.submission import problems_in
 
 Piece = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]  # of a setting
@@ -35,18 +36,16 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 # Labels by which Job, JobSet, Trainer and Kueue know their pods
 _OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
 _QUEUES = "kueue.x-k8s.io/"
-
-
-ONE_OF_TWO = "take it out, or what says the other"
+_problem = problems_in(__file__)
 
 
 class Misfit(Exception):
     """A setting that the pods of a TrainJob cannot have, or two that say different things of one:
-    `what` it is, and the `fix`."""
+    the name of the problem, and what is known of it."""
 
-    def __init__(self, what: str, fix: str = ONE_OF_TWO) -> None:
-        super().__init__(what)
-        self.fix = fix
+    def __init__(self, name: str, **about: Any) -> None:
+        self.problem = _problem(name, **about)
+        super().__init__(self.problem.what)
 
 
 def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
@@ -63,7 +62,7 @@ def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
         elif isinstance(before, list) and isinstance(value, list):
             made[key] = _lists(before, value, key, at)
         elif before != value:
-            raise Misfit(f"`{at.lstrip('.')}` would be both {before!r} and {value!r}")
+            raise Misfit("both", place=at.lstrip("."), before=before, value=value)
     return made
 
 
@@ -76,7 +75,7 @@ def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[An
         if key == "containers" and name in made:
             made[name] = joined(made[name], item, f"{where}.{name}")
         elif made.setdefault(name, item) != item:
-            raise Misfit(f"`{where.lstrip('.')}` would have two of the name `{name}`")
+            raise Misfit("one_name", place=where.lstrip("."), named=name)
     return list(made.values())
 
 
@@ -90,11 +89,10 @@ def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
     if parameter not in entry:
         return entry[plain]
     if {"componentInputParameter", "taskOutputParameter"} & set(entry[parameter]):
-        raise Misfit(f"`{parameter}` depends on an input", "write it down")
+        raise Misfit("input", parameter=parameter)
     value: Any = entry[parameter]["runtimeValue"]["constant"]
     if isinstance(value, str) and "{{" in value:
-        what = f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there"
-        raise Misfit(what, "pass the whole name as one parameter")
+        raise Misfit("placeholder", parameter=parameter)
     return value
 
 
@@ -103,11 +101,10 @@ def node_selector(value: Mapping[str, Any]) -> Piece:
     labels = value.get("labels", {})
     if "nodeSelectorJson" in value:
         if labels:
-            what = "`nodeSelector` has labels and JSON, of which KFP drops the labels"
-            raise Misfit(what, "put all of them into the JSON")
+            raise Misfit("labels_and_json")
         labels = given(value, "nodeSelectorJson") or {}
     if wrong := [key for key, label in labels.items() if not isinstance(label, str)]:
-        raise Misfit(f"the value of the label `{wrong[0]}` is not text", "put it in quotes")
+        raise Misfit("no_text", label=wrong[0])
     return {"spec": {"nodeSelector": dict(labels)}} if labels else {}
 
 
@@ -119,8 +116,7 @@ def tolerations(entries: Entries) -> Piece:
         found += [said] if isinstance(said, Mapping) else said or []
     for unknown in (set(one) - {*_TOLERATION} for one in found):
         if unknown:
-            what = f"a toleration has `{', '.join(sorted(unknown))}`"
-            raise Misfit(what, f"it may have {', '.join(_TOLERATION)}")
+            raise Misfit("toleration", has=", ".join(sorted(unknown)), may=", ".join(_TOLERATION))
     made = [{key: _whole(key, one[key]) for key in one} for one in found if one]
     return {"spec": {"tolerations": made}} if made else {}
 
@@ -194,7 +190,7 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
         mount |= {"subPath": entry["subPath"]} if entry.get("subPath") else {}
     paths = [mount["mountPath"] for mount in mounts]
     if twice := [path for path in paths if paths.count(path) > 1]:
-        raise Misfit(f"two volumes would be mounted at {twice[0]}")
+        raise Misfit("one_place", path=twice[0])
     container = {"name": NODE, "volumeMounts": mounts}
     return {"spec": {"volumes": volumes, "containers": [container]}} if entries else {}
 
@@ -256,13 +252,11 @@ def piece(name: str, value: Any, image: str) -> Piece:
     if name == "imagePullPolicy":
         return _pull_policy(value, image)
     if name not in _PIECES:
-        carried = ", ".join(sorted(_PIECES))
-        raise Misfit(f"`{name}` has no field in a TrainJob", f"take it out; {carried} are carried")
+        raise Misfit("no_field", setting=name, carried=", ".join(sorted(_PIECES)))
     try:
         return _PIECES[name](value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"`{name}` is not as kfp-kubernetes writes it ({error})"
-        raise Misfit(what, "write it again") from error
+        raise Misfit("other_form", setting=name, error=error) from error
 
 
 def _of_secret(secret: Secret) -> Setting:
@@ -309,7 +303,7 @@ def _keys(of: str, entries: Entries) -> Piece:
 def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, Any]:
     """A variable whose value Kubernetes finds; Misfit if Trainer keeps the name for itself."""
     if name.startswith("PET_"):
-        raise Misfit(f"`{name}` in the environment is Trainer's own", "give it another name")
+        raise Misfit("trainers_own", variable=name)
     return {"name": name, "valueFrom": {reference: dict(source)}}
 
 
@@ -321,10 +315,9 @@ def _fields(entries: Entries) -> Piece:
 def _metadata(value: Mapping[str, Any]) -> Piece:
     for label in value.get("labels", {}):
         if label.startswith(_QUEUES):
-            what = f"the label `{label}` is for a whole TrainJob"
-            raise Misfit(what, "set platforms.kubeflow.queue")
+            raise Misfit("queue", label=label)
         if label.startswith(_OWNED):
-            raise Misfit(f"the label `{label}` is not for a step to set", "take it out")
+            raise Misfit("owned", label=label)
     made = {key: dict(value[key]) for key in ("labels", "annotations") if value.get(key)}
     return {"metadata": made} if made else {}
 
@@ -349,11 +342,7 @@ def _pull_policy(policy: str, image: str) -> Piece:
     moving = "@" not in last and last.partition(":")[2] in ("", "latest")
     usual = "Always" if moving else "IfNotPresent"
     if policy != usual:
-        raise Misfit(
-            f"`imagePullPolicy` {policy} has no field in a TrainJob, whose nodes follow {usual} "
-            f"for {image}",
-            "take it out, and name the image by its digest",
-        )
+        raise Misfit("pull_policy", policy=policy, usual=usual, image=image)
     return {}
 
 

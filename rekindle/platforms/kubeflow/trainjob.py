@@ -26,7 +26,8 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.settings import NODE, ONE_OF_TWO, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
@@ -36,17 +37,14 @@ MACHINE = "node.kubernetes.io/instance-type"
 LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
 
 Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"
-MANAGER = "rekindle.dev/launcher"
 RESULT = "rekindle.dev/result"
 IDENTITY = "rekindle.dev/identity"
 STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
-_SECRET_KEY = "secret"  # noqa: S105 - the key within the Secret
-COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
 _LONGEST_NAME = 44
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
@@ -63,7 +61,7 @@ def put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]
         try:
             made = joined(made, part())
         except Misfit as misfit:
-            found.append(Problem(f"{who}, and {misfit}", where, misfit.fix))
+            found.append(Problem(f"{who}, and {misfit}", where, misfit.problem.fix))
     return made, found
 
 
@@ -93,29 +91,16 @@ def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
 
 def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The TrainJob of a step without anything of a run in it."""
-    wanted = step.spread
-    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
-    trainer = {
-        "image": image_of(step, place.image), "command": list(COMMAND), "numNodes": wanted.nodes,
-        "numProcPerNode": max(1, wanted.gpus_per_node),
-        "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
-    }  # fmt: skip
+    wanted, limit = step.spread, step.time_limit_seconds
     pod = dict(put_together(step, place)[0])
-    trainer["env"] = sorted(pod.pop("env"), key=lambda variable: str(variable["name"]))
-    job_patch = {"name": NODE, "template": {"spec": {"template": pod}}}
-    patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}
-    spec: dict[str, Any] = {
-        "runtimeRef": {**runtime, "name": place.runtime}, "trainer": trainer,
-        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
-    }  # fmt: skip
-    if step.time_limit_seconds is not None:
-        spec["activeDeadlineSeconds"] = max(1, round(step.time_limit_seconds))
-    labels = {"app.kubernetes.io/managed-by": "rekindle"}
-    if place.queue:
-        labels["kueue.x-k8s.io/queue-name"] = place.queue
-        spec["suspend"] = True  # until Kueue admits it
-    job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
-    return {**job, "spec": spec}
+    return _request(
+        "trainjob", image=image_of(step, place.image), runtime=place.runtime,
+        nodes=wanted.nodes, ranks=max(1, wanted.gpus_per_node),
+        resources=_resources(step.container.resources, wanted.gpus_per_node),
+        env=sorted(pod.pop("env"), key=lambda variable: str(variable["name"])), pod=pod,
+        deadline=None if limit is None else max(1, round(limit)),
+        queue=place.queue or None, suspended=bool(place.queue) or None,
+    )  # fmt: skip
 
 
 def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +129,7 @@ def manifest(
     trainer["args"] = list(payload)
     env = trainer.get("env", [])
     if trainer["numNodes"] > 1 and all(one["name"] != SECRET for one in env):
-        key = {"secretKeyRef": {"name": secret, "key": _SECRET_KEY}}
+        key = {"secretKeyRef": {"name": secret, "key": "secret"}}
         trainer["env"] = [*env, {"name": SECRET, "valueFrom": key}]
     _template_of(made["spec"])["spec"]["serviceAccountName"] = service_account
     return made
@@ -159,10 +144,7 @@ def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
         return None
     owner = {key: job[key] for key in ("apiVersion", "kind")}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-    return {
-        "apiVersion": "v1", "kind": "Secret", "immutable": True, "stringData": {_SECRET_KEY: value},
-        "metadata": {"name": named[0], "ownerReferences": [owner]},
-    }  # fmt: skip
+    return _request("secret", name=named[0], owner=owner, value=value)
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:
@@ -186,11 +168,8 @@ def packed(task: Mapping[str, Any]) -> list[str]:
     letters = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     words = [letters[i : i + _LONGEST_ARGUMENT] for i in range(0, len(letters), _LONGEST_ARGUMENT)]
     if len(words) > _MOST_ARGUMENTS // 8:  # etcd takes 1.5 MB, and the TrainJob is kept twice
-        raise StepError(
-            f"the step's source and inputs are {len(letters):,} bytes, and a TrainJob holds "
-            f"{_LONGEST_ARGUMENT * _MOST_ARGUMENTS // 8:,}",
-            fix="pass what is large as an artifact",
-        )
+        most = _LONGEST_ARGUMENT * _MOST_ARGUMENTS // 8
+        raise StepError([_problem("large", size=len(letters), most=most)])
     return words
 
 
@@ -202,25 +181,19 @@ def unpacked(words: Sequence[str]) -> dict[str, Any]:
 def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     """What keeps a distributed step from becoming a TrainJob."""
     wanted = step.spread
-    who = f"`{step.path}` runs on several nodes"
     if wanted.spot and not place.spot_nodes:
-        what = f"`{step.path}` asks for spot machines, and nothing says which nodes these are"
-        fix = 'name their labels, such as {cloud.google.com/gke-spot: "true"}'
-        yield Problem(what, "platforms.kubeflow.spot_nodes", fix)
+        yield _problem("no_spot", step=step)
     if wanted.accelerator and wanted.accelerator not in place.accelerator_nodes:
-        what = f"`{step.path}` asks for {wanted.accelerator}, and nothing says which nodes have it"
-        fix = "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"
-        yield Problem(what, f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}", fix)
+        yield _problem("no_accelerator", step=step, kind=wanted.accelerator)
     yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
-        yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")
+        yield _problem("resources", step=step)
     if "{{$" in step.container.image:
-        yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
+        yield _problem("image", step=step)
     if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
         yield from put_together(step, place)[1]
         for name in sorted(set(step.container.env) & ({*place.secrets} | settings.variables(step))):
-            what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
-            yield Problem(what, step.where, ONE_OF_TWO)
+            yield _problem("twice", step=step, name=name)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:

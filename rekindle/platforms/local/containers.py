@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import RequestError
 from rekindle.ir.graph import Graph, Resources, Step
 from rekindle.ir.placeholders import lower
 from rekindle.launch.rendezvous import VARIABLE
-from rekindle.platforms.docker import WHERE, Docker, find
+from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.local.content import local_path
 from rekindle.platforms.machines import amount
+from rekindle.platforms.submission import problems_in
 from rekindle.records import Ignored
 
 When = Literal["never", "auto", "always"]
@@ -31,6 +32,7 @@ _HANDED_ON = (VARIABLE, "CLUSTER_SPEC", "PYTHONUNBUFFERED", "_KFP_RUNTIME")
 # a step can want
 _CONFINED = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=8192")
 _PROCESS = "Runs as a process here, not in its image"
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +116,7 @@ def prepare(
     known = {name: _image(docker, name) for name in names}
     reasons = {name: why for name, (image_id, why) in known.items() if not image_id}
     if every_step and reasons:
-        raise RequestError([
-            Problem(
-                f"the image {name} cannot be had: {why}", WHERE,
-                f"docker pull {name}, or build it; or set {WHERE} to auto",
-            )
-            for name, why in reasons.items()
-        ])  # fmt: skip
+        raise RequestError(_problem("no_image", name=n, why=why) for n, why in reasons.items())
     rows = (Ignored(what=f"{_PROCESS}: {why}", asked_by=(name,)) for name, why in reasons.items())
     images = {name: image_id for name, (image_id, _) in known.items() if image_id}
     return Containers(docker, images, every_step, secrets, tuple(rows), docker.user)

@@ -17,35 +17,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 
 from rekindle.outputs import HomeItem
 from rekindle.platforms.local.store import Store, locked
+from rekindle.tables import rows
 from rekindle.train.storage import DEAD_AFTER, storage_of
 
 NAME = re.compile(r"[0-9a-f]{12,}(?:-[0-9a-f]{8})?")
 _DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|starting)")
 _DRAFT_SECONDS, _PIECE_SECONDS = 3_600, 86_400
-_USED, _UNUSED = "a run that stays uses it", "no run that stays uses it"
-_LEFT = "its process was killed"
-# by kind, in the order of removal: where such things lie, and why they may go
-_PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "cache entry": (_UNUSED, ("cache/*.json",)),
-    "artifact": (_UNUSED, ("artifacts/*/*",)),
-    "killed attempt": (_LEFT, ("artifacts/*/*.partial",)),
-    "checkpoints": (_UNUSED, ("checkpoints/*",)),
-    "scores": (_UNUSED, ("scores/*",)),
-    "piece": ("neither examples nor shards hold it", ("pieces/*",)),
-    "environment": ("it is old", ("environments/*",)),
-    "lock": (_UNUSED, ("cache/locks/*",)),
-    "draft": (_LEFT, (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*")),
-    "interrupted removal": ("only its files are left", ("*/.removed/*",)),
-}
-_LOCKS = {  # beside it, by its name
-    "run": "{}/lock", "killed attempt": "{}", "checkpoints": "{}/.lock", "scores": "{}/.lock",
-    "environment": "{}.lock", "lock": "{}", "draft": "{}",
-}  # fmt: skip
+_KINDS: Mapping[str, Mapping[str, Any]] = rows(Path(__file__).with_suffix(".yaml"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +53,12 @@ def survey(home: Path, needs: Needs) -> Iterator[HomeItem]:
     for run_id, (stays, why) in needs.runs.items():
         yield _item(home, "run", home / "runs" / run_id, stays, why)
     used = set(needs.used)
-    for kind, (reason, patterns) in _PLACES.items():
-        for path in sorted(path for pattern in patterns for path in home.glob(pattern)):
+    for kind, row in _KINDS.items():
+        for path in sorted(path for at in row.get("at", ()) for path in home.glob(at)):
             if not _is_one(kind, path):
                 continue
             stays, why = _judged(kind, path, needs, used)
-            yield _item(home, kind, path, stays, why or reason)
+            yield _item(home, kind, path, stays, why or row["why"])
             if stays and kind == "cache entry" and path.is_file():
                 used.update(NAME.findall(path.read_text(errors="replace")))
     for uri, why in needs.elsewhere.items():
@@ -108,9 +92,9 @@ def remove(
 def _taken(path: Path, kind: str) -> bool:
     """Whether it is gone from its place; False where a process holds it."""
     with contextlib.ExitStack() as stack:
-        if kind in _LOCKS:
+        if lock := _lock(kind, path):
             with contextlib.suppress(FileNotFoundError):
-                if not stack.enter_context(locked(_lock(kind, path), create=False)):
+                if not stack.enter_context(locked(lock, create=False)):
                     return False
         folder = path.with_suffix("") if kind == "killed attempt" else path
         if folder.is_dir() and folder.parent.name != ".removed":
@@ -122,8 +106,9 @@ def _taken(path: Path, kind: str) -> bool:
     return True
 
 
-def _lock(kind: str, path: Path) -> Path:
-    return path.parent / _LOCKS[kind].format(path.name)
+def _lock(kind: str, path: Path) -> Path | None:
+    name = _KINDS[kind].get("lock")
+    return path.parent / name.format(path.name) if name else None
 
 
 def _is_one(kind: str, path: Path) -> bool:
@@ -157,7 +142,9 @@ def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, 
         return False, ""
     if kind == "environment" and _age_seconds(path) < needs.days * 86_400:
         return True, f"it was made less than {needs.days} days ago"
-    return (True, _USED) if key in used and kind != "killed attempt" else (False, "")
+    if key in used and kind != "killed attempt":
+        return True, "a run that stays uses it"
+    return False, ""
 
 
 def _item(home: Path, kind: str, path: Path, stays: bool, why: str) -> HomeItem:
@@ -165,8 +152,8 @@ def _item(home: Path, kind: str, path: Path, stays: bool, why: str) -> HomeItem:
     size, obstacle = 0, ""
     if path.is_symlink() or path.parent.resolve() != path.parent:
         obstacle = "links are not followed"
-    elif not stays and kind in _LOCKS:
-        with contextlib.suppress(OSError), locked(_lock(kind, path), create=False) as free:
+    elif not stays and (lock := _lock(kind, path)):
+        with contextlib.suppress(OSError), locked(lock, create=False) as free:
             obstacle = "" if free else "a process uses it"
     if not stays and not obstacle:
         folder = path.with_suffix("") if kind == "killed attempt" else path

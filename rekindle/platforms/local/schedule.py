@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.submission import Lowered, no_schedule
+from rekindle.platforms.submission import Lowered, no_schedule, problems_in
 from rekindle.records import write_atomically
 from rekindle.spec import cron
 from rekindle.spec.schedule import ScheduleSpec
@@ -28,26 +28,8 @@ _DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 _NOTE = re.compile(r"# rekindle (?P<name>\S+) at (?P<cron>[^()]+) \((?P<zone>\S+)\)")
 _PAUSED = "# paused: "
 _SYSTEMCTL = ("systemctl", "--user")
-_SERVICE = """[Unit]
-Description=rekindle run {name}
-
-[Service]
-Type=oneshot
-WorkingDirectory={folder}
-ExecStart={command}
-SuccessExitStatus=3
-"""
-_TIMER = """{note}
-[Unit]
-Description=starts rekindle run {name}
-
-[Timer]
-{calendar}
-Persistent={persistent}
-
-[Install]
-WantedBy=timers.target
-"""
+_UNITS = Path(__file__).parent  # templates of what systemd starts, and when
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +78,11 @@ class Here:
             "command": " ".join(map(_quoted, job.command)),
             "calendar": "\n".join(f"OnCalendar={each}" for each in on_calendar(schedule)),
         }  # fmt: skip
-        texts = {"service": _SERVICE, "timer": _TIMER}
-        return {str(_unit(job.name, end)): text.format(**values) for end, text in texts.items()}
+        texts = {end: _UNITS / f"rekindle.{end}" for end in ("service", "timer")}
+        return {
+            str(_unit(job.name, end)): text.read_text(encoding="utf-8").format(**values)
+            for end, text in texts.items()
+        }
 
     def remarks(self) -> Iterator[str]:
         """What people miss who expect the shell that they are in."""
@@ -163,24 +148,19 @@ class Here:
 
     def _problems(self, schedule: ScheduleSpec) -> Iterator[Problem]:
         if schedule.overlap in ("queue", "parallel"):
-            what = "this machine leaves a start out while the run before it goes on"
-            yield Problem(what, "schedule.overlap", "write schedule.overlap: skip")
+            yield _problem("overlap")
         if self.systemd:
             return
         for program in self.lacking:
-            fix = f"log in where systemd runs, or install {program}"
-            yield Problem(f"there is no systemd of this user here, and no {program}", "", fix)
+            yield _problem("lacking", program=program)
         if self.lacking:
             return
         if schedule.catch_up:
-            fix = "leave it out, or log in where systemd runs"
-            yield Problem("crontab knows no start that it missed", "schedule.catch_up", fix)
+            yield _problem("catch_up")
         now, there = datetime.datetime.now(datetime.UTC), zoneinfo.ZoneInfo(schedule.timezone)
         year = [now + datetime.timedelta(days=n) for n in range(366)]
         if any(day.astimezone().utcoffset() != day.astimezone(there).utcoffset() for day in year):
-            what = f"crontab follows this machine's clock, which is not that of {schedule.timezone}"
-            fix = "name the machine's zone, or log in where systemd runs"
-            yield Problem(what, "schedule.timezone", fix)
+            yield _problem("clock", zone=schedule.timezone)
 
 
 def on_calendar(schedule: ScheduleSpec) -> Iterator[str]:

@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rekindle.errors import PlatformError, UnreachableError, first_line
@@ -20,15 +21,14 @@ from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
+from rekindle.tables import rows
 
-_SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
-_NOT_LOGGED_IN = frozenset({
-    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSignatureException",
-})  # fmt: skip
+_FIXES: Mapping[str, str] = {
+    code: row["fix"] for row in rows(Path(__file__).with_suffix(".yaml")) for code in row["codes"]
+}
 SUFFIX = ".sagemaker.json"
 _READ = re.compile(r"Steps\.([\w-]+)\.")
 _PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
@@ -162,24 +162,16 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     from botocore import exceptions as of
 
     kind, code = PlatformError, code_of(error)
+    if isinstance(error, of.NoCredentialsError):
+        code = "NoCredentials"
     response: Any = getattr(error, "response", None) or {}
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     passing = status == 429 or status >= 500 or "Throttl" in code
     passing = passing or isinstance(error, of.ConnectionError | of.HTTPClientError)
-    if isinstance(error, of.NoCredentialsError) or code in _NOT_LOGGED_IN:
-        fix = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    elif code in ("AccessDenied", "AccessDeniedException", "403"):
-        fix = "rekindle doctor CONFIG --platform sagemaker prints the permissions that are needed"
-    elif code in ("NoSuchBucket", "404"):
-        fix = f"make the bucket of {_SECTION}.artifact_root, or name another"
-    elif code in ("PermanentRedirect", "301", "AuthorizationHeaderMalformed"):
-        fix = f"the bucket of {_SECTION}.artifact_root is in another region than {place.region}"
-    elif code in ("ResourceNotFound", "ResourceNotFoundException"):
-        fix = "see what there is: aws sagemaker list-pipelines, rekindle schedule list"
-    elif code == "ResourceLimitExceeded":
-        fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
+    if code in _FIXES:
+        fix = _FIXES[code].format(region=place.region)
     elif passing:
-        kind, fix = UnreachableError, f"check the network and {_SECTION}.region; "
+        kind, fix = UnreachableError, "check the network and platforms.sagemaker.region; "
         fix += "retry the command: submitting is idempotent"
     else:
         fix = f"the service rejected the request; {BUG}"

@@ -23,19 +23,13 @@ from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
 from rekindle.platforms.sagemaker import conditions, jobs
 from rekindle.platforms.sagemaker.conditions import divided
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
-_SECTION = "platforms.sagemaker"
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}
 _EXPIRES = "P30D"
-_FAULTS = ["Step.SERVICE_FAULT", "Step.THROTTLING", "SageMaker.JOB_INTERNAL_ERROR"]
-# machines with GPUs are scarce: look again every ten minutes for a day
-_SCARCE = {
-    "ExceptionType": ["SageMaker.CAPACITY_ERROR", "SageMaker.RESOURCE_LIMIT"],
-    "IntervalSeconds": 600, "BackoffRate": 1.0, "ExpireAfterMin": 1_440,
-}  # fmt: skip
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -65,21 +59,12 @@ def compile(
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
-        yield Problem(
-            f"`{place.artifact_root}` is out of reach for SageMaker, which keeps everything in S3",
-            f"{_SECTION}.artifact_root", "name a folder of a bucket: s3://my-bucket/rekindle",
-        )  # fmt: skip
+        yield _problem("out_of_reach", place=place)
     ours = [s for s in graph.steps() if s.container.source and not ECR.fullmatch(s.container.image)]
     if ours and not ECR.fullmatch(place.image or ""):
-        what = f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR"
-        fix = "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
-        fix += "images build and push CONFIG"
-        yield Problem(what, f"{_SECTION}.image", fix)
+        yield _problem("not_in_ecr", step=ours[0])
     if place.image and "@sha256:" not in place.image:
-        yield Problem(
-            f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
-            "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
-        )  # fmt: skip
+        yield _problem("mutable_tag", place=place)
 
 
 class _Compiler:
@@ -133,9 +118,8 @@ class _Compiler:
                 inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
                 compared = conditions.lowered(inner, self._operand)
                 branch = self._nested(inside, (*guards, inner.path))
-                arguments = {"Conditions": compared, "IfSteps": branch, "ElseSteps": []}
                 name = jobs.condition_name(inner.path)
-                found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
+                found.append(_request("condition", name=name, conditions=compared, steps=branch))
                 done.add(inner.path)
         return found
 
@@ -181,12 +165,11 @@ class _Compiler:
             found["DependsOn"] = any_end if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
-        # of what the service does wrong; a step's own failures are tried again in its container
-        policies = [_SCARCE] if jobs.is_training(step) else []
-        if step.retry.count:
-            pause = max(1, round(step.retry.pause_seconds))
-            again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
-            policies.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
+        policies = [_request("scarce")] if jobs.is_training(step) else []
+        if (retry := step.retry).count:
+            pause = max(1, round(retry.pause_seconds))
+            about = {"factor": retry.factor, "count": retry.count}
+            policies.append(_request("fault", pause=pause, **about))
         return found | ({"RetryPolicies": policies} if policies else {})
 
     def _end_of(self, path: str, flat: Flat) -> str:

@@ -17,7 +17,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
 from rekindle.platforms.sagemaker.client import connected, images
-from rekindle.platforms.submission import Definition, plain_name
+from rekindle.platforms.submission import Definition, plain_name, problems_in, requests_in
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
@@ -28,10 +28,7 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_FOR_SAGEMAKER = {
-    "ContextKeyName": "iam:PassedToService", "ContextKeyType": "string",
-    "ContextKeyValues": ["sagemaker.amazonaws.com"],
-}  # fmt: skip
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
@@ -157,11 +154,10 @@ def caller(there: Account) -> str:
     except PlatformError as error:
         raise RequestError(error.problems) from error
     wanted = there.place.role_arn.split(":")[4]
-    if found["Account"] != wanted:
-        what = f"{found['Arn']} is of the account {found['Account']}, the role of {wanted}"
-        fix = f"log in to {wanted} (AWS_PROFILE), or name a role of {found['Account']}"
-        raise RequestError(what, fix=fix)
-    return str(found["Arn"])
+    arn, account = str(found["Arn"]), found["Account"]
+    if account != wanted:
+        raise RequestError([_problem("other_account", arn=arn, account=account, wanted=wanted)])
+    return arn
 
 
 def region(there: Account) -> str:
@@ -191,10 +187,8 @@ def permitted(there: Account, wanted: list[dict[str, Any]], role: str) -> str:
         for one in wanted:
             resource, actions = one["Resource"], one["Action"]
             fixes |= dict.fromkeys(actions, f"have {who} allowed it on {resource}")
-            pages = iam.get_paginator("simulate_principal_policy").paginate(
-                PolicySourceArn=who, ActionNames=actions, ContextEntries=[_FOR_SAGEMAKER],
-                ResourceArns=[resource],
-            )  # fmt: skip
+            asked = _request("simulation", who=who, actions=actions, resource=resource)
+            pages = iam.get_paginator("simulate_principal_policy").paginate(**asked)
             for found in (found for page in pages for found in page["EvaluationResults"]):
                 if found["EvalDecision"] != "allowed" and not found.get("MissingContextValues"):
                     missing.append(found["EvalActionName"])
@@ -211,18 +205,14 @@ def bucket(there: Account) -> str:
         except s3.exceptions.ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             if status == 404:
-                fix = f"aws s3 mb s3://{name} --region {wanted}, or name another"
-                raise RequestError(f"there is no bucket {name}", fix=fix) from None
+                raise RequestError([_problem("no_bucket", name=name, region=wanted)]) from None
             if status == 403:
-                fix = f"name a bucket of yours, or ask for s3:ListBucket on arn:aws:s3:::{name}"
-                what = f"the bucket {name} belongs to another account, or you may not look at it"
-                raise RequestError(what, fix=fix) from None
+                raise RequestError([_problem("foreign_bucket", name=name)]) from None
             raise
     headers = found["ResponseMetadata"]["HTTPHeaders"]
     lies = found.get("BucketRegion") or headers.get("x-amz-bucket-region") or wanted
     if lies != wanted:
-        fix = f"name a bucket in {wanted}, or set platforms.sagemaker.region: {lies}"
-        raise RequestError(f"the bucket {name} is in {lies}, the pipeline in {wanted}", fix=fix)
+        raise RequestError([_problem("far_bucket", name=name, lies=lies, region=wanted)])
     return f"{name} in {lies}"
 
 
@@ -232,8 +222,7 @@ def image(there: Account, reference: str) -> str:
     if match is None:
         raise NotChecked(f"{reference} is in no ECR")
     if match["region"] != wanted:
-        fix = f"push it to ECR in {wanted}, or replicate the repository"
-        raise RequestError(f"the image is in {match['region']}, the jobs are in {wanted}", fix=fix)
+        raise RequestError([_problem("far_image", lies=match["region"], region=wanted)])
     digest = match["digest"]
     version = {"imageDigest": digest} if digest else {"imageTag": match["tag"] or "latest"}
     named = {"registryId": match["account"], "repositoryName": match["name"]}
@@ -241,11 +230,10 @@ def image(there: Account, reference: str) -> str:
         try:
             found = ecr.describe_images(**named, imageIds=[version])["imageDetails"]
         except ecr.exceptions.RepositoryNotFoundException:
-            fix = f"aws ecr create-repository --repository-name {match['name']}, and push it"
-            raise RequestError(f"ECR has no repository {match['name']}", fix=fix) from None
+            raise RequestError([_problem("no_repository", name=match["name"])]) from None
         except ecr.exceptions.ImageNotFoundException:
-            fix = f"push it: docker push {reference.partition('@')[0]}; then name its digest"
-            raise RequestError(f"ECR has no image {reference}", fix=fix) from None
+            named = reference.partition("@")[0]
+            raise RequestError([_problem("no_image", reference=reference, named=named)]) from None
     pinned = "" if digest else f" is {found[0]['imageDigest']} now; better name that digest"
     return f"{reference}{pinned}"
 
@@ -259,9 +247,7 @@ def secret(there: Account, arn: str) -> str:
         try:
             found = manager.describe_secret(SecretId=arn)
         except manager.exceptions.ResourceNotFoundException:
-            fix = f"aws secretsmanager list-secrets --region {where}"
-            raise RequestError(f"there is no secret {arn}", fix=fix) from None
+            raise RequestError([_problem("no_secret", arn=arn, region=where)]) from None
     if found.get("DeletedDate"):
-        fix = f"aws secretsmanager restore-secret --secret-id {arn}"
-        raise RequestError(f"the secret {arn} is about to be deleted", fix=fix)
+        raise RequestError([_problem("deleted_secret", arn=arn)])
     return arn

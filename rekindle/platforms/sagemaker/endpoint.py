@@ -21,13 +21,13 @@ from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.sagemaker.client import where
 from rekindle.platforms.sagemaker.doctor import Account
-from rekindle.platforms.submission import digest_of, plain_name
+from rekindle.platforms.submission import digest_of, plain_name, problems_in, requests_in
 from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
 
-SETTLED_SECONDS, START_SECONDS, LATE_SECONDS = 3_600.0, 900, 60
+SETTLED_SECONDS, LATE_SECONDS = 3_600.0, 60
 _TAG, _SPLIT = "rekindle", "rekindle-split"  # whose it is; number and time of the last split
 _BUSY = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 _STATES = {"Creating": "starting", "Deleting": "stopping", "Failed": "failed"}
@@ -35,6 +35,7 @@ _MISSING, _NO_GROUP = "Could not find", "does not exist"
 _CONFLICTS = (_MISSING, "Cannot create already existing", "Cannot update in-progress")
 _TRIES, _LOG_LINES, _LOG_CHARACTERS = 6, 50, 1_000
 _METRICS = ("Invocations", "Invocation5XXErrors", "InvocationModelErrors", "Invocation4XXErrors")
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 class SageMakerEndpoint:
@@ -97,8 +98,8 @@ class SageMakerEndpoint:
         with self.account.client("sagemaker") as api:
             there = _weights(self._settled(api))
             if missing := shares.keys() - set(map(_version, there)):
-                what = f"version {', '.join(missing)} does not run any more"
-                raise StepError(what, where=self.name, fix="deploy it again")
+                lost = ", ".join(missing)
+                raise StepError([_problem("not_running", where=self.name, missing=lost)])
             found = self._weigh(api, {v: float(shares.get(_version(v), 0)) for v in there})
             if found["tags"].get(_SPLIT, "").split(" ")[0] != str(number):
                 tag = {"Key": _SPLIT, "Value": f"{number} {_now(found)}"}
@@ -139,23 +140,18 @@ class SageMakerEndpoint:
         """See `Publisher.publish`: of the packages of a group, the champion's alone is approved, so
         that what deploys the newest approved one deploys it."""
         group, title = self.name, f"version {model.version}, {model.digest}"
-        kinds = {"SupportedContentTypes": ["application/json"]}
-        kinds["SupportedResponseMIMETypes"] = kinds["SupportedContentTypes"]
         words = {k: re.sub(r"[^\w\s.:/=+@-]", " ", v)[:256] for k, v in lineage.items()}
         properties = {k: v for k, v in words.items() if v}
         with self.account.client("sagemaker") as api:
             self._make(api, "model_package_group", group, {})
-            named = {"ModelPackageGroupName": group}
-            pages = api.get_paginator("list_model_packages").paginate(**named)
+            pages = api.get_paginator("list_model_packages").paginate(ModelPackageGroupName=group)
             there = [one for page in pages for one in page["ModelPackageSummaryList"]]
             states = {one["ModelPackageArn"]: one["ModelApprovalStatus"] for one in there}
             mine = [one for one in there if one.get("ModelPackageDescription") == title]
-            arn: str = mine[0]["ModelPackageArn"] if mine else api.create_model_package(
-                **named, ModelPackageDescription=title, ModelApprovalStatus="Approved",
-                InferenceSpecification={"Containers": [self._served(model)], **kinds},
-                CustomerMetadataProperties=properties,
-                ClientToken=f"{model.version}-{model.digest[:20]}",
-            )["ModelPackageArn"]  # fmt: skip
+            arn: str = mine[0]["ModelPackageArn"] if mine else api.create_model_package(**_request(
+                "package", group=group, title=title, served=self._served(model),
+                properties=properties, token=f"{model.version}-{model.digest[:20]}",
+            ))["ModelPackageArn"]  # fmt: skip
             changes = {} if states.get(arn, "Approved") == "Approved" else {arn: "Approved"}
             before = (one for one, state in states.items() if state == "Approved" and one != arn)
             for one, state in (changes | dict.fromkeys(before, "PendingManualApproval")).items():
@@ -167,13 +163,11 @@ class SageMakerEndpoint:
     def _served(self, model: ServedModel) -> dict[str, Any]:
         """The container of a version, once its files are in S3."""
         uri = f"{stage(model, self.place.artifact_root)}/"
-        source = {"S3DataType": "S3Prefix", "CompressionType": "None", "S3Uri": uri}
-        return {"Image": self._image(), "ModelDataSource": {"S3DataSource": source}}
+        return _request("served", image=self._image(), uri=uri)
 
     def _image(self) -> str:
         if not self.place.image:
-            what, fix = "a version needs an image", "name one of rekindle in ECR, by its digest"
-            raise RequestError(what, where="platforms.sagemaker.image", fix=fix)
+            raise RequestError([_problem("no_image")])
         return self.place.image
 
     def _variant(self, model: ServedModel) -> str:
@@ -191,9 +185,8 @@ class SageMakerEndpoint:
                 return None
             raise
         if found["tags"].get(_TAG) != self.model:
-            what = f"{noun} {name} is foreign: it lacks the tag {_TAG}={self.model}"
-            fix = "nothing was changed; delete it, or give the model another name"
-            raise RequestError(what, where=where(self.place), fix=fix)
+            about = {"noun": noun, "name": name, "tag": _TAG, "model": self.model}
+            raise RequestError([_problem("foreign", where=where(self.place), **about)])
         return found
 
     def _make(self, api: Any, kind: str, name: str, body: Mapping[str, Any]) -> None:
@@ -238,8 +231,7 @@ class SageMakerEndpoint:
         name = found["EndpointConfigName"] if found else ""
         there = api.describe_endpoint_config(EndpointConfigName=name) if name else {}
         old = {one["VariantName"]: one for one in there.get("ProductionVariants", ())}
-        new = {"InstanceType": self.machine, "InitialInstanceCount": self.deploy.replicas,
-               "ContainerStartupHealthCheckTimeoutInSeconds": START_SECONDS}  # fmt: skip
+        new = _request("variant", machine=self.machine, count=self.deploy.replicas)
         variants = [{"VariantName": v, "ModelName": v, **old.get(v, new), "InitialVariantWeight": w}
                     for v, w in sorted(weights.items())]  # fmt: skip
         key = {"KmsKeyId": self.place.kms_key} if self.place.kms_key else {}

@@ -21,19 +21,14 @@ from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, t
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import shapes
-from rekindle.platforms.submission import plain_name
+from rekindle.platforms.submission import plain_name, problems_in, requests_in
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
 _ILLEGAL = r"[^A-Za-z0-9_-]+"
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
-_INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
-_CHANNELS = "/opt/ml/input/data"  # of a Training job
-_WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
-_EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
-_NUMBERS = ("loss", "samples_per_second", "step")
-_METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def image_of(step: Step, place: SageMakerSpec) -> str:
@@ -172,80 +167,45 @@ class Jobs:
         seconds: float,
     ) -> dict[str, Any]:  # fmt: skip
         """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
-        entry = ["python3", f"{_INPUTS}/bundle/entry.py"]
-        given = {"S3InputMode": "File", "S3CompressionType": "None", **_WHOLE}
-        request: dict[str, Any] = {
-            "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": entry},
-            "ProcessingInputs": [
-                {"InputName": n, "S3Input": {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{n}", **given}}
-                for n, uri in sorted(inputs.items())
-            ],
-            "ProcessingOutputConfig": {"Outputs": [
-                {"OutputName": name, "S3Output": {
-                    "S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob",
-                }}
-                for name, uri in outputs.items()
-            ]},
-            "ProcessingResources": {"ClusterConfig": self._cluster(machine, 1)},
-            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-        }  # fmt: skip
-        if self.place.kms_key:
-            request["ProcessingOutputConfig"]["KmsKeyId"] = self.place.kms_key
-        if self.place.subnets:
-            request["NetworkConfig"] = {"VpcConfig": self._vpc()}
-        return request
+        given = [
+            _request("input", name=name, uri=uri, path=f"/opt/ml/processing/input/{name}")
+            for name, uri in sorted(inputs.items())
+        ]
+        left = [
+            _request("output", name=name, uri=uri, path=f"/opt/ml/processing/output/{name}")
+            for name, uri in outputs.items()
+        ]
+        around = {"seconds": round(seconds), **self._around(machine, 1)}
+        return _request("processing", image=image, inputs=given, outputs=left, **around)
 
     def _training(self, flat: Flat, step: Step) -> dict[str, Any]:
         """A job that may run on several machines; on spot machines it may also wait for them."""
         seconds, wait_seconds = self._patience(flat, step)
         machine, count = self._machine(step), step.distribution.nodes if step.distribution else 1
         inputs = sorted(self._inputs(flat, step, "training").items())
-        folder = self.folder(self.names[flat.path])
-        channels = [
-            {"ChannelName": name, "InputMode": "File",
-             "DataSource": {"S3DataSource": {"S3Uri": uri, **_WHOLE}}}
-            for name, uri in inputs
-        ]  # fmt: skip
-        request: dict[str, Any] = {
-            "AlgorithmSpecification": {
-                "TrainingImage": image_of(step, self.place), "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["python3", f"{_CHANNELS}/bundle/entry.py"],
-                "MetricDefinitions": _METRICS,
-            },
-            "InputDataConfig": channels,
-            "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
-            "ResourceConfig": self._cluster(machine, count),
-            "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
-            "ProfilerConfig": {"DisableProfiler": True},
-        }  # fmt: skip
-        if wait_seconds is not None:
-            request["EnableManagedSpotTraining"] = True
-            request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
-        if self.place.kms_key:
-            request["OutputDataConfig"]["KmsKeyId"] = self.place.kms_key
-        if self.place.subnets:
-            request["VpcConfig"] = self._vpc()
-        return request
+        return _request(
+            "training", image=image_of(step, self.place), seconds=round(seconds),
+            channels=[_request("channel", name=name, uri=uri) for name, uri in inputs],
+            folder=self.folder(self.names[flat.path]), spot=None if wait_seconds is None else True,
+            wait_seconds=None if wait_seconds is None else round(wait_seconds),
+            **self._around(machine, count),
+        )  # fmt: skip
 
-    def _cluster(self, machine: str, count: int) -> dict[str, Any]:
-        volume: dict[str, Any] = {"VolumeSizeInGB": self.place.volume_gb}
-        volume |= {"VolumeKmsKeyId": self.place.kms_key} if self.place.kms_key else {}
-        return {"InstanceCount": count, "InstanceType": machine, **volume}
-
-    def _vpc(self) -> dict[str, Any]:
-        groups = list(self.place.security_groups)
-        return {"Subnets": list(self.place.subnets), "SecurityGroupIds": groups}
+    def _around(self, machine: str, count: int) -> dict[str, Any]:
+        """A job's machines, network and key."""
+        place, key = self.place, self.place.kms_key or None
+        about = {"volume": place.volume_gb, "key": key}
+        vpc = {"Subnets": [*place.subnets], "SecurityGroupIds": [*place.security_groups]}
+        cluster = _request("cluster", count=count, machine=machine, **about)
+        return {"cluster": cluster, "key": key, "vpc": vpc if place.subnets else None}
 
     def _patience(self, flat: Flat, step: Step) -> tuple[float, float | None]:
         """Seconds that the job may run, and on spot machines those that it may wait and run."""
         most = limits("sagemaker")["training_days"] * _DAY_SECONDS
         seconds = step.time_limit_seconds or _DAY_SECONDS
         if seconds > most:
-            self.problems.append(Problem(
-                f"`{flat.path}` may run {seconds / 3_600:g} hours, a Training job runs "
-                f"{most / 3_600:g} at most",
-                step.where, "give less max_run_hours; the next run resumes",
-            ))  # fmt: skip
+            hours = {"hours": seconds / 3_600, "most": most / 3_600}
+            self.problems.append(_problem("long", where=step.where, path=flat.path, **hours))
         if step.distribution is None or not step.distribution.spot:
             return seconds, None
         return seconds, max(seconds, min(seconds + self.place.spot_wait_hours * 3_600, most))
@@ -257,10 +217,7 @@ class Jobs:
             importer = self.flats[source.path].step
             if isinstance(importer, Importer) and not self.uri(source).startswith("s3://"):
                 uri = importer.uri.literal or "what a parameter says"
-                self.problems.append(Problem(
-                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
-                    importer.where, "copy it to S3, and import it from there",
-                ))  # fmt: skip
+                self.problems.append(_problem("import", step=importer, uri=uri))
         found = {"bundle": self._keep(self._task(flat, step))}
         found |= {channel: self.uri(source) for channel, source in channels.items()}
         what = "inputs, its bundle and results included"

@@ -19,18 +19,12 @@ from typing import Any
 from rekindle.platforms import submission
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, StepRecord
 from rekindle.spec.platforms import SageMakerSpec
 
-_RUNS: dict[str, RunStatus] = {
-    "Succeeded": "succeeded", "Failed": "failed", "CompletedWithFailures": "failed",
-    "Stopped": "cancelled",
-}  # fmt: skip
-_STEPS: dict[str, StepStatus] = {
-    "Succeeded": "succeeded", "Failed": "failed", "Stopped": "cancelled",
-}  # fmt: skip
+_RUNS, _STEPS, _ = states_of(__file__)
 _GROUPS = {kind: f"/aws/sagemaker/{kind}s" for kind in ("ProcessingJob", "TrainingJob")}
 _SECONDS = {
     "billed_seconds": "BillableTimeInSeconds", "on_demand_seconds": "TrainingTimeInSeconds",

@@ -14,6 +14,7 @@ from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
+from rekindle.platforms import submission
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
 from rekindle.platforms.submission import Definition, Lowered, plain_name, unheeded
 from rekindle.spec import cron
@@ -22,6 +23,7 @@ from rekindle.spec.schedule import ScheduleSpec
 
 _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _GROUP = "rekindle"  # of schedules
+_problem, _request = submission.problems_in(__file__), submission.requests_in(__file__)
 _KEPT = (
     "Description", "ScheduleExpression", "ScheduleExpressionTimezone", "FlexibleTimeWindow",
     "Target",
@@ -59,15 +61,11 @@ def set_(
         except scheduler.exceptions.ResourceNotFoundException:
             with contextlib.suppress(scheduler.exceptions.ConflictException):  # another made it
                 scheduler.create_schedule_group(Name=_GROUP)
-        body = {
-            "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
-            "Description": f"{name}: {schedule.cron}", "ScheduleExpression": there.expression,
-            "ScheduleExpressionTimezone": schedule.timezone, "FlexibleTimeWindow": {"Mode": "OFF"},
-            "Target": {
-                "Arn": arn, "RoleArn": place.schedule_role_arn or place.role_arn,
-                "SageMakerPipelineParameters": {"PipelineParameterList": []},
-            },
-        }  # fmt: skip
+        body = _request(
+            "schedule", name=schedule_id(name), group=_GROUP, arn=arn,
+            description=f"{name}: {schedule.cron}", expression=there.expression,
+            timezone=schedule.timezone, role=place.schedule_role_arn or place.role_arn,
+        )  # fmt: skip
         try:
             scheduler.update_schedule(**body)
         except scheduler.exceptions.ResourceNotFoundException:
@@ -131,8 +129,7 @@ def pipeline_of(name: str) -> str:
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
     _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        what = f"`{schedule.cron}` names days of the month and of the week, and AWS takes either"
-        yield Problem(what, "schedule.cron", "write `*` for one of them")
+        yield _problem("days", cron=schedule.cron)
     what = "AWS starts a run when it is due, whether or not the run before it goes on"
     yield from unheeded(schedule, what, "AWS", "sagemaker")
 

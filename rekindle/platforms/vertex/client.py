@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     import requests
     from google.cloud import aiplatform_v1 as api
 
-_SECTION = "platforms.vertex"
+_problem = submission.problems_in(__file__)
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _QUOTA = re.compile(r"exceed quota limits|quotas are exceeded")  # of machines, not of calls
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
-LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _DEFAULT = "the service's default machine"
 
@@ -162,20 +161,15 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     from google.auth.exceptions import GoogleAuthError, TransportError
 
     error = getattr(error, "cause", None) or error  # of a RetryError
-    kind, unasked = PlatformError, isinstance(error, TransportError)
-    if isinstance(error, GoogleAuthError | exceptions.Unauthorized) and not unasked:
-        fix = LOGIN
-    elif isinstance(error, exceptions.Forbidden):
-        fix = "rekindle doctor CONFIG --platform vertex prints the roles that are needed"
-    elif isinstance(error, exceptions.NotFound):
-        fix = f"see whether {_SECTION} names the right project and region, and what is there"
-    elif _QUOTA.search(str(error)):
-        fix = "ask for more of this quota in the console, or take other machines"
-    elif isinstance(error, exceptions.ClientError) and error.code != 429:
-        fix = f"the service rejected the request; {BUG}"
-    else:
-        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    return kind(first_line(error, getattr(error, "message", "")), where=where(place), fix=fix)
+    kind, code = PlatformError, getattr(error, "code", 0)
+    other = "quota" if _QUOTA.search(str(error)) else "rejected"
+    name = {401: "login", 403: "forbidden", 404: "missing"}.get(code, other)
+    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
+        name = "login"
+    elif name == "rejected" and (code == 429 or not isinstance(error, exceptions.ClientError)):
+        kind, name = UnreachableError, "unreachable"
+    said = first_line(error, getattr(error, "message", ""))
+    return kind([_problem(name, what=said, where=where(place), bug=BUG)])
 
 
 def job_of(definition: Definition) -> dict[str, Any]:

@@ -33,18 +33,18 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import image_of, lowered_container
 from rekindle.platforms.feature_checks import beyond, known_secrets, lacks, python_problems, refusal
 from rekindle.platforms.machines import sizes, smallest
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in, requests_in
 from rekindle.platforms.vertex import secrets
 from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
 # A launcher that is killed comes back and finds its job; one that gave up gives up again at once
 LAUNCHER_RETRIES = 3
-_LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
 _PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
 LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
 RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
 _STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 def compile(
@@ -67,14 +67,8 @@ def compile(
     labels = rewrite.distributed(spec, graph)
     spec = rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
     folder = f"{place.artifact_root.rstrip('/')}/pipeline"
-    job: dict[str, Any] = {
-        "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
-        "pipelineSpec": spec,
-        "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
-    }  # fmt: skip
-    key = {"kmsKeyName": place.kms_key} if place.kms_key else None
-    more = {"serviceAccount": place.service_account, "network": place.network}
-    job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
+    about = {**_around(place), "account": place.service_account or None}
+    job = _request("pipeline", name=graph.name, spec=spec, folder=folder, values=values, **about)
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
 
@@ -101,33 +95,24 @@ def _asked(step: Step, place: VertexSpec) -> list[Secret]:
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
-        what = f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in"
-        fix = "name a folder of a bucket: gs://my-bucket/rekindle"
-        yield Problem(f"{what} Cloud Storage", f"{_SECTION}.artifact_root", fix)
+        yield _problem("out_of_reach", place=place)
     distributed = [step for step in graph.steps() if step.distribution is not None]
     ours = any(step.container.image.startswith(rewrite.OWN_IMAGES) for step in graph.steps())
     if (ours or distributed) and "@sha256:" not in (place.image or ""):
-        who = "rekindle's steps" if ours else "the launcher of a distributed step"
+        who = "rekindle's steps need" if ours else "the launcher of a distributed step needs"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
-        what = f"{has}; on Vertex AI {who} {'need' if ours else 'needs'} an image with a digest"
-        fix = "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle "
-        fix += "images build CONFIG and push CONFIG, which writes the digest to rekindle.lock"
-        yield Problem(what, f"{_SECTION}.image", fix)
+        yield _problem("no_digest", has=has, who=who)
     if distributed and not place.service_account:
-        what = f"the job of `{distributed[0].path}` needs an account to run as"
-        fix = "name the one that steps run as: steps@my-project.iam.gserviceaccount.com"
-        yield Problem(what, f"{_SECTION}.service_account", fix)
-    rules = limits("vertex")
-    room = rules["labels"]["most"] - rules["labels"]["ours"]
+        yield _problem("no_account", step=distributed[0])
+    rules = limits("vertex")["labels"]
+    room = rules["most"] - rules["ours"]
     if len(place.labels) > room:
-        what = f"{len(place.labels)} labels are too many; there is room for {room}"
-        yield Problem(what, f"{_SECTION}.labels", "drop some")
+        yield _problem("many_labels", count=len(place.labels), room=room)
     for key, value in place.labels.items():
-        if not re.fullmatch(rules["labels"]["key"], key):
-            yield Problem(f"`{key}` is not a key of a label", f"{_SECTION}.labels", _LABEL)
-        if not re.fullmatch(rules["labels"]["value"], value):
-            at = f"{_SECTION}.labels.{key}"
-            yield Problem(f"`{value}` is not a value of a label", at, _LABEL)
+        if not re.fullmatch(rules["key"], key):
+            yield _problem("label", where=f"{_SECTION}.labels", text=key, part="key")
+        if not re.fullmatch(rules["value"], value):
+            yield _problem("label", where=f"{_SECTION}.labels.{key}", text=value, part="value")
 
 
 def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
@@ -190,29 +175,23 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     wanted = step.spread
     machine = _machine(wanted, step)
     assert machine is not None, step.path
-    gpus = {"acceleratorType": machine.accelerator, "acceleratorCount": machine.gpus}
-    pool = {
-        "machineSpec": {"machineType": machine.name, **(gpus if machine.gpus else {})},
-        "containerSpec": {"imageUri": image_of(step, place.image)},
-    }
+    about = {"machine": machine.name, "image": image_of(step, place.image)}
+    gpus = {"accelerator": machine.accelerator or None, "gpus": machine.gpus or None}
     counts = [count for count in (1, wanted.nodes - 1) if count]
-    job_spec: dict[str, Any] = {
-        "workerPoolSpecs": [{**pool, "replicaCount": count} for count in counts],
-        "scheduling": {
-            "timeout": f"{limit_seconds(step)}s", "disableRetries": True,
-            "strategy": _STRATEGIES[provisioning(wanted, place)],
-        },
-        "serviceAccount": place.service_account,
-    }  # fmt: skip
-    if provisioning(wanted, place) == "flex-start":
-        job_spec["scheduling"]["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
-    if place.network:
-        job_spec["network"] = place.network
-    name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
-    job = {"displayName": name, "jobSpec": job_spec, "labels": {"rekindle": "true", **place.labels}}
-    if place.kms_key:
-        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
-    return job
+    how = provisioning(wanted, place)
+    return _request(
+        "job", pools=[_request("pool", count=count, **about, **gpus) for count in counts],
+        name=f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]],
+        timeout=f"{limit_seconds(step)}s", strategy=_STRATEGIES[how],
+        wait=f"{place.max_wait_hours * 3_600:.0f}s" if how == "flex-start" else None,
+        account=place.service_account, **_around(place),
+    )  # fmt: skip
+
+
+def _around(place: VertexSpec) -> dict[str, Any]:
+    """What the config says of all jobs."""
+    labels = {"rekindle": "true", **place.labels}
+    return {"labels": labels, "network": place.network or None, "key": place.kms_key or None}
 
 
 def provisioning(wanted: Distribution, place: VertexSpec) -> str:
@@ -234,41 +213,30 @@ def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
     try:
         machine = _machine(wanted, step)
     except ValueError as error:
-        yield Problem(f"`{step.path}` asks for {error}", step.where, "write it as 4 or 16G")
+        yield _problem("quantity", step=step, error=error)
         return
     if machine is None:
         yield _no_machine(step, wanted)
     elif how == "standard" and machine.name in rules["not_on_demand"]:
-        what = f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only"
-        fix = "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node"
-        yield Problem(what, step.where, fix)
+        yield _problem("not_on_demand", step=step, machine=machine)
     elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
-        what = f"`{step.path}` runs on {machine.name}, which flex-start does not offer"
-        fix = f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot"
-        yield Problem(what, "platforms.vertex.provisioning", fix)
+        offered = ", ".join(rules["flex_start"])
+        yield _problem("no_flex_start", step=step, machine=machine, offered=offered)
     if how == "spot" and not wanted.spot:
-        what = f"`{step.path}` is not marked as interruptible"
-        fix = "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard"
-        yield Problem(what, "platforms.vertex.provisioning", fix)
+        yield _problem("not_interruptible", step=step)
     if (step.time_limit_seconds or 0) > rules["longest_hours"] * 3_600:
-        what = f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h"
-        yield Problem(what, step.where, f"set max_run_hours to {rules['longest_hours']} at most")
+        yield _problem("long", step=step, most=rules["longest_hours"])
 
 
 def _of_container(step: Step) -> Iterator[Problem]:
     """What a launcher in its place would lose."""
     if not step.container.source and not step.container.command:
-        yield Problem(
-            f"`{step.path}` has no command, and nodes cannot start what its image starts by itself",
-            step.where, "name the command in the component",
-        )  # fmt: skip
+        yield _problem("no_command", step=step)
     yield from python_problems("vertex", step, step.container.image)
     if step.container.resources.accelerator_type:
-        what = f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes"
-        yield Problem(what, step.where, "say it in distribute(): gpus_per_node and accelerator")
+        yield _problem("accelerators", step=step)
     if any(setting.name == "lifecycle" for setting in step.settings):
-        what = f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes"
-        yield Problem(what, step.where, "take it out")
+        yield _problem("lifecycle", step=step)
 
 
 def _machines() -> list[Machine]:
@@ -302,11 +270,10 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
         known = list(rules["cpu_machines"])
         asked = f"the machine {wanted.machine}" if wanted.machine else "that much CPU or memory"
         near = difflib.get_close_matches(wanted.machine, known, n=1) or known
-        what = f"`{step.path}` asks for {asked} and no GPUs, which no machine here is"
-        return Problem(what, step.where, f"take {', '.join(near)}")
+        return _problem("no_cpu_machine", step=step, asked=asked, near=", ".join(near))
     asked = " ".join(filter(None, [wanted.machine, wanted.accelerator])) or "a GPU of any kind"
     offered, kind = _machines(), wanted.accelerator
     same = [m for m in offered if kind in (m.gpu, m.accelerator) or wanted.machine == m.name]
     there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
-    what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
-    return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")
+    found = {"gpus": wanted.gpus_per_node, "there": ", ".join(dict.fromkeys(there))}
+    return _problem("no_gpu_machine", step=step, asked=asked, **found)

@@ -19,15 +19,12 @@ from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.platforms.submission import Definition
-from rekindle.platforms.vertex.client import LOGIN, SCOPES, images
+from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.vertex.client import SCOPES, images
 from rekindle.spec.platforms import VertexSpec
 
-_YOURS = (
-    "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get",
-    "aiplatform.pipelineJobs.list", "aiplatform.pipelineJobs.cancel",
-)  # fmt: skip
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
+_problem = problems_in(__file__)
 
 
 def permissions(place: VertexSpec, needs: Needs) -> str:
@@ -82,8 +79,7 @@ class Project:
             from google.auth import exceptions
             from google.auth.transport.requests import Request
         except ImportError as error:
-            fix = "pip install google-cloud-aiplatform"
-            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+            raise RequestError([_problem("no_package", name=error.name)]) from None
         try:
             found: Any = google.auth.default(scopes=SCOPES)[0]
             found.refresh(Request())
@@ -91,7 +87,7 @@ class Project:
             said = first_line(error, error.args[0] if error.args else "")
             if error.retryable or isinstance(error, exceptions.TransportError):
                 raise NotChecked(said) from None
-            raise RequestError(said, fix=LOGIN) from None
+            raise RequestError([_problem("login", what=said)]) from None
         self._credentials = found
         return str(getattr(found, "service_account_email", "") or "a user of gcloud")
 
@@ -112,18 +108,16 @@ class Project:
 
 def permitted(project: Project) -> str:
     """Whether there is such a project, in which who is logged in may run pipelines."""
-    name = project.place.project
+    name, wanted = project.place.project, limits("vertex")["your_permissions"]
     try:
-        missing = _missing(project, _YOURS)
+        missing = _missing(project, wanted)
     except HttpError as error:
         if not _plain(error):
             raise
-        what = f"there is no project {name}, or you may not see it"
-        raise RequestError(what, fix="gcloud projects list; or log in as another") from None
+        raise RequestError([_problem("no_project", name=name)]) from None
     if missing:
-        fix = "ask for roles/aiplatform.user in the project"
-        raise RequestError(f"you may not {', '.join(missing)} in {name}", fix=fix)
-    return ", ".join(_YOURS)
+        raise RequestError([_problem("not_permitted", missing=", ".join(missing), name=name)])
+    return ", ".join(wanted)
 
 
 def permitted_beyond(project: Project, rows: str) -> str:
@@ -146,8 +140,7 @@ def enabled(project: Project) -> str:
     name, api = project.place.project, "aiplatform.googleapis.com"
     found = project.get(f"https://serviceusage.googleapis.com/v1/projects/{name}/services/{api}")
     if found.get("state") != "ENABLED":
-        fix = f"gcloud services enable {api} --project {name}"
-        raise RequestError(f"{name} does not use {api}", fix=fix)
+        raise RequestError([_problem("not_enabled", name=name, api=api)])
     return api
 
 
@@ -181,18 +174,13 @@ def bucket(project: Project) -> str:
             raise
         mine = []
         if error.status == 404:
-            fix = f"gcloud storage buckets create gs://{name} --location {place.region}"
-            raise RequestError(f"there is no bucket {name}", fix=fix) from None
+            raise RequestError([_problem("no_bucket", name=name, region=place.region)]) from None
     if not mine:
-        what = f"the bucket {name} belongs to another project, or you may do nothing with it"
-        fix = "name a bucket of yours, or ask for roles/storage.objectUser on it"
-        raise RequestError(what, fix=fix)
+        raise RequestError([_problem("foreign_bucket", name=name)])
     found = project.get(url, fields="location,locationType,projectNumber")
     lies = str(found.get("location", "")).lower()
     if found.get("locationType") == "region" and lies != place.region:
-        what = f"the bucket {name} is in {lies}, the pipeline in {place.region}"
-        fix = f"name a bucket in {place.region}, or set platforms.vertex.region: {lies}"
-        raise RequestError(what, fix=fix)
+        raise RequestError([_problem("far_bucket", name=name, lies=lies, region=place.region)])
     return f"{name} in {lies}, of the project {found.get('projectNumber', '?')}"
 
 
@@ -207,12 +195,10 @@ def image(project: Project, wanted: Image) -> str:
 
 def secret(project: Project, name: str) -> str:
     """Whether the version of the secret is there and enabled; its value is not read."""
-    fix = f"gcloud secrets list --project {name.split('/')[1]}"
-    with absent(f"there is no secret {name}", fix):
+    with absent(_problem("no_secret", name=name, project=name.split("/")[1])):
         found = project.get(f"https://secretmanager.googleapis.com/v1/{name}")
     if found.get("state") != "ENABLED":
-        fix = f"gcloud secrets versions enable {name}"
-        raise RequestError(f"the secret {name} is {found.get('state')}", fix=fix)
+        raise RequestError([_problem("disabled_secret", name=name, state=found.get("state"))])
     return name
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from rekindle.catalog.prices import per_day
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import Message, asked, on_pages, text_of
 from rekindle.serve.messages import ServedModel, Traffic
@@ -35,6 +36,7 @@ _Done = Callable[[], Any]
 _OF = 'resource.type="aiplatform.googleapis.com/Endpoint" AND resource.labels.endpoint_id='
 _LOGS = "https://logging.googleapis.com/v2/entries:list"
 _COUNT = 'metric.type="aiplatform.googleapis.com/prediction/online/response_count" AND '
+_problem, _request = problems_in(__file__), requests_in(__file__)
 
 
 class VertexEndpoint:
@@ -89,8 +91,7 @@ class VertexEndpoint:
                 return  # perhaps since a command before: its requests stay counted
             marks = {NUMBER: str(number), SINCE: str(int(time.time()) + 1)}
             self._change(self.main, found, trafficSplit=wanted, labels=found["labels"] | marks)
-        what = f"the shares are not what was asked for after {_TRIES} tries"
-        raise StepError(what, where=self.address, fix="see who else changes this endpoint")
+        raise StepError([_problem("no_shares", where=self.address, tries=_TRIES)])
 
     def observe(self) -> Mapping[str, Traffic]:
         versions = _versions(found := self._own(self.main))
@@ -157,28 +158,23 @@ class VertexEndpoint:
     def _served(self, model: ServedModel) -> Message:
         """What a version's server is made of, once its files are in the bucket."""
         if not self.place.image:
-            fix = "name one in Artifact Registry, by its digest"
-            raise RequestError("an endpoint needs one", where="platforms.vertex.image", fix=fix)
-        return {"artifactUri": stage(model, self.place.artifact_root), "containerSpec": {
-            "imageUri": self.place.image, "args": ["serve"], "predictRoute": "/predict",
-            "healthRoute": "/health/ready", "ports": [{"containerPort": 8080}]}}  # fmt: skip
+            raise RequestError([_problem("no_image")])
+        uri = stage(model, self.place.artifact_root)
+        return _request("served", uri=uri, image=self.place.image)
 
     def _stand(self, path: str, model: ServedModel, more: Message) -> None:
         """Have the version run in that endpoint, and wait until it is ready."""
         name, id, count = self._name(model), _deployed_id(model), self.deploy.replicas
         new = path.rpartition("/")[2]
         self._do(f"endpoints?endpointId={new}", path, lambda: self._own(path), self._about(new))
-        body = {"deployedModel": {
-            "id": id, "displayName": name, "model": f"{self.project.parent}/models/{name}",
-            "serviceAccount": self.place.service_account, "dedicatedResources": {
-                "machineSpec": self._machine(), "minReplicaCount": count, "maxReplicaCount": count},
-        }}  # fmt: skip
+        about = {"account": self.place.service_account, "machine": self._machine(), "count": count}
+        of = f"{self.project.parent}/models/{name}"
+        body = _request("deployed", id=id, name=name, model=of, **about)
         try:
             self._do(f"{path}:deployModel", path, lambda: id in self._ids(path), body | more)
         except StepError as error:
             wanted, lines = f'{_OF}"{new}" AND labels.deployed_model_id="{id}"', ["(not readable)"]
-            query = {"resourceNames": [f"projects/{self.place.project}"], "filter": wanted,
-                     "orderBy": "timestamp desc", "pageSize": 20}  # fmt: skip
+            query = _request("log", project=f"projects/{self.place.project}", filter=wanted)
             with contextlib.suppress(PlatformError):
                 entries = self._call("POST", _LOGS, json=query).get("entries", ())
                 lines = [text_of(entry).rstrip() for entry in entries[::-1]]
@@ -242,8 +238,7 @@ class VertexEndpoint:
         return found
 
     def _foreign(self, path: str) -> RequestError:
-        what = f"{path} is there, and rekindle did not make it for this model"
-        return RequestError(what, where=self.url, fix="remove it, or set register.model_name")
+        return RequestError([_problem("foreign", where=self.url, path=path)])
 
     def _ids(self, path: str) -> list[str]:
         return [one["id"] for one in self._own(path).get("deployedModels", ())]

@@ -30,6 +30,7 @@ from rekindle.platforms.vertex import node
 from rekindle.platforms.vertex.compile import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
+from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,7 @@ TASK_LABEL = "rekindle-task"
 # The states in which a run, or a task of it, wants its jobs gone
 _RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
 _TASK_ENDS = ("CANCEL_PENDING", "CANCELLING", "CANCELLED")
-_FIXES = {
-    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
-    "name another region",
-    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
-}
+_SAYS = rows(Path(__file__).with_suffix(".yaml"))
 
 
 def job_of(raw: dict[str, Any]) -> Job:
@@ -178,12 +175,8 @@ class VertexLauncher(Launcher):
 
     def page(self, job: Job) -> str:
         """The job in the console, and its logs there."""
-        at = "https://console.cloud.google.com"
-        return (
-            f"{at}/vertex-ai/locations/{self.region}/training/{job.number}/cpu"
-            f"?project={self.project}\n{at}/logs/query;query=resource.labels.job_id%3D%22"
-            f"{job.number}%22?project={self.project}"
-        )
+        page: str = _SAYS["page"]
+        return page.format(region=self.region, job=job.number, project=self.project)
 
     def cause(self, job: Job) -> Cause:
         """Why an ended job failed. On spot, a node that left no word was taken away."""
@@ -230,7 +223,7 @@ class VertexLauncher(Launcher):
             log.error("node %d ended with %d. %s", rank, word["exit_code"], word["error"])
         log.error(
             "%s %s: %s%s\n%s",
-            end.job.number, end.job.state.lower(), end.why, _FIXES.get(end.cause, ""),
+            end.job.number, end.job.state.lower(), end.why, _SAYS["fixes"].get(end.cause, ""),
             self.page(end.job),
         )  # fmt: skip
         return PREEMPTED if end.cause == "preempted" else 1

@@ -20,26 +20,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.ir.edit.rewrite import launched
-from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, moment, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected
 from rekindle.platforms.vertex.compile import LAUNCHER
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, StepRecord
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     from requests import Response
 
-_RUNS: dict[str, RunStatus] = {
-    "SUCCEEDED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
-}  # fmt: skip
-_STEPS: dict[str, StepStatus] = {
-    "STATE_UNSPECIFIED": "pending", "PENDING": "pending", "SUCCEEDED": "succeeded",
-    "SKIPPED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
-    "NOT_TRIGGERED": "skipped",
-}  # fmt: skip
-_REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition does not hold"}
+_RUNS, _STEPS, _REASONS = states_of(__file__)
 Message = dict[str, Any]
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule
+from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule, problems_in
 from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SECONDS = 120.0  # that a deletion may take
 _MOST = 10  # runs at once, where they may be several
+_problem = problems_in(__file__)
 _CHANGED = (
     "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
     "create_pipeline_job_request",
@@ -36,10 +37,7 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
     that names days of the month and of the week, since which has to fit is not documented."""
     _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        raise UnsupportedError(
-            f"`{schedule.cron}` names days of the month and of the week, and Vertex AI does not "
-            "say whether both have to fit", where="schedule.cron", fix="write `*` for one of them",
-        )  # fmt: skip
+        raise UnsupportedError([_problem("days", cron=schedule.cron)])
     overlaps = {
         "skip": "is left out", "queue": "waits until the run has ended, as many as there are",
         "parallel": f"begins beside the run, up to {_MOST} at once",
@@ -71,8 +69,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
                 parent=project.parent, schedule=wanted, **project.patience
             )
             if (made := _settled(project, name)) is None:
-                what = f"another process deleted the schedule `{name}` at this moment"
-                raise PlatformError(what, where=where(place), fix="retry the command")
+                raise PlatformError([_problem("deleted", where=where(place), name=name)])
             return _shown(made)
         wanted.name = found.name
         mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
