@@ -232,8 +232,8 @@ def image(there: Account, reference: str) -> str:
         except ecr.exceptions.RepositoryNotFoundException:
             raise RequestError([_problem("no_repository", name=match["name"])]) from None
         except ecr.exceptions.ImageNotFoundException:
-            named = reference.partition("@")[0]
-            raise RequestError([_problem("no_image", reference=reference, named=named)]) from None
+            of = reference.partition("@")[0]
+            raise RequestError([_problem("no_image", reference=reference, named=of)]) from None
     pinned = "" if digest else f" is {found[0]['imageDigest']} now; better name that digest"
     return f"{reference}{pinned}"
 
