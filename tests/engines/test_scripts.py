@@ -81,7 +81,7 @@ def test_ray_train_is_killed_and_stopped_and_ends_with_the_same_bits(tmp_path):
     stopped = gang("stopped").start()
     stopped.until(lambda: '"step": 12,' in stopped.said, "step 12")
     family = psutil.Process(stopped.process.pid).children(recursive=True)
-    (driver,) = (p for p in family if str(SCRIPTS / "own_ray.py") in p.cmdline())
+    (driver,) = (p for p in family if p.cmdline()[2:] == [str(SCRIPTS / "own_ray.py")])
     ray = [p for p in driver.children(recursive=True) if p.name() in ("raylet", "gcs_server")]
     assert ray
     driver.kill()

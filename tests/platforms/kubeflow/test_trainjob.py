@@ -396,9 +396,9 @@ def test_the_shipped_runtime_is_one_that_trainer_takes() -> None:
     assert spec["failurePolicy"]["maxRestarts"] > 0
     assert "ttlSecondsAfterFinished" not in json.dumps(runtime)
     (job,) = spec["replicatedJobs"]
-    assert job["name"] == trainjob.NODE
+    assert job["name"] == NODE
     pod = job["template"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["name"] == trainjob.NODE
+    assert pod["containers"][0]["name"] == NODE
     assert {"medium": "Memory"} in [volume["emptyDir"] for volume in pod["volumes"]]
     broken = json.loads(json.dumps(runtime).replace("failurePolicy", "failurePolicie"))
     assert problems("ClusterTrainingRuntime", broken)
