@@ -90,7 +90,8 @@ def train(job):
 
 def follow(history, over):
     """Print what worker 0 notes: what workers print themselves, Ray sets a prefix before."""
-    shown = 0
+    lines = history.read_text().splitlines() if history.exists() else []
+    shown = len(lines)  # of attempts before
     while not over.wait(0.2):
         lines = history.read_text().splitlines() if history.exists() else []
         for line in lines[shown:]:
