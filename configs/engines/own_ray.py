@@ -1,5 +1,5 @@
-"""The reviews trained by Ray Train: two epochs on two workers of a cluster, or of this machine, saved
-every 20 steps and on SIGTERM, resumed where it was. Ray starts the workers, rekindle restarts them."""
+"""The reviews trained by Ray Train: two epochs on two workers of a cluster, or of this machine,
+saved every 20 steps and on SIGTERM, resumed where it was. Ray starts workers, rekindle restarts."""
 
 import json
 import os
@@ -8,94 +8,104 @@ import signal
 import threading
 from pathlib import Path
 
-# Ray's workers are no ranks of torchrun, whose store they would wait for
-for name in [*os.environ]:
-    if name.startswith("TORCHELASTIC_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]
-
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+import torch
+import torch.distributed as dist
+from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchConfig, TorchTrainer
+from torch.nn.parallel import DistributedDataParallel
 
-WORKERS = 2
+from rekindle.data.manifest import open_shards
+from rekindle.spec.model import ModelSpec
+from rekindle.tasks import load_task
+
+WORKERS, EPOCHS, BATCH, EVERY = 2, 2, 8, 20
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Worker:
+    """What one of Ray's workers trains."""
+
+    def __init__(self, job):
+        self.seed, self.folder = job["train"]["seed"], Path(job["checkpoints"])
+        self.rank, self.world = get_context().get_world_rank(), dist.get_world_size()
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        shards, self.task = open_shards(job["shards"]), load_task(job["task"])
+        self.settings, self.table = shards.manifest.settings, shards.table("train")
+        torch.manual_seed(self.seed)
+        given = shards.manifest.labels, self.settings, shards.assets
+        self.network = self.task.build(ModelSpec(**job["model"]), *given).to(self.device)
+        self.wrapped = DistributedDataParallel(self.network).train()
+        self.optimizer = torch.optim.AdamW(self.wrapped.parameters(), lr=job["train"]["lr"])
+        self.per_epoch = self.table.num_rows // (BATCH * self.world)
+        self.done = 0
+        if (self.folder / "step.json").exists():
+            self.done = json.loads((self.folder / "step.json").read_text())
+            kept = torch.load(self.folder / f"step-{self.done}.pt", map_location=self.device)
+            self.network.load_state_dict(kept["network"])
+            self.optimizer.load_state_dict(kept["optimizer"])
+
+    def step(self):
+        """One update; the loss, and whether the driver was asked to stop, as all workers see it."""
+        epoch, at = divmod(self.done, self.per_epoch)
+        order = torch.randperm(self.table.num_rows, generator=torch.Generator().manual_seed(epoch))
+        begin = (at * self.world + self.rank) * BATCH
+        part = self.table.take(order[begin : begin + BATCH].tolist())
+        inputs = {
+            name: tensor.to(self.device)
+            for name, tensor in self.task.collate(part, self.settings).items()
+        }
+        labels = torch.tensor(part.column("label").to_pylist(), device=self.device)
+        # dropout follows from the step, so that a resumed training ends the same
+        torch.manual_seed(self.seed + self.done * self.world + self.rank)
+        loss = self.wrapped(**inputs, labels=labels).loss
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.done += 1
+        asked = torch.tensor(float((self.folder / "stop").exists()), device=self.device)
+        shared = torch.stack([loss.detach(), asked])
+        dist.all_reduce(shared)
+        return float(shared[0]) / self.world, bool(shared[1])
+
+    def save(self):
+        """Worker 0 writes; `step.json` names the newest one that is complete."""
+        if self.rank == 0:
+            state = {
+                "network": self.network.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
+            torch.save(state, self.folder / f"step-{self.done}.pt")
+            draft = self.folder / "step.json.draft"
+            draft.write_text(json.dumps(self.done))
+            draft.replace(self.folder / "step.json")
+        dist.barrier()
 
 
 def train(job):
-    """What each worker does."""
-    import torch
-    import torch.distributed as dist
-    from ray.train import get_context
-    from torch.nn.parallel import DistributedDataParallel
-
-    from rekindle.data.manifest import open_shards
-    from rekindle.spec.model import ModelSpec
-    from rekindle.tasks import load_task
-
-    epochs, batch, every = 2, 8, 20
-    rank, world, folder = get_context().get_world_rank(), dist.get_world_size(), Path(job["checkpoints"])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards, task = open_shards(job["shards"]), load_task(job["task"])
-    manifest, table = shards.manifest, shards.table("train")
-    torch.manual_seed(job["train"]["seed"])
-    network = task.build(ModelSpec(**job["model"]), manifest.labels, manifest.settings, shards.assets)
-    wrapped = DistributedDataParallel(network.to(device))
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=job["train"]["lr"])
-    per_epoch = table.num_rows // (batch * world)
-    steps, done = epochs * per_epoch, 0
-    if (folder / "step.json").exists():
-        done = json.loads((folder / "step.json").read_text())
-        kept = torch.load(folder / f"step-{done}.pt", map_location=device)
-        network.load_state_dict(kept["network"])
-        optimizer.load_state_dict(kept["optimizer"])
-
-    def save():
-        """Rank 0 writes; `step.json` names the newest one that is complete."""
-        if rank == 0:
-            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, folder / f"step-{done}.pt")
-            draft = folder / "step.json.draft"
-            draft.write_text(json.dumps(done))
-            draft.replace(folder / "step.json")
-        dist.barrier()
-
-    wrapped.train()
-    while done < steps:
-        epoch, at = divmod(done, per_epoch)
-        order = torch.randperm(table.num_rows, generator=torch.Generator().manual_seed(epoch))
-        begin = (at * world + rank) * batch
-        part = table.take(order[begin : begin + batch].tolist())
-        inputs = task.collate(part, manifest.settings)
-        inputs = {name: value.to(device) for name, value in inputs.items()}
-        labels = torch.tensor(part.column("label").to_pylist(), device=device)
-        torch.manual_seed(job["train"]["seed"] + done * world + rank)  # dropout of a resumed training
-        loss = wrapped(**inputs, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        done += 1
-        shared = torch.stack([loss.detach().cpu(), torch.tensor(float((folder / "stop").exists()))])
-        dist.all_reduce(shared)
-        if rank == 0:
-            row = {"step": done, "epoch": done / per_epoch, "loss": float(shared[0]) / world}
-            row |= {"lr": job["train"]["lr"], "grad_norm": 0.0}
-            with (folder / "history.jsonl").open("a") as history:
-                history.write(json.dumps(row) + "\n")
-        if shared[1] or done % every == 0 or done == steps:
-            save()
-        if shared[1]:
+    worker = Worker(job)
+    steps = EPOCHS * worker.per_epoch
+    while worker.done < steps:
+        loss, asked = worker.step()
+        if worker.rank == 0:
+            row = {"step": worker.done, "epoch": worker.done / worker.per_epoch, "loss": loss}
+            with (worker.folder / "history.jsonl").open("a") as history:
+                history.write(json.dumps(row | {"lr": job["train"]["lr"], "grad_norm": 0.0}) + "\n")
+        if asked or worker.done % EVERY == 0 or worker.done == steps:
+            worker.save()
+        if asked:
             raise SystemExit("stopped")
-    if rank == 0:
-        network.save_pretrained(job["output"])
+    if worker.rank == 0:
+        worker.network.save_pretrained(job["output"])
 
 
 def follow(history, over):
-    """Print what worker 0 notes: what workers print themselves, Ray sets a prefix before."""
-    lines = history.read_text().splitlines() if history.exists() else []
-    shown = len(lines)  # of attempts before
+    """Print what worker 0 notes: Ray sets a prefix before what workers print themselves."""
+    shown = len(history.read_text().splitlines()) if history.exists() else 0  # attempts before
     while not over.wait(0.2):
         lines = history.read_text().splitlines() if history.exists() else []
-        for line in lines[shown:]:
-            event = {"event": "progress", **{k: json.loads(line)[k] for k in ("step", "loss")}}
+        for row in map(json.loads, lines[shown:]):
+            event = {"event": "progress", "step": row["step"], "loss": row["loss"]}
             print("::rekindle", json.dumps(event), flush=True)
         shown = len(lines)
 
@@ -105,8 +115,12 @@ def main():
     folder, over = Path(job["checkpoints"]), threading.Event()
     (folder / "stop").unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: (folder / "stop").touch())
-    # RAY_ADDRESS names a cluster, which has to see the same folders
-    ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}})
+    for name in [*os.environ]:  # Ray's workers are no ranks of torchrun, and have another store
+        if name.startswith("TORCHELASTIC_") or name in RANKS:
+            del os.environ[name]
+    # RAY_ADDRESS names a cluster, which has to see the same folders and packages
+    paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    ray.init(include_dashboard=False, runtime_env={"env_vars": paths})
     threading.Thread(target=follow, args=(folder / "history.jsonl", over), daemon=True).start()
     has_gpu = ray.cluster_resources().get("GPU", 0) >= WORKERS
     try:
