@@ -71,10 +71,7 @@ class Worker:
     def save(self):
         """Worker 0 writes; `step.json` names the newest one that is complete."""
         if self.rank == 0:
-            state = {
-                "network": self.network.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-            }
+            state = {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save(state, self.folder / f"step-{self.done}.pt")
             draft = self.folder / "step.json.draft"
             draft.write_text(json.dumps(self.done))
