@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS, PATIENCE_SECONDS, MOST_RESTART_SECONDS = 0.1, 30.0, 30.0
 LOOK_TIMEOUT = aiohttp.ClientTimeout(total=2)  # of a server that starts, and may not answer yet
 ANSWER_SECONDS = 600.0  # to the next part of an answer, as OpenAI's clients wait; then it failed
-_TRIES = 2  # of a request at a version that gives no answer: it may have died of another one
+_TRIES = 2  # of a request at a process that gives no answer, and processes of a version
+Process = tuple[str, int]  # of a version, how many ended before it
 _TAIL_BYTES = 2_000
 _PINNED = re.compile(r"/v2/models/[^/]+/versions/([^/]+)")
 _OURS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}
@@ -243,7 +244,7 @@ class Router:
 
     async def _answered(self, request: web.Request, body: bytes) -> web.StreamResponse:
         """The answer of a version, of another if that failed; 503 where none is ready in time."""
-        asked, failed = request.headers.get(VERSION, ""), collections.Counter[str]()
+        asked, failed = request.headers.get(VERSION, ""), collections.Counter[Process]()
         if (pinned := _PINNED.match(request.path)) and pinned[1] in self.backends:
             asked = pinned[1]
         give_up, last = time.monotonic() + PATIENCE_SECONDS, None
@@ -254,30 +255,36 @@ class Router:
                     return last
                 await asyncio.sleep(0.02)
                 continue
+            process = backend.model.version, backend.restarts
             answer = await self._asked(backend, request, body, is_first=not failed)
             if answer is not None and answer.status < 500:
                 return answer
             if answer is None:
-                failed[backend.model.version] += 1
+                failed[process] += 1
                 await backend.look()
             elif answer.status == 503:  # it is merely ending
                 await asyncio.sleep(0.02)
                 continue
             else:
-                failed[backend.model.version], last = _TRIES, answer
+                failed[process], last = _TRIES, answer
             give_up = time.monotonic() + PATIENCE_SECONDS
         if asked and asked not in self.backends:
             return web.json_response({"error": f"there is no version {asked}"}, status=404)
         return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
 
-    def _chosen(self, asked: str, failed: Mapping[str, int]) -> Backend | None:
+    def _chosen(self, asked: str, failed: Mapping[Process, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that
-        ask for it, or that another one failed; one that failed only where there is no other."""
-        ready = [
-            backend for version, backend in self.backends.items()
-            if backend.state == "ready" and asked in ("", version) and failed[version] < _TRIES
-        ]  # fmt: skip
-        ready = [one for one in ready if not failed[one.model.version]] or ready
+        ask for it, or that another one failed; one that failed only where there is no other. One
+        that is killed may refuse for a while before its process is seen to be gone, so the next
+        process is asked again, but not if the request may have killed two."""
+        able = list[tuple[int, Backend]]()
+        for version, backend in self.backends.items():
+            if backend.state == "ready" and asked in ("", version):
+                tries = {number: n for (name, number), n in failed.items() if name == version}
+                here = tries.pop(backend.restarts, 0)
+                if here < _TRIES and len(tries) < _TRIES:
+                    able.append((here + len(tries), backend))
+        ready = [one for count, one in able if not count] or [one for _, one in able]
         shares = [self.wanted.shares.get(backend.model.version, 0) for backend in ready]
         if not any(shares):
             return ready[0] if ready and (asked or failed) else None

@@ -130,17 +130,18 @@ def test_a_stream_is_counted_at_its_end_and_as_failed_where_it_breaks_off(deploy
     def counted():
         return deployed.endpoint.status().versions[model.version].traffic
 
-    before, began = counted(), time.monotonic()
+    before = counted()
     with streamed(100) as response:
         pieces = response.iter_lines()
         next(pieces)
+        began = time.monotonic()
         assert counted().requests == before.requests
         assert list(pieces)[-2] == "data: [DONE]"
-    took = (time.monotonic() - began) * 1000
+    rest = (time.monotonic() - began) * 1000  # in which nothing but the end was waited for
     after = counted()
     assert (after.requests, after.errors) == (before.requests + 1, before.errors)
     new = [now - then for now, then in zip(after.latencies, before.latencies, strict=True)]
-    assert took / 2 < BOUNDS_MS[new.index(1)] < took * 2, "not the time of its headers"
+    assert BOUNDS_MS[new.index(1)] > rest / 10, "not the time of its headers"
     with streamed(4_000) as response, pytest.raises(httpx.TransportError):  # noqa: PT012 - it breaks off as it is read
         for _ in response.iter_lines():
             for pid in deployed.servers:
@@ -154,6 +155,37 @@ def test_a_stream_is_counted_at_its_end_and_as_failed_where_it_breaks_off(deploy
     with streamed(2) as response:
         response.read()
     assert counted().errors == before.errors, "a client that leaves blames no version"
+
+
+HANGS_AS_IT_DIES = OWN_TASK.replace(
+    "        if len(numbers) > 4:",
+    """        dead = network.folder.parent / "dead"
+        if (numbers == 13).any() and not dead.exists():
+            import os
+            import socket
+            import stat
+
+            dead.touch()
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                        socket.socket(fileno=os.dup(int(name))).shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+            time.sleep(1)
+            os._exit(1)
+        if len(numbers) > 4:""",
+)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_long_in_dying_does_not_use_up_the_tries_of_a_request(deployed):
+    """Its sockets are closed a second before it is gone, as on a busy machine: the next process answers."""
+    deployed.rollout().to(deployed.own("1", HANGS_AS_IT_DIES))
+    began = time.monotonic()
+    response = deployed.predict(13)
+    assert response.status_code == 200, response.text
+    assert time.monotonic() - began > 1, "it was the second process"
 
 
 @pytest.mark.slow

@@ -10,9 +10,12 @@ does not know it refuses: a definition that runs here uses nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import re
+import tempfile
 import threading
 import time
 import uuid
@@ -66,6 +69,15 @@ class Turn:
     job: str = ""
     request: dict[str, Any] = dataclasses.field(default_factory=dict)
     attempts: list[list[Host]] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One training job of all tests that run at once: torch's store listens at the job's port on all
+    addresses of the machine, which no other job can then have on its own."""
+    with Path(tempfile.gettempdir(), "rekindle-played-training.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclasses.dataclass
@@ -311,9 +323,10 @@ class _Run:
         spot = job.get("EnableManagedSpotTraining", False)
         assert spot == ("MaxWaitTimeInSeconds" in stopping)
         while True:
-            hosts = self.hosts(job, self.service.folder / name / str(len(statuses)), name)
-            self.execution.turns[step["Name"]].attempts.append(hosts)
-            again = wait(hosts, stopping["MaxRuntimeInSeconds"], self.gone(step, spot))
+            with _alone():
+                hosts = self.hosts(job, self.service.folder / name / str(len(statuses)), name)
+                self.execution.turns[step["Name"]].attempts.append(hosts)
+                again = wait(hosts, stopping["MaxRuntimeInSeconds"], self.gone(step, spot))
             if self.execution.stopping.is_set():
                 raise Failed("the execution was stopped")
             logs += [f"[{host.name}] {line}" for host in hosts for line in host.log.splitlines()]
