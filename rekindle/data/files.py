@@ -97,32 +97,36 @@ class _LineRange(io.RawIOBase):
     """`head`, then the lines of a stream that begin in its bytes from `start` to `end`."""
 
     def __init__(self, stream: BinaryIO, start: int, end: int, head: bytes) -> None:
-        self._stream, self._ready, self._ends_within = stream, head, False
-        stream.seek(max(start - 1, 0))
-        before = b"" if start else b"\n"
-        while not before.endswith(b"\n") and (before := stream.readline(_READ_BYTES)):
-            pass  # up to the end of the line before
-        self._left = end - stream.tell()
+        self._stream, self._end, self._ready = stream, end, head
+        self._at, self._over = max(start - 1, 0), False
+        self._skips = start > 0  # up to the end of the line before
+        stream.seek(self._at)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        piece = self._ready or self._next(len(buffer))
-        self._ready = piece[len(buffer) :]
-        count = min(len(buffer), len(piece))
-        buffer[:count] = piece[:count]
-        return count
+        while not self._ready and not self._over:
+            self._ready = self._next(len(buffer))
+        piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
 
     def _next(self, size: int) -> bytes:
-        """The next bytes of the range, then the rest of a line that begins in it."""
-        if self._left > 0:
-            piece = self._stream.read(min(size, self._left))
-            self._left -= len(piece)
-        else:
-            piece = self._stream.readline(size) if self._ends_within else b""
-        self._ends_within = not piece.endswith(b"\n")
-        return piece
+        """What of the next bytes of the stream belongs to lines that begin in the range."""
+        piece, begin = self._stream.read(size), self._at
+        self._at += len(piece)
+        if not piece:  # also of a file that became shorter
+            self._over = True
+        elif self._skips:
+            cut = piece.find(b"\n") + 1
+            self._skips, piece, begin = not cut, piece[cut:] if cut else b"", begin + cut
+            self._over = (self._at if self._skips else begin) >= self._end
+        if self._over or begin + len(piece) < self._end:
+            return b"" if self._over else piece
+        last = piece.find(b"\n", max(self._end - 1 - begin, 0)) + 1
+        self._over = bool(last)
+        return piece[:last] if last else piece
 
 
 @dataclasses.dataclass(frozen=True)
