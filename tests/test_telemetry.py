@@ -178,7 +178,7 @@ def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, 
     api = boto3.client("cloudwatch")
     pages = api.get_paginator("list_metrics").paginate(Namespace="rekindle")
     found = {one["MetricName"]: one["Dimensions"] for page in pages for one in page["Metrics"]}
-    assert len(found) == 1_101, "in two calls of at most a thousand, without what is no number"
+    assert len(found) == 1_101, "in two calls of at most a thousand, without NaN"
     assert found["rekindle.train.loss"] == [{"Name": "config", "Value": "reviews"}]
     now = datetime.datetime.now(datetime.UTC)
     (point,) = api.get_metric_statistics(

@@ -302,6 +302,7 @@ def test_bytes_do_not_depend_on_who_works(tmp_path, monkeypatch):
 
 NODE = """
 import sys
+import time
 from rekindle.data import duplicates, files
 files.PIECE_BYTES, duplicates.GROUP_ROWS = 4_096, 40
 from pathlib import Path
@@ -312,8 +313,10 @@ from rekindle.spec.model import DataSpec, ModelSpec
 data, folder, store = DataSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 examples = Path(sys.argv[4])
 ingest(data, "text", "", folder / "examples", store=store)
+give_up = time.monotonic() + 120  # a node whose test failed goes, too
 while not (examples / "summary.json").exists():  # as a platform hands on what node 0 wrote
-    pass
+    assert time.monotonic() < give_up
+    time.sleep(0.01)
 shard(examples, data, ModelSpec(), sys.argv[5], folder / "shards", store=store)
 """
 
