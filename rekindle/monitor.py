@@ -185,7 +185,8 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             effect, p_value = means[1] - means[0], _greater(now_N, before_M)
         else:
             # a reference of 4 digits; more would tell constants apart
-            effect, p_value = ks_2samp(before_M, np.round(now_N, 4), method="asymp")
+            now_N = now_N if name == "value" else np.round(now_N, 4)
+            effect, p_value = ks_2samp(before_M, now_N, method="asymp")
         deviation = float(before_M.std()) * math.sqrt(1 / len(before_M) + 1 / len(now_N))
         yield Signal(
             name=name, before=means[0], now=means[1], effect=float(effect), rows=len(now_N),

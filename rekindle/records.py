@@ -25,13 +25,16 @@ SCHEMA_VERSION = 1
 
 StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled"]
 RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
-Objective = Literal["classes", "tags", "tokens"]
-# the metrics that classifiers, taggers and language models are judged by
+Objective = Literal["classes", "numbers", "tags", "tokens"]
+# what classifiers, taggers, language models and regressions are judged by
 OF_CURVES = ("roc_auc", "average_precision", "recall_at_90_precision")
 METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error", *OF_CURVES)
 TAG_METRICS = ("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "log_loss")
 TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
-LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})
+NUMBER_METRICS = ("r2", "rmse", "mae")
+LOWER_IS_BETTER = frozenset(
+    {"log_loss", "calibration_error", "perplexity", "bits_per_byte", "rmse", "mae"}
+)
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
 RolloutState = Literal[
     "shadow", "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete",

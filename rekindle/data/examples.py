@@ -6,7 +6,7 @@ the bytes of a file depend on the examples alone. A batch is what a worker encod
 is in memory at once. Files are lz4-compressed."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -59,9 +59,10 @@ class ExamplesSummary(Record):
     pieces: str = Field("", exclude=True)
 
 
-def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
-    """Columns of examples, as tasks/base.py lists them."""
+def schema_of(modality: str, slices: Sequence[str], numeric: bool = False) -> pa.Schema:
+    """Columns of examples, as tasks/base.py lists them; `numeric`: labels are numbers."""
     one = pa.list_(pa.string()) if modality == "words" else pa.string()
+    one = pa.float64() if numeric else one
     label = [] if modality == "document" else [pa.field("label", one)]
     content = pa.field(modality, pa.binary() if modality == "image" else pa.string())
     first = [pa.field("id", pa.string()), pa.field("hash", pa.binary(HASH_BYTES))]
@@ -70,10 +71,12 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
 
 
 def label_counts(table: pa.Table) -> dict[str, int]:
-    """How many examples (words, where each has a tag) have each label; {} without labels."""
+    """How many examples (words, where each has a tag) have each label; {} without classes."""
     if "label" not in table.schema.names:
         return {}
     labels = table.column("label")
+    if pa.types.is_floating(labels.type):
+        return {}
     if pa.types.is_list(labels.type):
         labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks], pa.string())
     return {each["values"]: each["counts"] for each in labels.value_counts().to_pylist()}

@@ -4,6 +4,7 @@ A language model reads JSON, a list of [role, content]: a plain text has the rol
 `prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag for each."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -115,7 +116,17 @@ class Normaliser:
             pixels.append(self._images.pixels(value, raw.place(row), self._findings))
         return with_mask(pixels, pa.binary())
 
+    def _number(self, raw: RawBatch, target: str) -> tuple[pa.Array, Mask]:
+        given = list(map(as_python, raw.columns[target]))
+        values = np.array([_number(value) for value in given], np.float64)
+        fit = np.isfinite(values)
+        for row in np.flatnonzero(~fit).tolist():
+            self._findings.add("no number", raw.place(row), f"{target}: {given[row]!r}")
+        return pa.array(values), fit
+
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        if (target := self._data.columns.target) is not None:
+            return self._number(raw, target)
         found = texts(raw, self._data.columns.label, "scalar", self._findings)
         bad = found.noted | self._note("empty label", found.blank, raw)
         if self._labels is not None:
@@ -130,6 +141,14 @@ class Normaliser:
         for row in np.flatnonzero(rows).tolist():
             self._findings.add(kind, raw.place(row))
         return rows
+
+
+def _number(value: Any) -> float:
+    """NaN for what is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:

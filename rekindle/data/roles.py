@@ -22,7 +22,7 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
         content = {names.prompt: "text", names.input: "text", names.completion: "text"}
     elif modality == "words":
         content = {names.words: "list", names.label: "list"}
-    label = None if modality in ("document", "words") else names.label
+    label = None if modality in ("document", "words") else names.target or names.label
     others = [label, names.key, names.group, time_column(data), *data.slices]
     wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
     return {name: wanted[name] for name in [*content, *wanted] if name}

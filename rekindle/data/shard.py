@@ -32,7 +32,7 @@ from rekindle.records import MixedRows, ShardFile, ShardManifest
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.tasks.base import Settings
+from rekindle.tasks.base import SCALE, Settings
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def shard(
         kept, away = Store(store or scratch), bool(store and data.disk_gb)
         own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
         tokenizer = folder_fingerprint(assets)
-        made_of = [code(), own, settings, summary.labels, tokenizer]
+        made_of = [code(), own, _encoding(settings), summary.labels, tokenizer]
         items = [*_items(summary, data.shard_rows, digest(made_of))]
         order = {
             "task": task_name, "labels": list(summary.labels), "settings": settings,
@@ -103,6 +103,11 @@ def shard(
     new = sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
     return manifest
+
+
+def _encoding(settings: Settings) -> Settings:
+    """What of them decides how examples are encoded."""
+    return {name: value for name, value in settings.items() if name not in SCALE}
 
 
 def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[dict[str, Any]]:
@@ -181,10 +186,10 @@ def _dropped(
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """Id, hash, label as class index (or indices) if any, slices, and what the task encodes."""
+    """Id, hash, label (a number, class index or indices) if any, slices, and what is encoded."""
     names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
-    if "label" in columns:
+    if "label" in columns and not pa.types.is_floating(columns["label"].type):
         rows, kind = columns["label"].to_pylist(), pa.int32()
         if pa.types.is_list(columns["label"].type):
             indices = [[labels[label] for label in row] for row in rows]

@@ -43,6 +43,7 @@ from rekindle.records import (
     ClassResult,
     Comparison,
     Evidence,
+    Reference,
     Slice,
 )
 from rekindle.spec.identity import digest
@@ -85,22 +86,30 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         confidence = _left(spec.gate, record.compared.get(epoch, 0))
         seen = (slices, slice_metric, further, clusters_N, confidence)
         verdict = judge(spec, metric, ours, theirs, *seen)
-    reference = record.reference
-    if reference is not None and ours.finite and (sure := ours.confidence()) is not None:
-        every_N = np.linspace(0, len(sure) - 1, min(MOST_ROWS, len(sure))).astype(int)
-        update = {"confidence": tuple(round(float(one), 4) for one in sure[every_N])}
-        reference = reference.model_copy(update=update)
     told = ("champion_version", "champion_digest", "samples", "smoke", "excluded", "examples",
             "bad_rows")  # fmt: skip
     return Evidence(
         run_key=record.candidate.run_key, model_digest=record.candidate.digest,
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
-        calibration=ours.calibration(), slices=tuple(slices), churn=churn, reference=reference,
+        calibration=ours.calibration(), slices=tuple(slices), churn=churn,
+        reference=_with_answers(record.reference, ours),
         epoch=epoch if verdict.comparison else "", **vars(verdict),
         audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
+
+
+def _with_answers(reference: Reference | None, ours: Scores) -> Reference | None:
+    """With how sure the candidate is, or the numbers that it predicts, of rows that lie evenly."""
+    if reference is None or not ours.finite or not len(ours):
+        return reference
+    every_N, update = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int), {}
+    if (sure_N := ours.confidence()) is not None:
+        update["confidence"] = tuple(round(float(one), 4) for one in sure_N[every_N])
+    if (values_N := ours.numbers()) is not None:
+        update["inputs"] = {**reference.inputs, "value": tuple(values_N[every_N].tolist())}
+    return reference.model_copy(update=update)
 
 
 def _contenders(record: records.Scores, rows: pa.Table) -> tuple[Scores, Scores | None]:

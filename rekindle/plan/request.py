@@ -16,7 +16,7 @@ from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
 
-_PLANNED = ("causal_lm", "text_classification")
+_PLANNED = ("causal_lm", "text_classification", "text_regression")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 
 
@@ -66,6 +66,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     assert spec.data is not None
     kind = KIND_OF[spec.task]
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
+    classes = 1 if spec.data.columns.target is not None else classes
     shape, taught = shape_of(model_config(spec, ask_hub), classes), None
     if (teacher := spec.model.teacher) is not None:
         taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)

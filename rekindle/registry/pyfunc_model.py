@@ -9,6 +9,7 @@ import pandas as pd
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.serve.work import Options, RefusedError
 from rekindle.tasks import TokenTask
+from rekindle.tasks.base import ANSWERS
 from rekindle.train.modelfolder import ANY_CODE, open_model
 
 
@@ -40,8 +41,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         for refused in answers:
             if isinstance(refused, RefusedError):
                 raise refused
-        names = ["tags", "probabilities"] if modality == "words" else ["label", "probability"]
-        return pd.DataFrame(answers, columns=names)
+        return pd.DataFrame(answers, columns=list(ANSWERS[self.model.task.objective]))
 
     def _written(self, task: TokenTask, texts: list[str], params: dict[str, Any]) -> pd.DataFrame:
         role = {"chat": "user", "completion": "prompt"}.get(self.model.settings["form"], "text")

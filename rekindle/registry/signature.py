@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rekindle
+from rekindle.tasks.base import ANSWERS
 from rekindle.train.modelfolder import ModelFolder, open_model
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
 
 
 def signature(model: ModelFolder) -> ModelSignature:
-    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a text. Lists of
-    words in: lists of tags and of probabilities out."""
+    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a number, or a text.
+    Lists of words in: lists of tags and of probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
@@ -53,7 +54,8 @@ def signature(model: ModelFolder) -> ModelSignature:
         each = ColSpec(Array(DataType.double), "probabilities")
         words = ColSpec(Array(DataType.string), "words")
         return ModelSignature(Schema([words]), Schema([tags, each]))
-    answer = Schema([ColSpec("string", "label"), ColSpec("double", "probability")])
+    kinds = {"label": "string", "probability": "double", "value": "double"}
+    answer = Schema([ColSpec(kinds[name], name) for name in ANSWERS[model.task.objective]])
     if model.task.modality == "text":
         return ModelSignature(text, answer)
     pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))

@@ -75,11 +75,14 @@ def confusion(evidence: Evidence) -> Markup:
 
 
 def calibration(evidence: Evidence) -> Markup:
-    """The reliability diagram, if there are predictions."""
+    """The reliability diagram, if there are predictions; predicted and true numbers alike."""
     bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
     bins = [each for each in bins if each[2] > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
-    return plots.reliability(bins, label=f"Reliability diagram: accuracy over confidence, {count}.")
+    what = "accuracy over confidence"
+    if "r2" in evidence.metrics:
+        what = "true over predicted numbers"
+    return plots.reliability(bins, label=f"Reliability diagram: {what}, {count}.")
 
 
 def by_class(evidence: Evidence) -> list[ClassResult]:

@@ -70,7 +70,7 @@ def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Cu
     rate = plots.line([Series("learning rate", learning)], label=label, zero=True)
     return [
         _loss(history),
-        Curve("Validation accuracy", accuracy, (("b", "validation"),)),
+        *([Curve("Validation accuracy", accuracy, (("b", "validation"),))] if right else []),
         Curve("Learning rate", rate),
         _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
         _noisy("Throughput, samples per second", "samples/s", rates, None),

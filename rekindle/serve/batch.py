@@ -34,6 +34,7 @@ WORK, DONE = "_work.json", "_predictions.json"  # readers of Parquet leave out `
 _LISTS = {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64())}
 _COLUMNS = {
     "id": pa.string(), "label": pa.string(), "probability": pa.float64(), **_LISTS,
+    "value": pa.float64(),
     "text": pa.string(), "prompt_tokens": pa.int64(), "tokens": pa.int64(),
     "finish_reason": pa.string(), "truncated": pa.bool_(),
 }  # fmt: skip

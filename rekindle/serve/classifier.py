@@ -1,4 +1,5 @@
-"""Classes and tags of instances, in batches of like length. Shapes: B instances, C classes."""
+"""Classes, tags and numbers of instances, in batches of like length. Shapes: B instances, C
+classes."""
 
 import math
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import torch
 
 from rekindle.data.manifest import row_tokens
 from rekindle.serve.work import Answer, Event, Model, Work, failure_of, not_finite
+from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import TOKENIZER, ModelFolder
 
@@ -57,8 +59,12 @@ class Classifier(Model):
         made = task.collate(table, self.opened.settings).items()
         kinds = {name: self.dtype if x.is_floating_point() else None for name, x in made}
         inputs = {name: tensor.to(self.device, kinds[name]) for name, tensor in made}
-        odds = torch.softmax(task.logits(self.network, inputs).double(), -1)
-        tops, indices = (values.cpu().tolist() for values in odds.max(-1))
+        logits = task.logits(self.network, inputs).double()
+        if task.objective == "numbers":
+            mean, deviation = (self.opened.settings[name] for name in SCALE)
+            values_B = (logits[:, 0] * deviation + mean).tolist()
+            return [self._number(*each) for each in zip(values_B, cut, strict=True)]
+        tops, indices = (values.cpu().tolist() for values in torch.softmax(logits, -1).max(-1))
         if task.objective == "tags":
             places = table.column("places").to_pylist()
             return [self._tagged(*each) for each in zip(places, tops, indices, strict=True)]
@@ -78,6 +84,11 @@ class Classifier(Model):
         full = np.flatnonzero(lengths_B >= self.most).tolist()
         whole = self.cutter.encode_batch_fast([works[i].content for i in full])
         return {i for i, ids in zip(full, whole, strict=True) if len(ids) > self.most}
+
+    def _number(self, value: float, is_cut: bool) -> Answer:
+        if not math.isfinite(value):
+            return not_finite()
+        return {"value": value, "truncated": True} if is_cut else {"value": value}
 
     def _tagged(self, places: list[int], tops: list[float], indices: list[int]) -> Answer:
         """The tag of each word, null where it was cut off."""

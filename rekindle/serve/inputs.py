@@ -15,6 +15,7 @@ from rekindle.data.encodings import encodable
 from rekindle.data.images import ImageColumn
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
+from rekindle.records import Objective
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.work import RefusedError
 from rekindle.tasks.chat import ROLES
@@ -32,6 +33,7 @@ class Inputs:
     image_size: tuple[int, int] | None
     image_shape: tuple[int, int, int] | None
     key: str = ""
+    objective: Objective = "classes"
 
     @classmethod
     def of(cls, model: ServedModel, opened: ModelFolder) -> Inputs:
@@ -44,7 +46,8 @@ class Inputs:
         columns = {"words": names.words, "image": names.image, "chat": names.messages}
         column = {**columns, "completion": names.prompt}.get(form or modality) or names.text
         key = model.log.key if model.log else ""
-        return cls(modality, column, form, model.image_size, tuple(shape) if shape else None, key)
+        shape = tuple(shape) if shape else None
+        return cls(modality, column, form, model.image_size, shape, key, opened.task.objective)
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
         """The contents of a request's instances; RefusedError 400 for the first that has none."""

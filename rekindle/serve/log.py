@@ -95,6 +95,7 @@ class PredictionLog:
             {
                 "id": name, "time": time, **self._same, "seconds": seconds,
                 "label": found.get("label"), "probability": found.get("probability"),
+                "value": found.get("value"),
                 **signals(content, self._words), "hash": _hash_of(content),
                 "text": _text_of(content) if self.to.text else None,
             }

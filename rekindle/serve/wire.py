@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.work import Options, Prediction, RefusedError
+from rekindle.tasks.base import ANSWERS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -158,9 +159,8 @@ def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -
 
 def outputs(inputs: Inputs) -> list[dict[str, Any]]:
     """What `infer` answers with, as the metadata of a model describes it."""
-    numbers = {"probability": "FP64", "prompt_tokens": "INT64", "tokens": "INT64"}
-    names = ["tags", "probabilities"] if inputs.modality == "words" else ["label", "probability"]
-    names = ["text", "prompt_tokens", "tokens", "finish_reason"] if inputs.form else names
+    numbers = {"probability": "FP64", "value": "FP64", "prompt_tokens": "INT64", "tokens": "INT64"}
+    names = ANSWERS[inputs.objective]
     return [{"name": n, "datatype": numbers.get(n, "BYTES"), "shape": [-1]} for n in names]
 
 

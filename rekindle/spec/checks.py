@@ -10,7 +10,13 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.records import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
+from rekindle.records import (
+    LOWER_IS_BETTER,
+    METRICS,
+    NUMBER_METRICS,
+    TAG_METRICS,
+    TOKEN_METRICS,
+)  # fmt: skip
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
@@ -18,6 +24,8 @@ from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
 
+NUMERIC = "text_regression"
+CLASSLESS = {"causal_lm": "a language model", NUMERIC: "a regression"}
 RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
 
 _PASSWORD = re.compile(rf"://[^/?#@]*:[^/?#@]+@|{DATABASE_LOGIN}")
@@ -86,6 +94,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
     yield from _rows(spec, data)
     yield from _documents(spec, data)
+    yield from _target(spec, data)
 
 
 def _rows(spec: Spec, data: DataSpec) -> Iterator[Finding]:
@@ -166,6 +175,25 @@ def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
         yield (*path, given[0]), f"needs `{other}` beside it", f"set data.columns.{other}"
     if spec.task == "causal_lm" and data.labels:
         yield ("data", "labels"), "a language model has no classes", "remove them"
+
+
+def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
+    """The number that a regression predicts, and what only models with classes know."""
+    numeric, place = spec.task == NUMERIC, ("data", "columns", "target")
+    if spec.task in BUILTIN_TASKS and numeric != (data.columns.target is not None):
+        if not numeric:
+            yield place, f"`target` is used only by {NUMERIC}", "remove it, or change the task"
+        else:
+            yield place, "no column holds the number to predict", "name one here"
+    for path, given in (
+        (("data", "labels"), data.labels),
+        (("train", "label_smoothing"), spec.train.label_smoothing),
+        (("model", "teacher"), spec.model.teacher),
+        (("monitor", "labels"), spec.monitor and spec.monitor.labels),
+        (("deploy", "precision"), spec.deploy and spec.deploy.precision),
+    ):
+        if numeric and given:
+            yield path, "a regression has no classes", "remove it"
 
 
 def _train(spec: Spec) -> Iterator[Finding]:
@@ -256,13 +284,13 @@ def _entrypoint(spec: Spec) -> Iterator[Finding]:
 def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
     train, data = spec.train, spec.data
-    if train.sampling == "balanced" and spec.task in ("causal_lm", "token_classification"):
+    if train.sampling == "balanced" and spec.task in (*CLASSLESS, "token_classification"):
         yield ("train", "sampling"), f"an example of {spec.task} has no class", "remove it"
     if train.sampling == train.class_weights == "balanced":
         what = "together with balanced weights, rare classes count too much"
         yield ("train", "sampling"), what, "keep one of them"
-    if train.class_weights is not None and spec.task == "causal_lm":
-        yield ("train", "class_weights"), "a language model has no classes", "remove it"
+    if train.class_weights is not None and spec.task in CLASSLESS:
+        yield ("train", "class_weights"), f"{CLASSLESS[spec.task]} has no classes", "remove it"
     path = "early_stopping_patience" if train.early_stopping_patience is not None else "checkpoint"
     if train.exports_best and train.entrypoint:
         yield ("train", path), "your own script decides what it saves", "remove it"
@@ -299,7 +327,10 @@ def _rate(train: TrainSpec) -> Iterator[Finding]:
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
-    other = {"causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS}
+    other = {
+        "causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS,
+        "text_regression": NUMBER_METRICS,
+    }  # fmt: skip
     known = other.get(spec.task, METRICS)
     cluster = spec.evaluate.gate.cluster
     if cluster is not None and spec.data is not None and cluster not in spec.data.slices:
@@ -325,8 +356,9 @@ def _gate(spec: Spec) -> Iterator[Finding]:
 
 def _answers(spec: Spec) -> Iterator[Finding]:
     """What only models that answer with classes can be asked for."""
-    if spec.task == "causal_lm" or spec.data is None:
-        what = "a language model has no classes to predict" if spec.data else "there is no `data`"
+    if spec.task in CLASSLESS or spec.data is None:
+        what = f"{CLASSLESS.get(spec.task)} has no classes to predict"
+        what = what if spec.data else "there is no `data`"
         if spec.evaluate.must_pass is not None:
             yield ("evaluate", "must_pass"), what, "remove it; see evaluate.floor"
         if spec.evaluate.gate.max_churn is not None:

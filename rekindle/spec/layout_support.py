@@ -22,7 +22,7 @@ Kind = Literal["image", "text", "tags", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a row that names none
 KIND_OF: Mapping[str, Kind] = {
     "image_classification": "image", "text_classification": "text",
-    "token_classification": "tags", "causal_lm": "tokens",
+    "text_regression": "text", "token_classification": "tags", "causal_lm": "tokens",
 }  # fmt: skip
 """By task; a user's own task is theirs to test."""
 

@@ -16,7 +16,8 @@ from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, S
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 
 BUILTIN_TASKS = (
-    "causal_lm", "image_classification", "text_classification", "token_classification",
+    "causal_lm", "image_classification", "text_classification", "text_regression",
+    "token_classification",
 )  # fmt: skip
 
 MOST_HOURS = 10_000
@@ -26,7 +27,7 @@ Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error", "roc_auc", "average_precision",
     "recall_at_90_precision",
     "entity_f1", "entity_precision", "entity_recall",
-    "perplexity", "token_accuracy", "bits_per_byte",
+    "perplexity", "token_accuracy", "bits_per_byte", "r2", "rmse", "mae",
 ]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -75,7 +76,9 @@ class ColumnsSpec(Section):
     source's folder (image tasks; `images` and `sklearn` fill it)."""
     label: ColumnName = "label"
     """Column with the class: a string or an integer; for token_classification a list of them, one
-    for each word (not for causal_lm)."""
+    for each word (not for causal_lm and text_regression)."""
+    target: ColumnName | None = None
+    """Column with the number to predict, in any unit (text_regression)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
     group: ColumnName | None = None
@@ -284,7 +287,7 @@ class ModelSpec(Section):
 
     source: str | dict[str, Any] = Field(default_factory=dict)
     """A hub name, a local folder or a URI in Hugging Face layout; or an inline config to train from
-    scratch: `{model_type: distilbert, dim: 128, ...}` for text_classification and
+    scratch: `{model_type: distilbert, dim: 128, ...}` for text_classification, text_regression and
     token_classification, `{model_type: llama, hidden_size: 256, ...}` for causal_lm, `{channels:
     [32, 64], hidden: 128}` or `{architecture: resnet50}` for images."""
     revision: str | None = None
@@ -504,10 +507,11 @@ class GateSpec(Section):
     """When a candidate replaces the champion. Anything missing or not a number refuses."""
 
     metric: Metric | None = None
-    """What is compared; default: accuracy, for token_classification entity_f1, for causal_lm
-    log_loss. Lower is better for log_loss, calibration_error, perplexity and bits_per_byte.
-    roc_auc, average_precision and recall_at_90_precision are of at most 20 classes. Models with
-    different tokenizers are compared in bits_per_byte, because their tokens are not the same."""
+    """What is compared; default: accuracy, for token_classification entity_f1, for text_regression
+    r2, for causal_lm log_loss. Lower is better for log_loss, calibration_error, perplexity,
+    bits_per_byte, and rmse and mae, which have the target's unit. roc_auc, average_precision and
+    recall_at_90_precision are of at most 20 classes. Models with different tokenizers are compared
+    in bits_per_byte, because their tokens are not the same."""
     mode: Literal["superiority", "noninferiority"] = "superiority"
     """What the candidate must be: better than the champion by `min_delta`, or not worse by
     `margin`, so that equally good models of newer data replace older ones."""
@@ -531,9 +535,10 @@ class GateSpec(Section):
     """Seed of the bootstrap."""
     max_slice_drop: float = Field(0.05, ge=0)
     """Largest drop of accuracy that a slice may have against the champion; for token_classification
-    of token_accuracy; for causal_lm, largest rise of the loss (log_loss, or bits_per_byte under
-    different tokenizers). A larger one refuses unless chance explains it: all slices together
-    refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
+    of token_accuracy; for text_regression of r2 (squared errors in parts of the variance of all
+    test rows, not of the slice's); for causal_lm, largest rise of the loss (log_loss, or
+    bits_per_byte under different tokenizers). A larger one refuses unless chance explains it: all
+    slices together refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
     max_churn: float | None = Field(None, ge=0, le=1)
@@ -631,7 +636,7 @@ class Spec(Section):
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
     task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
     """What is learned: `causal_lm`, `image_classification`, `text_classification`,
-    `token_classification`, or `path.py:Class` for your own."""
+    `text_regression`, `token_classification`, or `path.py:Class` for your own."""
     pipeline: str | None = Field(
         None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"
     )

@@ -13,6 +13,7 @@ TASKS = {
     "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
     "image_classification": "rekindle.tasks.image_classification:ImageClassification",
     "text_classification": "rekindle.tasks.encoder:TextClassification",
+    "text_regression": "rekindle.tasks.encoder:TextRegression",
     "token_classification": "rekindle.tasks.encoder:TokenClassification",
 }
 

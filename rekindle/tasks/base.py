@@ -10,7 +10,8 @@ The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batc
     hash       binary [16]  of the content that the model sees (not of the label)
     split      string       train, validation or test
     label      string       as the source has it; not where `modality` is "document"; a list of
-                            them, one for each word, where it is "words"
+                            them, one for each word, where it is "words"; a float64 to predict
+                            where `data.columns.target` is set
     text       string       where `modality` is "text"
     words      string       where `modality` is "words": JSON, a list of strings
     image      binary       where `modality` is "image": uint8 pixels, row by row, channels last
@@ -19,7 +20,7 @@ The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batc
                             a chat: `system`, `user`, `assistant`
 
 and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index (or a list of
-them), the slice columns, and what `encode` returns."""
+them, or a float64), the slice columns, and what `encode` returns."""
 
 from __future__ import annotations
 
@@ -47,7 +48,16 @@ if TYPE_CHECKING:
     Columns = dict[str, pa.Array]
 
 Settings = Mapping[str, Any]
+SCALE = ("target_mean", "target_std")
+"""Of the settings of a regression: what its network's numbers are counted from, and in."""
 Labels = tuple[str, ...]
+
+
+ANSWERS: Mapping[Objective, tuple[str, ...]] = {
+    "classes": ("label", "probability"), "numbers": ("value",), "tags": ("tags", "probabilities"),
+    "tokens": ("text", "prompt_tokens", "tokens", "finish_reason"),
+}  # fmt: skip
+"""What a model's predictions consist of."""
 
 
 class Task(abc.ABC):
@@ -95,7 +105,8 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags."""
+        """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags; numbers, [B,
+        1], in deviations from the mean, as `SCALE` of the settings has them."""
 
     @abc.abstractmethod
     def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import DataError, UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Labels, Modality, Settings, flattened
+from rekindle.tasks.base import SCALE, Labels, Modality, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -200,6 +201,30 @@ class TextClassification(EncoderTask):
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
+
+
+class TextRegression(TextClassification):
+    """Predicts a number. The network learns it in standard deviations from the mean of the training
+    split; both are kept in its configuration, as `target_mean` and `target_std`."""
+
+    objective: ClassVar[Objective] = "numbers"
+
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
+        import numpy as np
+
+        settings = super().fit(train, data, model, assets)
+        values_N = np.concatenate([np.asarray(batch.column("label")) for batch in train()])
+        known = dict(zip(SCALE, (float(values_N.mean()), float(values_N.std())), strict=True))
+        if not 0 < known["target_std"] < math.inf:
+            what = "all training examples have the same number, or numbers beyond all bounds"
+            raise DataError(what, where="data.columns.target", fix="name another column")
+        return {**settings, **known}
+
+    def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
+        network = super().build(model, ("target",), settings, assets)
+        config: Any = network.config
+        config.update({name: settings[name] for name in SCALE} | {"problem_type": "regression"})
+        return network
 
 
 @pretrained.kept

@@ -335,7 +335,10 @@ class Trainer:
             if known is not None and known.read()[0] > 0:
                 return {}, True
         loss, right, targets = sums.tolist()
-        return {"validation_loss": loss / targets, "validation_accuracy": right / targets}, False
+        found = {"validation_loss": loss / targets}
+        if self.validation.objective.counts_right:
+            found["validation_accuracy"] = right / targets
+        return found, False
 
     @torch.no_grad()
     def losses(self, micro: Sequence[Micro]) -> torch.Tensor:

@@ -34,12 +34,13 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 class Micro:
     """One micro-batch: what the network takes, and what its loss is made of.
 
-    `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] and `weights`
-    float64 [B], 0 for rows that are none; of joined texts B is 1 in `inputs`, and `targets` int64
-    [texts] says where each begins. Of tokens: `targets` int64 [N], which of the flattened [B * T]
-    tokens are followed by one to predict, and `labels` [N], that one. Of tags: `targets` [N], which
-    are a word's first, and `labels` [N], its tag. `count` float64 [1] is the number of targets in
-    the global batch; `key` seeds dropout, and stays on the host."""
+    `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] (of numbers
+    float64) and `weights` float64 [B], 0 for rows that are none; of joined texts B is 1 in
+    `inputs`, and `targets` int64 [texts] says where each begins. Of tokens: `targets` int64 [N],
+    which of the flattened [B * T] tokens are followed by one to predict, and `labels` [N], that
+    one. Of tags: `targets` [N], which are a word's first, and `labels` [N], its tag. `count`
+    float64 [1] is the number of targets in the global batch; `key` seeds dropout, and stays on the
+    host."""
 
     inputs: Tensors
     labels: torch.Tensor

@@ -6,6 +6,7 @@ libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parqu
 of the test split, `must_pass-X.parquet` for golden rows: a row an example, `hash` and `scored`, and
 
     classes    logits         list of float
+    numbers    value          float, in the target's unit
     tags       logits         the same, of a word after those of the word before
     tokens     nats, right, targets   of the targets together; target_bytes
                target_ids     the targets themselves, for how frequent each is
@@ -21,6 +22,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +39,7 @@ from rekindle.errors import CheckpointError, DataError, RequestError
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
+from rekindle.tasks.base import SCALE
 from rekindle.train.job import Stored
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
 from rekindle.train.storage import storage_of
@@ -194,15 +197,15 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
 
 def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
     """A name that follows from their content, and the golden rows as examples, if there are any.
-    RequestError for a language model, DataError for rows that are unfit."""
+    RequestError for a model without classes, DataError for rows that are unfit."""
     if job.must_pass is None:
         return None
     from rekindle.data.golden import examples_of
     from rekindle.data.validate import Findings
 
     model = job.model()
-    if model.task.objective == "tokens":
-        what, fix = "a language model has no classes to predict", "remove it; see evaluate.floor"
+    if not model.labels:
+        what, fix = "the model has no classes to predict", "remove it; see evaluate.floor"
         raise RequestError(what, where="evaluate.must_pass", fix=fix)
     findings, shape = Findings(), model.settings.get("image_shape")
     rows = examples_of(job.must_pass, model.task.modality, findings, shape and tuple(shape))
@@ -254,6 +257,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     are none. Of a language model the beginnings that it went on with, see `openings_of`."""
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
     model = job.model()
+    unit = model.settings[SCALE[1]] if model.task.objective == "numbers" else 1.0
     tokens = 0
     rows: Rows
     if model.task.objective == "tokens":
@@ -274,7 +278,9 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
             room -= len(row.content)
         if len(chosen) == MOST_ROWS:
             break
-    return Smoke(tolerance=tolerance, tokens=tokens, rows=tuple(chosen)) if chosen else None
+    if not chosen:
+        return None
+    return Smoke(tolerance=tolerance * unit, tokens=tokens, rows=tuple(chosen))
 
 
 def _classified(job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float) -> Rows:
@@ -282,10 +288,15 @@ def _classified(job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: f
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):
         return
-    rows, scored = read_piece(examples, 0), next(job.candidate.read(1, "logits"))
+    numeric = model.task.objective == "numbers"
+    name = "value" if numeric else "logits"
+    rows, scored = read_piece(examples, 0), next(job.candidate.read(1, name)).column(name)
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
-        logits = np.asarray(scored.column(0)[row].values, np.float64)
-        answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
+        if numeric:
+            answer = {"value": scored[row].as_py()} if math.isfinite(scored[row].as_py()) else None
+        else:
+            logits = np.asarray(scored[row].values, np.float64)
+            answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
         if answer is not None:
             content = rows.column(model.task.modality)[row]
             yield SmokeRow(id=rows.column("id")[row].as_py(), content=_text(content, shape),

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from rekindle.evaluate.scores.base import Scores
 from rekindle.evaluate.scores.classes import ClassScores
+from rekindle.evaluate.scores.numbers import NumberScores
 from rekindle.evaluate.scores.tags import TagScores
 from rekindle.evaluate.scores.tokens import TokenScores
 from rekindle.records import Objective
 
 SCORES: Mapping[Objective, type[Scores]] = {
-    "classes": ClassScores, "tags": TagScores, "tokens": TokenScores,
+    "classes": ClassScores, "numbers": NumberScores, "tags": TagScores, "tokens": TokenScores,
 }  # fmt: skip
 """By the objective of the candidate's task."""
 
-__all__ = ["SCORES", "ClassScores", "Scores", "TagScores", "TokenScores"]
+__all__ = ["SCORES", "ClassScores", "NumberScores", "Scores", "TagScores", "TokenScores"]

@@ -59,6 +59,10 @@ class Scores(Protocol):
         """[N]: how probable each answer is; None where there is no one class."""
         return None
 
+    def numbers(self) -> Floats | None:
+        """[N]: the predicted numbers; None where classes or tokens are predicted."""
+        return None
+
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""
         return ()

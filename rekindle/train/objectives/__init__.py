@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
 from rekindle.train.objectives.classes import Classes, Tags
+from rekindle.train.objectives.numbers import Numbers
 from rekindle.train.objectives.tokens import Tokens
 
-OBJECTIVES: Mapping[str, Objective] = {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
+OBJECTIVES: Mapping[str, Objective] = {
+    "classes": Classes(), "numbers": Numbers(), "tags": Tags(), "tokens": Tokens()
+}  # fmt: skip
 """By the name that a task gives its own."""
 
 

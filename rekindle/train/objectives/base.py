@@ -35,6 +35,8 @@ class Objective(abc.ABC):
 
     # whether context-parallel peers have targets of their own
     divided_by_cp: ClassVar[bool] = False
+    # whether a prediction is right or wrong, and nothing between
+    counts_right: ClassVar[bool] = True
 
     def prepared(self, part: Part) -> bool:
         """Hook into the part's network; whether texts that are not packed share a sequence."""

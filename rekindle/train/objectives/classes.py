@@ -25,6 +25,7 @@ from rekindle.train.objectives import base
 from rekindle.train.objectives.base import Alone, Columns, Objective, Texts
 
 if TYPE_CHECKING:
+    from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
     from rekindle.train.mesh import Mesh
     from rekindle.train.modelfolder import ModelFolder
@@ -52,10 +53,14 @@ class Classes(Objective):
             inputs = batches.task.collate(table, batches.settings)
         return Micro(
             inputs=inputs,
-            labels=torch.from_numpy(table.column("label").to_numpy().astype(np.int64)),
+            labels=self.labels(table, batches.settings),
             weights=torch.from_numpy((rows >= 0).astype(np.float64)), targets=targets,
             documents=documents, key=key, count=count,
         )  # fmt: skip
+
+    def labels(self, table: pa.Table, settings: Settings) -> torch.Tensor:
+        """What each row has to be answered with, [B]."""
+        return torch.from_numpy(table.column("label").to_numpy().astype(np.int64))
 
     def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""
@@ -69,7 +74,6 @@ class Classes(Objective):
         return [dataclasses.replace(m, inputs=_padded(m.inputs, longest, pad)) for m in micro]
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
-        assert micro.weights is not None
         if micro.documents is not None:
             part.documents = len(micro.documents.queries)
         if not part.last:
@@ -77,7 +81,14 @@ class Classes(Objective):
         part.texts = None if micro.targets is None else len(micro.targets)
         theirs_BC = taught(part, batch)
         logits_BC = base.exact(logits_of(part, batch))
-        return loss_of(part, logits_BC, theirs_BC, micro.labels, micro.weights, micro.count[0])
+        return self.loss_of(part, logits_BC, theirs_BC, micro)
+
+    def loss_of(
+        self, part: Part, logits: torch.Tensor, theirs: torch.Tensor | None, micro: Micro
+    ) -> torch.Tensor:
+        """[1, 3]: the loss of logits, [B, C], of which `theirs` are the teacher's."""
+        assert micro.weights is not None
+        return loss_of(part, logits, theirs, micro.labels, micro.weights, micro.count[0])
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[B, C]: the logits."""

@@ -1,0 +1,90 @@
+"""Scores of a regression: the number predicted for each example, and the true one.
+
+R² counts squared errors in parts of the variance of all the examples that decide, also on resamples
+and slices, whose own variance may be next to nothing. Shapes: N examples, R resamples."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
+from rekindle.records import LOWER_IS_BETTER, NUMBER_METRICS, CalibrationBin, Check, Contender
+
+BINS = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberScores(Scores):
+    """Predicted and true numbers, [N], and the variance of the true ones of all examples."""
+
+    values_N: Floats
+    true_N: Floats
+    variance: float
+
+    METRIC: ClassVar[str] = "r2"
+    SLICE_METRIC: ClassVar[str] = "r2"
+
+    @classmethod
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
+        true_N = np.asarray(rows.column("label"), np.float64)
+        if not len(rows):
+            return cls(true_N, true_N, 0.0)
+        found = rows.column(who).combine_chunks().field("value")
+        return cls(np.asarray(found, np.float64), true_N, float(true_N.var()))
+
+    def __len__(self) -> int:
+        return len(self.true_N)
+
+    @functools.cached_property
+    def metrics(self) -> Mapping[str, float]:
+        if len(self) and not self.finite:
+            return dict.fromkeys(NUMBER_METRICS, math.nan)
+        return self.measured(NUMBER_METRICS)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.values_N).all())
+
+    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
+        errors_N = np.abs(self.values_N - self.true_N)
+        if metric == "mae":
+            return np.asarray(errors_N[picks_RN].mean(1), np.float64)
+        squared_R = np.square(errors_N)[picks_RN].mean(1)
+        if metric == "rmse":
+            return np.asarray(np.sqrt(squared_R), np.float64)
+        return np.asarray(1 - squared_R / max(self.variance, EPSILON), np.float64)
+
+    def trivial(self, metric: str) -> Check:
+        """One number for all: their median has the least absolute errors, their mean the others."""
+        middle = float(np.median(self.true_N) if metric == "mae" else self.true_N.mean())
+        blind = dataclasses.replace(self, values_N=np.full(len(self), middle))
+        value, known = self.metrics[metric], blind.measured([metric])[metric]
+        passed = value < known if metric in LOWER_IS_BETTER else value > known
+        relation = "beats" if passed else "does not beat"
+        detail = f"{metric} {value:.4g} {relation} always answering {middle:.4g} ({known:.4g})"
+        limits = {"value": value, "threshold": known}
+        return Check(name="beats_majority", passed=passed, detail=detail, **limits)
+
+    def picked(self, pick_N: np.ndarray) -> Self:
+        return type(self)(self.values_N[pick_N], self.true_N[pick_N], self.variance)
+
+    def numbers(self) -> Floats:
+        return self.values_N
+
+    def calibration(self) -> tuple[CalibrationBin, ...]:
+        """Predictions in order, in bins of equal size: their mean, and that of the true numbers."""
+        order_N = np.argsort(self.values_N, kind="stable")
+        parts = [part for part in np.array_split(order_N, BINS) if len(part) and self.finite]
+        return tuple(
+            CalibrationBin(
+                lower=float(self.values_N[part[0]]), upper=float(self.values_N[part[-1]]),
+                rows=len(part), confidence=float(self.values_N[part].mean()),
+                accuracy=float(self.true_N[part].mean()),
+            )
+            for part in parts
+        )  # fmt: skip
