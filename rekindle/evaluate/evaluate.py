@@ -104,7 +104,8 @@ def _with_answers(reference: Reference | None, ours: Scores) -> Reference | None
     """With how sure the candidate is, or the numbers that it predicts, of rows that lie evenly."""
     if reference is None or not ours.finite or not len(ours):
         return reference
-    every_N, update = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int), {}
+    every_N = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int)
+    update = dict[str, Any]()
     if (sure_N := ours.confidence()) is not None:
         update["confidence"] = tuple(round(float(one), 4) for one in sure_N[every_N])
     if (values_N := ours.numbers()) is not None:

@@ -75,14 +75,19 @@ def confusion(evidence: Evidence) -> Markup:
 
 
 def calibration(evidence: Evidence) -> Markup:
-    """The reliability diagram, if there are predictions; predicted and true numbers alike."""
+    """The reliability diagram, if there are predictions; of numbers, true over predicted ones."""
     bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
     bins = [each for each in bins if each[2] > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
-    what = "accuracy over confidence"
-    if "r2" in evidence.metrics:
-        what = "true over predicted numbers"
-    return plots.reliability(bins, label=f"Reliability diagram: {what}, {count}.")
+    label = f"Reliability diagram: accuracy over confidence, {count}."
+    if is_numeric := numeric(evidence):
+        label = f"True over predicted numbers, {count}."
+    return plots.reliability(bins, label=label, numeric=is_numeric)
+
+
+def numeric(evidence: Evidence) -> bool:
+    """Whether numbers are predicted."""
+    return "r2" in evidence.metrics
 
 
 def by_class(evidence: Evidence) -> list[ClassResult]:

@@ -65,17 +65,20 @@ def line(
     )  # fmt: skip
 
 
-def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:
-    """How often right over how confident, or the true number over the predicted one; a dot's area
-    is its rows; the diagonal is perfect."""
+def reliability(
+    points: Sequence[tuple[float, float, int]], *, label: str, numeric: bool = False
+) -> Markup:
+    """How often right over how confident, or true numbers over predicted ones (`numeric`); a dot's
+    area is its rows; the diagonal is perfect."""
     shown = [p for p in points if p[2] > 0 and drawable((p[0], p[1]))]
     total = sum(rows for _, _, rows in shown)
     if not shown:
         return _NOTHING
     ends = [value for x, y, _ in shown for value in (x, y)]
-    unit = axis([0.0, 1.0] if all(0 <= one <= 1 for one in ends) else ends, ticks=4)
+    unit = axis(ends if numeric else [0.0, 1.0], ticks=4)
     course = _path([(confidence, right) for confidence, right, _ in shown], unit, unit)
-    values = {"points": shown, "total": total, "unit": unit, "course": course}
+    values: dict[str, Any] = {"points": shown, "total": total, "unit": unit, "course": course}
+    values["numeric"] = numeric
     return _filled("reliability", label=label, **values)
 
 
