@@ -218,6 +218,7 @@ CONTRADICTIONS = [
     ("a quote in a script's words", ["train.entrypoint=\"t.py 'x\""], "train.entrypoint"),
     ("no script", ["train.entrypoint=''"], "train.entrypoint"),
     ("rows that a language model answers", ["task=causal_lm", "evaluate.must_pass={format: csv, content: a}"], "evaluate.must_pass"),
+    ("classes of numbers", ["task=text_regression", "data.columns.target=a", "data.labels=[a, b]"], "data.labels"),
     ("answers of a language model that change", ["task=causal_lm", "evaluate.gate.max_churn=0.1"], "evaluate.gate.max_churn"),
     ("more answers than there are", ["evaluate.gate.max_churn=1.1"], "evaluate.gate.max_churn"),
     ("weight of an unknown class", ["data.labels=[a, b]", "train.class_weights={c: 2}"], "train.class_weights.c"),

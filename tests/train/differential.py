@@ -89,10 +89,13 @@ def made_shards(task: str, packing: bool) -> Shards:
             tags = [rng.integers(0, 3, len(row)).tolist() for row in cut]
             columns["places"] = pa.array(cut, pa.list_(pa.int32()))
             columns["label"] = pa.array(tags, pa.list_(pa.int32()))
+        if task == "text_regression":
+            columns["label"] = pa.array(rng.normal(1e6, 500.0, ROWS))
+            settings |= {"target_mean": 1e6, "target_std": 500.0}
         if task == "causal_lm":
             marks = [(rng.random(len(text)) < 0.7).astype(np.uint8).tolist() for text in texts]
             columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
-    labels = () if task == "causal_lm" else LABELS
+    labels = () if task in ("causal_lm", "text_regression") else LABELS
     manifest = ShardManifest(
         task=task,
         source="random",
