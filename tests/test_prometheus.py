@@ -113,7 +113,7 @@ def shown():
         for target in panel["targets"]:
             yield (
                 any(name in target["expr"] for name in of_servers),
-                target["expr"].replace("[1m]", "[2s]"),
+                target["expr"].replace("[$__rate_interval]", "[2s]"),
             )
 
 

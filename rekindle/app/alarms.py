@@ -17,10 +17,11 @@ def monitoring(there: Platform, spec: Spec, definition: Definition, home: Path) 
     return there.alarms(definition, spec.model_name, home.absolute() / "alarms" / slug(spec.name))
 
 
-def compared(service: Monitoring, spec: Spec) -> list[Watch]:
-    """What the config asks for, and what of it is there; changes nothing."""
+def compared(service: Monitoring, spec: Spec, *, every: bool = False) -> list[Watch]:
+    """What the config asks for, and what of it is there; changes nothing. `every`: also of what is
+    not watched there now, such as an endpoint that is gone."""
     return list(watches(
-        service, config=spec.name, max_error_rate=spec.deploy.max_error_rate,
+        service, every=every, config=spec.name, max_error_rate=spec.deploy.max_error_rate,
         max_ms=float(spec.deploy.max_p99_ms or _MS),
     ))  # fmt: skip
 

@@ -39,7 +39,8 @@ def write_(
 ) -> int:  # fmt: skip
     """Create or change the alarms and the dashboard of CONFIG: runs that failed, drift that
     `rekindle monitor` found, requests that fail (`deploy.max_error_rate`) or take long
-    (`deploy.max_p99_ms`, else a second). For Kubeflow, files are written under the home.
+    (`deploy.max_p99_ms`, else a second). For Kubeflow, files are written under the home, the same
+    for all configs: one request in 100 that fails, or a second.
 
     Exit codes: 0 all are as CONFIG has them, 3 some were edited there and stay as they are."""
     service, spec = _service(config, overrides, platform, home)
@@ -63,7 +64,7 @@ def delete(
 
     Exit codes: 0 nothing is left, 3 some were edited there and stay."""
     service, spec = _service(config, overrides, platform, home)
-    found = [one for one in compared(service, spec) if one.state != "missing"]
+    found = [one for one in compared(service, spec, every=True) if one.state != "missing"]
     going = [one for one in found if force or one.state != "edited"]
     for one in going:
         click.echo(f"  {one.kind:<9} {one.name}", err=True)
@@ -73,7 +74,7 @@ def delete(
         service.remove(one.kind, one.name)
     states = ("deleted" if one in going else "edited" for one in found)
     told = (Alarm(kind=o.kind, name=o.name, state=s) for o, s in zip(found, states, strict=True))
-    _told(platform, tuple(told), as_json)
+    _told(platform, tuple(told), as_json, "deletes")
     return EDITED if len(going) < len(found) else 0
 
 
@@ -85,7 +86,7 @@ def _service(
     return monitoring(there, spec, ready(platform, spec), home), spec
 
 
-def _told(platform: str, told: tuple[Alarm, ...], as_json: bool) -> None:
-    words = {"edited": "was edited there and stays; --force replaces it"}
+def _told(platform: str, told: tuple[Alarm, ...], as_json: bool, forced: str = "replaces") -> None:
+    words = {"edited": f"was edited there and stays; --force {forced} it"}
     lines = (f"{one.kind} {one.name}: {words.get(one.state, one.state)}" for one in told)
     tell(Alarms(platform=platform, alarms=told), "\n".join(lines) or "there are none", as_json)

@@ -12,6 +12,7 @@ import click
 from rekindle import formats
 from rekindle.catalog.prices import book
 from rekindle.cli.options import shared, tell
+from rekindle.errors import RequestError
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import RunStatus
@@ -53,6 +54,9 @@ def command(
     status, time, metric, gate, model version and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
     if by_cost:
+        if status or limit or sort != "started":
+            what = "--costs sums up all runs and months; only --name leaves some out"
+            raise RequestError(what, where="--costs", fix="leave out --status, --sort and --limit")
         found = ledger(home).paid(book(home), name or "")
         lines = formats.aligned([*table(found)], right=(2, 3, 4, 5, 6, 7))
         tell(found, "\n".join(lines) if found.runs else "no run on a platform is known", as_json)

@@ -145,10 +145,11 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
     )  # fmt: skip
 
 
-def candidate_scores(scores: Path) -> tuple[Scores, Any]:
-    """What the candidate scored, of the folder `scores`, and what was right: the classes and the
-    label of each example, or into how many targets each text was cut."""
+def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, Any]:
+    """What the candidate scored on the rows that judge, of the folder `scores`, and what was right:
+    the classes and the label of each example, or into how many targets each text was cut."""
     record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
+    rows = rows.filter(pa.array(~_aside(rows, audit, salt)))
     ours = SCORES[record.objective].of(rows, "candidate", record.candidate)
     if record.objective == "tokens":
         return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()

@@ -65,16 +65,22 @@ def _marked(body: Any) -> Any:
 def _state(found: Any, wanted: Any) -> State:
     if found is None:
         return "missing"
-    ours = _like(wanted, found)  # services add fields of their own
-    if ours == _marked(wanted):
-        return "same"
-    plain = _MARK.sub(_OPEN, text := json.dumps(ours))
-    return "other" if plain != text and ours == _marked(json.loads(plain)) else "edited"
+    for complete in (True, False):
+        ours = _like(wanted, found, complete)
+        if ours == _marked(wanted):
+            return "same"
+        plain = _MARK.sub(_OPEN, text := json.dumps(ours))
+        if plain != text and ours == _marked(json.loads(plain)):
+            return "other"
+    return "edited"
 
 
-def _like(wanted: Any, found: Any) -> Any:
+def _like(wanted: Any, found: Any, complete: bool) -> Any:
+    """What is there, without fields that the service added; `complete`: with those that it left
+    out, as some do with what is 0 or empty."""
     if isinstance(wanted, dict) and isinstance(found, dict):
-        return {key: _like(wanted[key], found[key]) for key in wanted if key in found}
+        there = {key: type(value)() for key, value in wanted.items() if complete} | found
+        return {key: _like(wanted[key], there[key], complete) for key in wanted if key in there}
     if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return [_like(*pair) for pair in zip(wanted, found, strict=True)]
+        return [_like(*pair, complete) for pair in zip(wanted, found, strict=True)]
     return found

@@ -116,7 +116,8 @@ def _changes(
 
     (record, found), before = pair, base[0].run_id
     assert base[1].evidence is not None
-    if found.evidence is not None and found.evidence.examples != base[1].evidence.examples:
+    told = base[1].evidence.examples, base[1].evidence.rows
+    if found.evidence is not None and (found.evidence.examples, found.evidence.rows) != told:
         notes.append(f"{record.run_id} was judged on other examples than {before}.")
         return {}
     judged = _judged(record, found, notes)
@@ -145,7 +146,9 @@ def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | No
     try:
         from rekindle.evaluate.evaluate import candidate_scores
 
-        return candidate_scores(found.files["scores"].parent)
+        judging = record.spec.get("evaluate", {}).get("audit", 0.0)
+        salt = ((record.spec.get("data") or {}).get("split") or {}).get("salt", "")
+        return candidate_scores(found.files["scores"].parent, judging, salt)
     except KeyError:
         notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
     except (OSError, ValueError, ImportError) as error:

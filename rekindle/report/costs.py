@@ -41,7 +41,7 @@ def stays(record: RunRecord, training: TrainingSummary | None) -> Iterator[Stay]
         took = paid = step.machine_seconds or step.seconds
         if step.billed_seconds is not None:  # a saving by spot is already in them
             took, paid = step.on_demand_seconds or step.billed_seconds, step.billed_seconds
-        lost = took if step.status == "failed" else 0.0
+        lost = took if step.status in ("failed", "cancelled") else 0.0
         if training and training.train_seconds is not None and step.holding("training"):
             lost = max(0.0, took - training.train_seconds)  # not below: a run before began it
         yield Stay(
@@ -67,7 +67,7 @@ def cost_of(run_id: str, platform: str, began: str, of: Iterable[Stay], prices: 
         usd = (per_hour or 0.0) * stay.paid
         more = {
             "hours": stay.took, "lost_hours": stay.lost, "usd": usd,
-            "lost_usd": usd * stay.lost / stay.took, "interruptions": stay.interruptions,
+            "lost_usd": usd * stay.lost / (stay.took or 1.0), "interruptions": stay.interruptions,
             "saved_usd": 0.0 if per_hour is None else (usual or per_hour) * stay.took - usd,
         }  # fmt: skip
         sums = {name: value + more[name] for name, value in sums.items()}

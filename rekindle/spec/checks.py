@@ -1,6 +1,7 @@
 """Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
 I/O; what is secret in the environment is asked for, to keep it out."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -340,7 +341,7 @@ def _gate(spec: Spec) -> Iterator[Finding]:
     compared = spec.evaluate.gate.metric
     if spec.task in BUILTIN_TASKS and compared is not None and compared not in known:
         yield ("evaluate", "gate", "metric"), f"{spec.task} has no {compared}", fix
-    if spec.evaluate.slice_floor and spec.data is not None and not spec.data.slices:
+    if spec.evaluate.slice_floor and spec.data and not {*spec.data.slices} - {cluster}:
         instead = "name columns in data.slices, or use evaluate.floor"
         yield ("evaluate", "slice_floor"), "there are no slices", instead
     for field in ("floor", "slice_floor"):
@@ -350,8 +351,9 @@ def _gate(spec: Spec) -> Iterator[Finding]:
                 yield place, f"{spec.task} has no {metric}", fix
             if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
                 yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
-            if metric in LOWER_IS_BETTER and not floor >= 0:
-                yield place, f"{floor:g} cannot be reached: it is never negative", "raise it"
+            if metric in LOWER_IS_BETTER and not 0 <= floor < math.inf:
+                why = "it is never negative" if floor < 0 else "it is no limit"
+                yield place, f"{floor:g} cannot be reached: {why}", "name a positive number"
 
 
 def _answers(spec: Spec) -> Iterator[Finding]:

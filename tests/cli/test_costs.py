@@ -101,6 +101,24 @@ def test_people_see_runs_then_months_and_what_is_estimated(home):
     assert "2026-11, 2 runs" in lines[4]
 
 
+def test_steps_of_no_machine_and_no_time_cost_nothing_and_stopped_ones_are_lost(tmp_path):
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    steps = [step("condition", 0.1, status="failed"), step("finetune", 2.0, billed_seconds=0),
+             step("score", 2.0, status="cancelled")]  # fmt: skip
+    machines = dict.fromkeys(("finetune", "score"), ("ml.p4d.24xlarge", 1))
+    run(tmp_path, "a-1", "sagemaker", "us-east-1", "2026-10-30T00:00:00", machines, steps)
+    (found,) = json.loads(rekindle("runs", "--costs", "--json", "--home", tmp_path).stdout)["runs"]
+    assert (found["hours"], found["usd"]) == (2, 60)
+    assert (found["lost_hours"], found["lost_usd"]) == (2, 60)
+
+
+@pytest.mark.parametrize("words", [["--limit", "1"], ["--status", "failed"], ["--sort", "metric"]])
+def test_costs_sum_up_all_runs_and_say_so(home, words):
+    done = rekindle("runs", "--costs", *words, "--home", home, check=False)
+    assert done.returncode == 2
+    assert "--costs sums up all runs" in done.stderr
+
+
 def test_a_home_without_such_runs_costs_nothing(tmp_path):
     said = rekindle("runs", "--costs", "--home", tmp_path).stdout
     assert said == "no run on a platform is known\n"

@@ -34,10 +34,8 @@ class Service:
         self.name, self.settings, self.definition = name, settings, definition
         self.kept, self.edit = kept, edit
 
-    def written(self, folder, *, force=False, **deploy):
-        spec = Spec(
-            name="reviews", platforms=PlatformsSpec(**{self.name: self.settings}), deploy=deploy
-        )
+    def written(self, folder, *, force=False, name="reviews", **deploy):
+        spec = Spec(name=name, platforms=PlatformsSpec(**{self.name: self.settings}), deploy=deploy)
         there = alarms.monitoring(
             Platform.of(self.name, spec.platforms), spec, Definition(self.definition), folder
         )
@@ -100,10 +98,10 @@ def cloud_monitoring(tmp_path, monkeypatch):
         def edit(name):
             kept()[name]["combiner"] = "AND"
 
-        yield Service("vertex", settings, {"pipeline.json": b"{}"}, kept, edit)
-        assert [
-            line for line in service.refused if "there is no rekindle-reviews" not in line
-        ] == []
+        found = Service("vertex", settings, {"pipeline.json": b"{}"}, kept, edit)
+        found.service = service
+        yield found
+        assert [line for line in service.refused if "there is no rekindle-" not in line] == []
 
 
 @pytest.fixture
@@ -174,6 +172,99 @@ def test_only_the_alarms_that_the_config_moves_are_changed(request, name, tmp_pa
     told = dict(service.written(tmp_path, max_error_rate=0.2)[2])
     assert [one for one, state in told.items() if state == "changed"] == ["rekindle-reviews-errors"]
     assert {*told.values()} == {"changed", "unchanged"}
+
+
+@pytest.mark.parametrize("name", ["cloudwatch", "cloud_monitoring"])
+@pytest.mark.parametrize("actions", [True, False])
+def test_fields_that_are_zero_or_empty_are_no_edits(request, name, actions, tmp_path):
+    """Google's JSON leaves out what is 0, "" or an empty list."""
+    service = request.getfixturevalue(name)
+    if not actions:
+        service.settings = service.settings.model_copy(update={"alarm_actions": ()})
+    for rate, state in ((0, "created"), (0.1, "changed"), (1e-5, "changed")):
+        told = dict(service.written(tmp_path, max_error_rate=rate)[2])
+        assert told["rekindle-reviews-errors"] == state
+        told = service.written(tmp_path, max_error_rate=rate)[2]
+        assert {again for _, again in told} == {"unchanged"}
+
+
+def test_what_people_add_stays_when_the_config_changes(cloudwatch, cloud_monitoring, tmp_path):
+    import boto3
+
+    name = "rekindle-reviews-errors"
+    cloudwatch.written(tmp_path)
+    alarm = cloudwatch.kept()[name]
+    fields = ("AlarmName", "AlarmDescription", "AlarmActions", "EvaluationPeriods", "Threshold", "ComparisonOperator",
+              "TreatMissingData", "Metrics")  # fmt: skip
+    boto3.client("cloudwatch", region_name=AWS["region"]).put_metric_alarm(
+        **{field: alarm[field] for field in fields}, OKActions=[TOPIC]
+    )
+    assert dict(cloudwatch.written(tmp_path, max_error_rate=0.2)[2])[name] == "changed"
+    found = cloudwatch.kept()[name]
+    assert (found["OKActions"], found["Threshold"]) == ([TOPIC], 0.2)
+
+    cloud_monitoring.written(tmp_path)
+    cloud_monitoring.kept()[name]["severity"] = "CRITICAL"
+    assert dict(cloud_monitoring.written(tmp_path, max_error_rate=0.2)[2])[name] == "changed"
+    assert cloud_monitoring.kept()[name]["severity"] == "CRITICAL"
+
+
+def test_labels_of_an_operator_stay_and_a_broken_file_is_an_edited_one(files, tmp_path):
+    files.written(tmp_path)
+    rules = tmp_path / "alarms" / "reviews" / "prometheusrule.yaml"
+    rules.write_text(
+        rules.read_text().replace("metadata:\n", "metadata:\n  labels: {release: stack}\n")
+    )
+    files.settings = files.settings.model_copy(update={"namespace": "other"})
+    assert files.written(tmp_path)[2][0] == ("prometheusrule.yaml", "changed")
+    found = files.kept()["prometheusrule.yaml"]["metadata"]
+    assert (found["labels"], found["namespace"]) == ({"release": "stack"}, "other")
+    for broken in (b"{{{{", b"\xff\xfe", b"- 1"):
+        rules.write_bytes(broken)
+        assert files.written(tmp_path)[2][0] == ("prometheusrule.yaml", "edited")
+        assert rules.read_bytes() == broken
+        assert files.written(tmp_path, force=True)[2][0] == ("prometheusrule.yaml", "changed")
+
+
+@pytest.mark.parametrize("name", ["cloud_monitoring", "azure_monitor", "cloudwatch"])
+def test_names_that_look_alike_to_a_service_keep_their_own(request, name, tmp_path):
+    service = request.getfixturevalue(name)
+    made = [service.written(tmp_path, name=config) for config in ("a.b", "a-b", "a_b")]
+    assert {state for _, _, told in made for _, state in told} == {"created"}
+    there, found, _ = made[0]
+    for one in found:
+        there.remove(one.kind, one.name)
+    for config in ("a-b", "a_b"):
+        assert {state for _, state in service.written(tmp_path, name=config)[2]} == {"unchanged"}
+
+
+def test_a_policy_that_two_writers_made_goes_whole(cloud_monitoring, tmp_path):
+    there, found, _ = cloud_monitoring.written(tmp_path)
+    policy = next(one for one in found if one.kind == "policy")
+    service = cloud_monitoring.service.alarms["alertPolicies"]
+    service["9999"] = {
+        **next(iter(service.values())),
+        "name": f"projects/{PROJECT}/alertPolicies/9999",
+    }
+    for one in found:
+        there.remove(one.kind, one.name)
+    assert service == {}, policy
+
+
+def test_alarms_of_an_endpoint_that_is_gone_go_too(azure_monitor, azure_service, tmp_path):  # noqa: F811
+    there, *_ = azure_monitor.written(tmp_path)
+    azure_service.endpoints.there[there.endpoint.path.strip("/")] = {
+        "location": "westeurope", "properties": {},
+    }  # fmt: skip
+    _, _, told = azure_monitor.written(tmp_path)
+    assert ("rekindle-reviews-slow", "created") in told
+    azure_service.endpoints.there.clear()
+    spec = Spec(name="reviews", platforms=PlatformsSpec(azureml=azure_monitor.settings))
+    assert "rekindle-reviews-slow" not in [one.name for one in alarms.compared(there, spec)]
+    for one in alarms.compared(there, spec, every=True):
+        assert one.state != "edited"
+        there.remove(one.kind, one.name)
+    assert azure_monitor.kept() == {}
 
 
 def test_an_alarm_that_somebody_else_has_under_the_name_stays(cloudwatch, tmp_path):

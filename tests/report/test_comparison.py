@@ -37,7 +37,9 @@ class Model:
     rows: int = ROWS
 
 
-def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: object) -> RunRecord:
+def run(
+    home: Home, run_id: str, model: Model, tokens: int = 0, audit: float = 0.0, **settings: object
+) -> RunRecord:
     """A run whose steps left their records as real ones do."""
     random = np.random.default_rng(5)
     truth = random.integers(0, 2, model.rows)
@@ -63,7 +65,7 @@ def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: obje
         ]
     table = pa.table({"label": [LABELS[i] for i in truth], "candidate": logits, "hash": hashes})
     pq.write_table(table, folder / "scores.parquet")
-    evidence = evaluate(EvaluateSpec(), DataSpec(source="-"), folder)
+    evidence = evaluate(EvaluateSpec(audit=audit), DataSpec(source="-"), folder)
     found = {"score": scored, "evaluate": home.artifact(run_id, "evaluate", "evidence", evidence)}
     found["fingerprint"] = home.artifact(run_id, "fingerprint", "fingerprint", fingerprint("x.csv"))
     rows = {"train": 1000, "validation": 100, "test": model.rows}
@@ -72,6 +74,7 @@ def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: obje
     )
     given = spec("tickets", "text_classification", "x.csv")
     given["train"] = {**given["train"], **settings}
+    given["evaluate"] = {**given.get("evaluate", {}), "audit": audit}
     steps = tuple(
         StepRecord(name=name, status="succeeded", seconds=1.0, artifacts={"output": a})
         for name, a in found.items()
@@ -120,6 +123,20 @@ def test_models_are_compared_as_the_gate_compares_them(home):
     assert loss.changes[1].estimate > 0, "more is better, whatever the metric"
 
 
+def test_rows_that_decide_nothing_do_not_decide_which_model_is_better(tmp_path):
+    built = Home(tmp_path)
+    run(built, "a", Model(0.7), audit=0.4)
+    run(built, "b", Model(0.9, seed=1), audit=0.4)
+    run(built, "c", Model(0.9, seed=1))
+    found = rekindle.compare("a", "b", home=tmp_path).found
+    accuracy = next(metric for metric in found.metrics if metric.name == "accuracy")
+    before, now = accuracy.values
+    assert accuracy.changes[1].estimate == pytest.approx(now - before)
+    assert found.notes == ()
+    other = rekindle.compare("a", "c", home=tmp_path).found
+    assert other.notes == ("c was judged on other examples than a.",)
+
+
 def test_answers_that_change_are_counted(home):
     found = rekindle.compare("tickets-1", "tickets-2", home=home).found
     truth = np.random.default_rng(5).integers(0, 2, ROWS)
@@ -143,7 +160,7 @@ def test_answers_that_change_are_counted(home):
 def _scores(home, name):
     from rekindle.evaluate.evaluate import candidate_scores
 
-    return candidate_scores(home / "runs" / name / "artifacts" / "score")[0]
+    return candidate_scores(home / "runs" / name / "artifacts" / "score", 0.0, "")[0]
 
 
 def test_only_what_differs_in_the_configs_is_listed(home):

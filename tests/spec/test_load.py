@@ -195,6 +195,8 @@ CONTRADICTIONS = [
     ("less disk than shards for a program", ["data.disk_gb=20", "train.engine=trainer"], "data.disk_gb"),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
     ("slice floor out of reach", ["data.slices=[plan]", "evaluate.slice_floor={accuracy: 1.5}"], "evaluate.slice_floor.accuracy"),
+    ("slice floor on no slice", ["data.slices=[plan]", "evaluate.gate.cluster=plan", "evaluate.slice_floor={accuracy: 0.5}"], "evaluate.slice_floor"),
+    ("floor without end", ["evaluate.floor={log_loss: .inf}"], "evaluate.floor.log_loss"),
     ("slice floor without slices", ["data.slices=[]", "evaluate.slice_floor={accuracy: 0.5}"], "evaluate.slice_floor"),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
     ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),

@@ -117,7 +117,7 @@ def test_a_target_that_never_changes_is_refused(tmp_path):
 
 def test_new_rows_that_move_the_mean_leave_old_shards_as_they_are(tmp_path):
     """A tokenizer of the hub stays the same from month to month; so do shards, whatever the mean."""
-    _, model = sharded(tmp_path / "first", list(range(200)))
+    sharded(tmp_path / "first", list(range(200)))
     own = ModelSpec(source=NETWORK, tokenizer=str(tmp_path / "first/shards/assets"))
     (tmp_path / "more").mkdir()
     made = []

@@ -52,5 +52,5 @@ class Alarms:
 
     def _url(self, kind: str, name: str) -> str:
         group, (type_, version) = self.workspace.rpartition("/providers/")[0], _KINDS[kind]
-        plain = plain_name(name, r"[^a-zA-Z0-9-]", 64)
+        plain = plain_name(name, r"[^a-zA-Z0-9-]", 64, distinct=True)
         return f"{ARM}{group}/providers/{type_}/{plain}?api-version={version}"

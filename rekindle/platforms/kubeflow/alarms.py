@@ -32,11 +32,18 @@ class Alarms:
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         path = self.folder / name
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-        return found if found is None or isinstance(found, dict) else {}
+        if not path.exists():
+            return None
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (ValueError, yaml.YAMLError):
+            return {}  # which is an edited one
+        return found if isinstance(found, dict) else {}
 
     def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if known := (self.find(kind, name) or {}).get("metadata"):  # such as an operator's labels
+            body = {**body, "metadata": {**known, **body["metadata"]}}
         text = json.dumps(body, indent=2)
         if name.endswith(".yaml"):
             text = yaml.safe_dump(body, sort_keys=False, width=100)

@@ -11,9 +11,11 @@ from typing import Any
 
 from rekindle.platforms.sagemaker.client import code_of, connected, pipeline_name
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
+
+_ADDED = ("OKActions", "InsufficientDataActions", "DatapointsToAlarm")  # by hand, which stays
 
 
 class Alarms:
@@ -38,7 +40,8 @@ class Alarms:
                 found = api.describe_alarms(AlarmNames=[name], AlarmTypes=["MetricAlarm"])
                 return next(iter(found["MetricAlarms"]), None)
             try:
-                return dict(json.loads(api.get_dashboard(DashboardName=name)["DashboardBody"]))
+                found = api.get_dashboard(DashboardName=_board(name))
+                return dict(json.loads(found["DashboardBody"]))
             except api.exceptions.ClientError as error:
                 if code_of(error) == "ResourceNotFound":
                     return None
@@ -48,9 +51,11 @@ class Alarms:
         with connected(self.place) as session:
             api = session("cloudwatch")
             if kind == "alarm":
-                api.put_metric_alarm(AlarmName=name, **body)
+                there = self.find(kind, name) or {}
+                kept = {field: there[field] for field in _ADDED if there.get(field)}
+                api.put_metric_alarm(AlarmName=name, **kept, **body)
             else:
-                api.put_dashboard(DashboardName=name, DashboardBody=json.dumps(body))
+                api.put_dashboard(DashboardName=_board(name), DashboardBody=json.dumps(body))
 
     def remove(self, kind: str, name: str) -> None:
         with connected(self.place) as session:
@@ -58,4 +63,8 @@ class Alarms:
             if kind == "alarm":
                 api.delete_alarms(AlarmNames=[name])
             elif self.find(kind, name):
-                api.delete_dashboards(DashboardNames=[name])
+                api.delete_dashboards(DashboardNames=[_board(name)])
+
+
+def _board(name: str) -> str:
+    return plain_name(name, r"[^A-Za-z0-9_-]", 255, distinct=True)

@@ -48,7 +48,11 @@ class Alarms:
             if kind == "policy":
                 made = {**body, "userLabels": {_LABEL: _plain(name)}}
                 path = there["name"] if there else f"{self.parent}/alertPolicies"
-                asked(project, "PATCH" if there else "POST", f"{_URL}/v3/{path}", json=made)
+                url = f"{_URL}/v3/{path}"
+                if there:  # what others added to it stays
+                    asked(project, "PATCH", url, params={"updateMask": ",".join(made)}, json=made)
+                else:
+                    asked(project, "POST", url, json=made)
                 return
             path = f"{self.parent}/dashboards"
             made = {**body, "name": f"{path}/{_plain(name)}"}
@@ -57,7 +61,7 @@ class Alarms:
             asked(project, "PATCH" if there else "POST", f"{_URL}/v1/{path}", json=made)
 
     def remove(self, kind: str, name: str) -> None:
-        if there := self.find(kind, name):
+        while there := self.find(kind, name):  # twice, where two have written it at once
             version = "v3" if kind == "policy" else "v1"
             with connected(self.place) as project:
                 asked(project, "DELETE", f"{_URL}/{version}/{there['name']}")
@@ -65,4 +69,4 @@ class Alarms:
 
 def _plain(name: str) -> str:
     """As labels and ids are: lower-case letters, digits and `-`, at most 63."""
-    return plain_name(name.lower(), r"[^a-z0-9-]", 63)
+    return plain_name(name.lower(), r"[^a-z0-9-]", 63, distinct=True)

@@ -23,6 +23,8 @@ _POLICY = {
     "notificationChannels",
     "conditions",
     "userLabels",
+    "severity",
+    "alertStrategy",
 }
 _CONDITIONS = {
     "conditionThreshold": {"filter", "aggregations", "denominatorFilter", "denominatorAggregations", "comparison",
@@ -62,11 +64,19 @@ class Monitored(Endpoints):
         if asked.method == "DELETE":
             return there.pop(id) and {}
         if asked.method == "PATCH":
-            body = asked.json()
-            if kind == "dashboards" and body.pop("etag", "") != there[id]["etag"]:
-                raise Refused(409, "the dashboard was changed meanwhile")
-            there[id] = self.checked(kind, id, body)
+            there[id] = self.checked(kind, id, self.patched(kind, there[id], asked))
         return _given(there[id])
+
+    def patched(self, kind: str, one: dict[str, Any], asked: Any) -> dict[str, Any]:
+        body: dict[str, Any] = asked.json()
+        if kind == "dashboards" and body.pop("etag", "") != one["etag"]:
+            raise Refused(409, "the dashboard was changed meanwhile")
+        if not (mask := asked.query.get("updateMask")):
+            return body
+        fields = {*mask.split(",")}  # of which one without a value is emptied; the others stay
+        if not fields <= _POLICY or not {*body} <= fields:
+            raise Refused(400, f"updateMask {mask}")
+        return {key: value for key, value in one.items() if key in _POLICY - fields} | body
 
     def create(self, kind: str, body: dict[str, Any]) -> Any:
         id = (
@@ -107,7 +117,11 @@ def _given(one: dict[str, Any]) -> Any:
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items() if each not in (0, "", False)}
+            return {
+                key: plain(each)
+                for key, each in value.items()
+                if each not in (0, "", False, [], {})
+            }
         return [plain(each) for each in value] if isinstance(value, list) else value
 
     return plain(copy.deepcopy(one))
