@@ -1,6 +1,7 @@
 """The page over all runs under a home: what each came to, and the life of each job's model."""
 
 import contextlib
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -82,9 +83,11 @@ def _head(file: Path) -> str:
     return ""
 
 
-def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> tuple[Markup, bool, bool]:
+def _life(
+    runs: Sequence[Entry], checks: Sequence[Monitored]
+) -> tuple[Markup, bool, bool, float | None]:
     """The candidates of a job, of which the newest run is the first, and what monitors saw since
-    the first of them; whether that was accuracy that was reached live, and alarms."""
+    the first of them; whether that was accuracy that was reached live, and alarms; the spread."""
     metric = next((run.headline.name for run in runs if run.headline), "")
     named = [run for run in runs if run.headline and run.headline.name == metric]
     judged = sorted(one for run in named[:_LIFE_RUNS] if (one := _candidate(run)))
@@ -102,7 +105,15 @@ def _life(runs: Sequence[Entry], checks: Sequence[Monitored]) -> tuple[Markup, b
     words += [f"live {formats.metric(now)} on {formats.day(time)}" for time, now in live[-1:]]
     words += [alarm.partition(":")[0] for alarm in alarms.values()]
     drawn = plots.life(judged, sorted(live), alarms, end=end, label="; ".join(words))
-    return drawn, bool(live), bool(alarms)
+    return drawn, bool(live), bool(alarms), _spread([one.value for one in judged])
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """How far apart trainings come out, as a standard deviation; each is held against those before
+    and after it, so that no trend counts. None where there are too few to tell."""
+    gaps = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    known = [gap for gap in gaps if math.isfinite(gap)]
+    return math.sqrt(sum(gap**2 for gap in known) / 6 / len(known)) if len(known) > 2 else None
 
 
 def _candidate(run: Entry) -> plots.Candidate | None:

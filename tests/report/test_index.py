@@ -68,6 +68,17 @@ def test_a_life_has_all_candidates_live_accuracy_and_months_of_alarms(home: Home
     assert dates == ["28 Jan 2026", "28 Oct 2026"]
 
 
+def test_the_spread_of_trainings_holds_no_trend(home: Home) -> None:
+    """Ten months that climb by a point each, and a wobble of 0.3 points up and down."""
+    for month in range(1, 11):
+        value = 0.7 + 0.01 * month + 0.003 * (-1) ** month
+        candidate(home, "wobbly", month, value, None, "promoted", "accuracy")
+        candidate(home, "short", month, value, None, "promoted", "accuracy") if month < 5 else None
+    text = render_index(home.root).read_text()
+    (found,) = re.findall(r"differs from the next by ([0-9.]+) ", text)
+    assert float(found) == pytest.approx(4 * 0.003 / 6**0.5, abs=1e-4)
+
+
 def test_the_interval_is_that_of_the_gain_on_the_champion_whichever_way_is_better(
     home: Home,
 ) -> None:
