@@ -4,6 +4,7 @@ the step that deploys it has it answer in the cluster."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from rekindle.cli.main import invoke
 from rekindle.platforms.checks import Needs
 from rekindle.platforms.kubeflow import doctor
 from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.records import RunRecord
+from rekindle.report.collect import collect
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import until
 from tests.platforms.sagemaker.conftest import KEYS
@@ -77,6 +80,12 @@ def place(server: Server, mlflow: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def seconds_of(task: Any) -> float:
+    ends = (datetime.datetime.fromisoformat(task[name]) for name in ("end_time", "start_time"))
+    last, first = ends
+    return (last - first).total_seconds()
+
+
 def test_two_nodes_train_lose_one_resume_and_promote(
     server: Server, s3: Any, mlflow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +108,25 @@ def test_two_nodes_train_lose_one_resume_and_promote(
     resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
     assert re.search(resumed, capsys.readouterr().out)
     assert "finetune" in Path(summary["card"]).read_text()
+    assert invoke(["runs", "--costs", "--json", *home]) == 0
+    (cost,) = json.loads(capsys.readouterr().out)["runs"]
+    ran = RunRecord.read(tmp_path / "home" / "runs" / summary["run_id"] / "run.json")
+    ((run,), sent) = server.runs.values(), ran.submission
+    assert sent is not None
+    machines = {name.rpartition("/")[2]: count for name, (_, count) in sent.machines.items()}
+    took = {
+        name: seconds_of(one) * machines[name]
+        for one in server.shown(run)["run_details"]["task_details"]
+        if (name := one["display_name"]) in machines
+    }
+    assert took["finetune"] > 0
+    assert cost["hours"] == pytest.approx(sum(took.values()) / 3600, abs=1e-9)
+    trained = collect(ran, history=False).training
+    assert trained is not None
+    assert trained.train_seconds is not None
+    lost = took["finetune"] - 2 * trained.train_seconds
+    assert cost["lost_hours"] == pytest.approx(lost / 3600, abs=1e-9)
+    assert 0 < lost < took["finetune"]
     assert [line for line in server.refused if "not found" not in line] == []
 
 
