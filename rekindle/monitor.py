@@ -10,6 +10,7 @@ reach a floor, so that a million rows do not alarm about nothing. Too few rows n
 N rows now."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime as dt
 import logging
@@ -17,7 +18,7 @@ import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rekindle.data.columns import texts
+from rekindle.data.columns import as_python, texts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.signals import LOGGED
 from rekindle.data.source import open_source
@@ -41,7 +42,7 @@ MOST_ROWS = 50_000  # a fair draw of more
 MOST_SLICES = 20  # the most frequent values
 _AHEAD = dt.timedelta(hours=1)  # clocks of servers may be so far ahead
 _POWER = 0.8
-_POINTS = {"unknown": 0.02, "accuracy": 0.03}  # of a share
+_POINTS = {"unknown": 0.02, "accuracy": 0.03, "r2": 0.03}  # of a share
 _DISTANCE = 0.1  # of two distributions, between 0 and 1
 _SLOWER, _LATER = 0.5, 0.005  # of the median latency before, and in seconds
 _LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
@@ -113,10 +114,13 @@ def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> 
     names, slices = data.columns, data.slices
     assert names.key
     found = dict[str, Label]()
-    wanted = {name: kinds[name] for name in (names.key, names.label, *slices)}
+    answer = names.target or names.label
+    wanted = {name: kinds[name] for name in (names.key, answer, *slices)}
     for raw in open_source(data, modality).read(wanted, findings):
         keys = texts(raw, names.key, "scalar", findings).values.to_pylist()
-        values = texts(raw, names.label, "scalar", findings).values.to_pylist()
+        values = [str(as_python(value)) for value in raw.columns[answer]]
+        if names.target is None:
+            values = texts(raw, answer, "scalar", findings).values.to_pylist()
         # a value that cannot be text puts its row into no slice, as a missing one does
         parts = [texts(raw, one, "scalar", Findings()).values.to_pylist() for one in slices]
         for key, value, *part in zip(keys, values, *parts, strict=True):
@@ -249,33 +253,47 @@ def _joined(table_2C: np.ndarray) -> np.ndarray:
 def _accuracy(
     evidence: Evidence, rows: pa.Table, labels: Mapping[str, Label], least: int, level: float
 ) -> Iterator[Signal]:
-    """Accuracy over all rows with a label, and of each slice that both sides know."""
-    right, parts = list[bool](), collections.defaultdict[tuple[str, str], list[bool]](list)
-    answered = rows.select(["id", "label"]).to_pylist() if labels and len(rows) else []
-    # the last class that was answered to each id
-    last = {row["id"]: row["label"] for row in answered if row["label"] is not None}
+    """Accuracy over all rows with a label, and of each slice that both sides know; of numbers R²,
+    in parts of the variance of the test split."""
+    metrics = evidence.metrics
+    metric, column = ("r2", "value") if "r2" in metrics else ("accuracy", "label")
+    variance = metrics["rmse"] ** 2 / max(1 - metrics["r2"], 1e-12) if "r2" in metrics else None
+    right, parts = list[float](), collections.defaultdict[tuple[str, str], list[float]](list)
+    answered = rows.select(["id", column]).to_pylist() if labels and len(rows) else []
+    # the last one that was answered to each id
+    last = {row["id"]: row[column] for row in answered if row[column] is not None}
     for label, answer in ((labels[key], answer) for key, answer in last.items() if key in labels):
-        right.append(answer == label.value)
+        right.append(_rightness(answer, label.value, variance))
         for part in label.slices:
             parts[part].append(right[-1])
-    before = evidence.metrics.get("accuracy")
-    yield from _fall("accuracy", before, evidence.rows, right, least, level)
+    yield from _fall(metric, metrics.get(metric), evidence.rows, right, least, level)
     known = {(one.column, one.value): one for one in evidence.slices if one.rows >= least}
     for part in sorted(known.keys() & parts, key=lambda one: (-len(parts[one]), one))[:MOST_SLICES]:
-        name, one = f"accuracy:{part[0]}={part[1]}", known[part]
-        before = one.candidate.get("accuracy")
-        yield from _fall(name, before, one.rows, parts[part], least, level)
+        name, one = f"{metric}:{part[0]}={part[1]}", known[part]
+        yield from _fall(name, one.candidate.get(metric), one.rows, parts[part], least, level)
+
+
+def _rightness(answer: Any, label: str, variance: float | None) -> float:
+    """1 for the right class, else 0; of a number 1 less its squared error in parts of the variance;
+    NaN for a label that is none."""
+    if variance is None:
+        return float(answer == label)
+    with contextlib.suppress(ValueError):
+        return float(1 - (answer - float(label)) ** 2 / variance)
+    return math.nan
 
 
 def _fall(
-    name: str, before: float | None, count: int, right: Sequence[bool], least: int, level: float
+    name: str, before: float | None, count: int, found: Sequence[float], least: int, level: float
 ) -> Iterator[Signal]:
-    """Of the accuracy of `count` rows `before` to that of the rows that are `right` or not now."""
+    """From `before`, of `count` rows, to the mean of what each row has now."""
+    right = [one for one in found if math.isfinite(one)]
     if before is None or min(len(right), count) < least:
         return
     now, rows_now = float(np.mean(right)), len(right)
     pooled = (before * count + now * rows_now) / (count + rows_now)
-    deviation = math.sqrt(pooled * (1 - pooled) * (1 / count + 1 / rows_now))
+    variance = float(np.var(right)) if name.startswith("r2") else pooled * (1 - pooled)
+    deviation = math.sqrt(variance * (1 / count + 1 / rows_now))
     chance = NormalDist().cdf((now - before) / deviation) if deviation else float(now >= before)
     yield Signal(
         name=name, before=before, now=now, effect=before - now, rows=rows_now,

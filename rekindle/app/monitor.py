@@ -43,7 +43,8 @@ def check(
         raise RequestError(what, where=model.name, fix=fix)
     seen = monitor.seen(to.root, model.name, model.digest, start, now)
     rows, labels = seen.rows, dict[str, monitor.Label]()
-    if asked.labels and len(rows) and rows.column("label").null_count < len(rows):
+    answers = (rows.column(name).null_count < len(rows) for name in ("label", "value"))
+    if asked.labels and len(rows) and any(answers):
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = rows.filter(pc.less(rows.column("time"), young))
         modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}

@@ -89,9 +89,10 @@ def moved(triggers: TriggersSpec, seen: Monitored) -> Moved:
     alarms = []
     for one in seen.signals:
         # a new model makes no server faster, and `live_drop` is one of all rows
-        if one.name == "latency" or one.name.startswith("accuracy:"):
+        if one.name == "latency" or one.name.startswith(("accuracy:", "r2:")):
             continue
-        least = (0.0 if triggers.drift else None) if one.name != "accuracy" else triggers.live_drop
+        least = 0.0 if triggers.drift else None
+        least = triggers.live_drop if one.name in ("accuracy", "r2") else least
         if one.alarm and least is not None and one.effect >= least:
             alarms.append(f"{one.name} went from {one.before:.3g} to {one.now:.3g}")
     return bool(alarms), "; ".join(alarms) or f"nothing moved: {seen.reason}"

@@ -190,7 +190,6 @@ def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
         (("data", "labels"), data.labels),
         (("train", "label_smoothing"), spec.train.label_smoothing),
         (("model", "teacher"), spec.model.teacher),
-        (("monitor", "labels"), spec.monitor and spec.monitor.labels),
         (("deploy", "precision"), spec.deploy and spec.deploy.precision),
     ):
         if numeric and given:

@@ -76,7 +76,7 @@ class MonitorSpec(Section):
     """Probability that a check raises an alarm, by any of its signals, although nothing changed."""
     labels: str = ""
     """Where the true labels arrive, as in `data.source`: rows with `data.columns.key` and
-    `data.columns.label`, and with those of `data.slices` to compare the accuracy of each slice.
-    Needs the key in what is sent to the server."""
+    `data.columns.label` (or `target`), and with those of `data.slices` to compare the accuracy of
+    each slice. Needs the key in what is sent to the server."""
     label_delay: Duration | None = None
     """How long labels take: live accuracy leaves out younger rows, whose early labels mislead."""

@@ -54,8 +54,8 @@ class TriggersSpec(Section):
     """Whether an alarm of `rekindle monitor` about inputs or predictions makes it due; one about
     latency does not."""
     live_drop: float | None = Field(None, gt=0, lt=1)
-    """By how much live accuracy must have fallen, in an alarm of `rekindle monitor`, to make it
-    due."""
+    """By how much live accuracy (for text_regression R²) must have fallen, in an alarm of `rekindle
+    monitor`, to make it due."""
     cooldown: Duration | None = None
     """How long after a run began no other does. It doubles with each run in a row that failed or
     whose candidate was refused, up to 32 times."""

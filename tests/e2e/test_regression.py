@@ -63,7 +63,8 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
     assert json.loads(values) == pytest.approx([short, long], rel=1e-4)
 
     port = free_port()
-    (cli.folder / "watched.yaml").write_text(f"extends: {CONFIG}\nmonitor: {{min_rows: 50}}\n")
+    watched, labels = cli.folder / "watched.yaml", cli.folder / "late.jsonl"
+    watched.write_text(f"extends: {CONFIG}\nmonitor: {{min_rows: 50, labels: {labels}}}\n")
     serve = [
         sys.executable,
         "-m",
@@ -79,7 +80,9 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
         rows = [
             json.loads(line) for line in (CONFIGS / "data/repairs.jsonl").read_text().splitlines()
         ]
-        asked = [{"text": row["text"]} for row in rows if "cargo" in row["text"]][:100]
+        asked = [{"id": row["id"], "text": row["text"]} for row in rows if "cargo" in row["text"]][
+            :100
+        ]
         answer = server.client.post(
             "/predict", json={"instances": [{"text": SHORT}, *asked]}
         ).json()
@@ -89,11 +92,27 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
     finally:
         server.process.terminate()
         server.process.wait(30)
-    found = cli.json("monitor", "watched.yaml", code=3)
-    signals = {one["name"]: one for one in found["signals"]}
-    assert signals["value"]["alarm"], "cargo bikes take twice as long"
-    assert signals["value"]["now"] > 1.2 * signals["value"]["before"]
-    assert not {"confidence", "prediction", "accuracy"} & signals.keys()
+    signals = {}
+    for name, times in (("as ever", 1.0), ("slower", 1.8)):
+        late = [{**row, "minutes": times * row["minutes"]} for row in rows]
+        labels.write_text(
+            "".join(
+                json.dumps(row) + "\n" for row in [*late, {"id": late[0]["id"], "minutes": "soon"}]
+            )
+        )
+        found = cli.json("monitor", watched, code=3)
+        signals[name] = {one["name"]: one for one in found["signals"]}
+    value, right = signals["as ever"]["value"], signals["as ever"]["r2"]
+    assert value["alarm"], "cargo bikes take twice as long"
+    assert value["now"] > 1.2 * value["before"]
+    assert not {"confidence", "prediction", "accuracy"} & signals["as ever"].keys()
+    assert right["before"] == pytest.approx(first["metrics"]["r2"])
+    assert right["now"] > 0.5
+    assert right["rows"] >= 50
+    wrong = signals["slower"]["r2"]
+    assert wrong["alarm"]
+    assert wrong["now"] < right["now"] - 0.3
+    assert any(name.startswith("r2:shop=") for name in signals["slower"])
 
 
 def test_what_a_config_of_numbers_cannot_mean_is_refused_early(cli):
@@ -105,7 +124,6 @@ def test_what_a_config_of_numbers_cannot_mean_is_refused_early(cli):
         "train.sampling=balanced": "an example of text_regression has no class",
         "train.label_smoothing=0.1": "a regression has no classes",
         "evaluate.gate.max_churn=0.1": "a regression has no classes to predict",
-        "monitor.labels=labels.jsonl": "a regression has no classes",
         "deploy.precision=int8": "a regression has no classes",
         "task=text_classification": "`target` is used only by text_regression",
         "data.columns.target=hours": "no column `hours`",
