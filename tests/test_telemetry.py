@@ -1,6 +1,7 @@
 """What a monitoring system receives of runs, by OTLP; and that nothing waits for one that does not answer."""
 
 import datetime
+import gzip
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ from rekindle.telemetry import Telemetry
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.ports import free_port
 from tests.servers.collector import collector
+from tests.servers.tls_hosts import Answer, Hosts
 from tests.support.cli import rekindle
 
 PIPELINE = """
@@ -30,7 +32,14 @@ def say():
 def hello():
     say()
 """
+SEND = """
+from rekindle.telemetry import Telemetry
+sent = Telemetry(config="reviews", platform="local")
+sent.set({"monitor.alarm": 1.0, "train.loss": 0.5}, run_key="0123")
+sent.close()
+"""
 CONFIGS = Path(__file__).parents[1] / "configs"
+PLATFORMS = Path(telemetry.__file__).parent / "platforms"
 
 
 @pytest.fixture
@@ -192,3 +201,75 @@ def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, 
     lost.set({"train.loss": 0.4})
     lost.close()
     assert "telemetry: CloudWatch took nothing: Could not connect" in caplog.text
+
+
+def test_azure_monitor_receives_the_metric_that_its_alarm_asks_for(tmp_path):
+    """By Microsoft's own exporter; the alarm splits by `config` in the default namespace."""
+    pytest.importorskip("azure.monitor.opentelemetry.exporter")
+    host, envelopes = "westeurope-5.in.applicationinsights.azure.com", []
+
+    def answer(asked):
+        assert str(asked) == f"POST https://{host}/v2.1/track"
+        packed = asked.headers.get("content-encoding") == "gzip"
+        envelopes.extend(json.loads(gzip.decompress(asked.body) if packed else asked.body))
+        taken = len(envelopes)
+        return Answer(200, {"itemsReceived": taken, "itemsAccepted": taken, "errors": []})
+
+    key = "00000000-0000-0000-0000-000000000001"
+    with Hosts(tmp_path, (host,), answer) as hosts:
+        own = {
+            "APPLICATIONINSIGHTS_CONNECTION_STRING": f"InstrumentationKey={key};IngestionEndpoint=https://{host}/",
+            "APPLICATIONINSIGHTS_STATSBEAT_DISABLED_ALL": "true",
+            "OTEL_METRICS_EXPORTER": "azure_monitor_opentelemetry_exporter",
+        }  # fmt: skip
+        # a process of its own: the exporter leaves threads behind
+        words = [sys.executable, "-c", SEND]
+        subprocess.run(words, env=os.environ | hosts.environment | own, check=True, timeout=60)
+        assert hosts.strangers == []
+    assert {one["iKey"] for one in envelopes} == {key}
+    assert {one["data"]["baseType"] for one in envelopes} == {"MetricData"}
+    told = [one["data"]["baseData"] for one in envelopes]
+    told = [one for one in told if "config" in one["properties"]]  # not what it counts of itself
+    found = {metric["name"]: metric for one in told for metric in one["metrics"]}
+    assert {name: metric["value"] for name, metric in found.items()} == {
+        "rekindle.monitor.alarm": 1.0, "rekindle.train.loss": 0.5,
+    }  # fmt: skip
+    assert all("ns" not in metric for metric in found.values())
+    properties = {"config": "reviews", "platform": "local", "run_key": "0123"}
+    assert [one["properties"] for one in told] == [properties] * 2
+    alarm = (PLATFORMS / "azureml" / "alarms.yaml.j2").read_text()
+    assert '"azure.applicationinsights", "rekindle.monitor.alarm"' in alarm
+
+
+@pytest.mark.filterwarnings("ignore:CloudMonitoringMetricsExporter is deprecated")
+def test_cloud_monitoring_receives_the_metric_that_its_alarm_asks_for(monkeypatch, caplog):
+    """By Google's own exporter and client; only the channel and the credentials are of this machine."""
+    pytest.importorskip("opentelemetry.exporter.cloud_monitoring")
+    import google.auth
+    import grpc
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud.monitoring_v3.services.metric_service import transports
+
+    from tests.servers.google.metrics import serving
+
+    known = AnonymousCredentials(), "forge"
+    monkeypatch.setattr(google.auth, "default", lambda *args, **words: known)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "gcp_monitoring")
+    with serving("forge") as (service, address):
+
+        def channel(cls, *args, **words):
+            return grpc.insecure_channel(address)
+
+        transport = transports.MetricServiceGrpcTransport
+        monkeypatch.setattr(transport, "create_channel", classmethod(channel))
+        sent = Telemetry(config="reviews", platform="local")
+        sent.set({"monitor.alarm": 1.0, "train.loss": 0.5}, run_key="0123")
+        sent.close()
+    labels = {"config": "reviews", "platform": "local", "run_key": "0123"}
+    assert sorted(service.points) == [
+        ("workload.googleapis.com/rekindle.monitor.alarm", labels, 1.0),
+        ("workload.googleapis.com/rekindle.train.loss", labels, 0.5),
+    ]
+    assert caplog.text == ""
+    alarm = (PLATFORMS / "vertex" / "alarms.yaml.j2").read_text()
+    assert "workload_googleapis_com:rekindle_monitor_alarm{config=" in alarm
