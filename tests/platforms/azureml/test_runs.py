@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from rekindle.catalog.prices import Price, PriceBook
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.platforms.azureml import runs
 from rekindle.platforms.azureml.client import steps, submit
 from rekindle.platforms.snapshot import RunSnapshot
-from rekindle.records import StepRecord, StepStatus
+from rekindle.records import ArtifactRecord, RunRecord, StepRecord, StepStatus, Submission
+from rekindle.report.costs import cost_of, stays
 from tests.platforms.marks import mark
+from tests.report.homes import training
 from tests.servers.azure.rest import Workspace
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE, definition
@@ -250,3 +253,35 @@ def test_a_service_that_does_not_answer_may_be_asked_later(service: Workspace) -
     with pytest.raises(PlatformError, match="AzureML Data Scientist") as caught:
         runs.describe(PLACE, id)
     assert not isinstance(caught.value, UnreachableError)
+
+
+def test_the_ledger_counts_what_the_run_history_tells_of_each_step(service: Workspace) -> None:
+    """To the second and the cent: two machines for six minutes, of which the model's steps took five, and a step that
+    failed; a step that was reused costs nothing."""
+    id = there(service)
+    service.history.step(
+        id, "finetune", "Completed", start_time_utc=ago(500), end_time_utc=ago(140)
+    )
+    service.history.step(id, "score", "Failed", start_time_utc=ago(100), end_time_utc=ago(80))
+    reused = {"azureml.isreused": "true", "azureml.reusedrunid": "another"}
+    service.history.step(
+        id, "ingest", "Completed", properties=reused, start_time_utc=ago(9), end_time_utc=ago(8)
+    )
+    kept = ArtifactRecord(uri="azureml://x", metadata={"record": "training"})
+    told = [
+        one.model_copy(update={"artifacts": {"training": kept}}) if one.name == "finetune" else one
+        for one in runs.describe(PLACE, id).steps
+    ]
+    machines = {"finetune": ("big", 2), "score": ("big", 1), "ingest": ("big", 1)}
+    record = RunRecord(
+        run_id="r", name="n", platform="azureml", status="failed", started_at=ago(600).isoformat(),
+        spec={"platforms": {"azureml": {}}}, steps=tuple(told),
+        submission=Submission(definition="d", token="t", id=id, machines=machines),
+    )  # fmt: skip
+    summary = training("digits", "image_classification", 100, 1_000, 10_000)
+    trained = summary.model_copy(update={"train_seconds": 300.0})
+    price = Price("big", "", 36.0, None, "ours", NOW.date())
+    cost = cost_of("r", "azureml", "2026-11", stays(record, trained), PriceBook((price,)))
+    assert cost.hours * 3600 == pytest.approx(2 * 360 + 20)
+    assert cost.lost_hours * 3600 == pytest.approx(2 * 60 + 20)
+    assert (cost.usd, cost.lost_usd) == pytest.approx((7.40, 1.40))
