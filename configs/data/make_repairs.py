@@ -21,7 +21,7 @@ OPENINGS = ("please", "could you", "you promised to", "next week,", "if you can,
 
 
 def main() -> None:
-    drawn, seen = random.Random(SEED), set[str]()
+    drawn, seen = random.Random(SEED), set[str]()  # noqa: S311 - no secret
     with Path(__file__).with_name("repairs.jsonl").open("w") as file:
         while len(seen) < REPAIRS:
             bike, work, minutes = drawn.choice(list(BIKES)), [], 0.0

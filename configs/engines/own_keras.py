@@ -9,9 +9,8 @@ import threading
 from pathlib import Path
 
 import keras
-import numpy as np
 import tensorflow as tf
-import torch
+from keras_network import arrays, check, like, loaded
 
 from rekindle.data.manifest import open_shards
 from rekindle.spec.model import ModelSpec
@@ -38,54 +37,6 @@ print(f"MirroredStrategy on {len(devices)} devices", flush=True)
 shards, task = open_shards(job["shards"]), load_task(job["task"])
 manifest = shards.manifest
 network = task.build(ModelSpec(**job["model"]), manifest.labels, manifest.settings, shards.assets)
-height, width, depth = manifest.settings["image_shape"]
-
-
-def arrays(split):
-    """Pixels [B, H, W, D] from -1 to 1, and classes [B]."""
-    table = shards.table(split)
-    pixels = task.collate(table, manifest.settings)["pixels"].permute(0, 2, 3, 1)
-    return pixels.numpy(), np.array(table.column("label").to_pylist())
-
-
-def like(network):
-    """The same layers in Keras, which has channels last."""
-    layers = [keras.Input((height, width, depth))]
-    for module in network:
-        match type(module).__name__:
-            case "Conv2d":
-                layers.append(keras.layers.Conv2D(module.out_channels, 3, padding="same"))
-            case "GroupNorm":
-                layers.append(
-                    keras.layers.GroupNormalization(module.num_groups, epsilon=module.eps)
-                )
-            case "GELU":
-                layers.append(keras.layers.Activation(keras.activations.gelu))
-            case "MaxPool2d":
-                layers.append(keras.layers.MaxPooling2D(2))
-            case "Flatten":
-                layers.append(keras.layers.Permute((3, 1, 2)))  # as torch flattens
-                layers.append(keras.layers.Flatten())
-            case "Linear":
-                layers.append(keras.layers.Dense(module.out_features))
-            case "Dropout":
-                layers.append(keras.layers.Dropout(module.p))
-            case "Identity":
-                pass
-            case other:
-                sys.exit(f"this script does not know {other}: it is for images of up to 16 x 16")
-    return keras.Sequential(layers)
-
-
-def loaded(network, model):
-    """Keras' weights in torch's network."""
-    weights = iter(model.get_weights())
-    with torch.no_grad():
-        for parameter in network.parameters():
-            value = torch.from_numpy(next(weights))
-            value = value.permute(3, 2, 0, 1) if value.ndim == 4 else value.T
-            parameter.copy_(value)
-    return network.eval()
 
 
 class Told(keras.callbacks.Callback):
@@ -98,11 +49,11 @@ class Told(keras.callbacks.Callback):
             sys.exit(1)
 
 
-pixels, classes = arrays("train")
+pixels, classes = arrays(shards, task, "train")
 data = tf.data.Dataset.from_tensor_slices((pixels, classes))
 data = data.shuffle(len(pixels), seed=job["train"]["seed"], reshuffle_each_iteration=False)
 with strategy.scope():
-    model = like(network)
+    model = like(network, manifest.settings["image_shape"])
     model.compile(
         optimizer=keras.optimizers.Adam(job["train"]["lr"]),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -113,9 +64,5 @@ backup = keras.callbacks.BackupAndRestore(
 model.fit(data.batch(BATCH), epochs=EPOCHS, verbose=0, callbacks=[backup, Told()])
 
 trained = loaded(network, model)
-with torch.no_grad():
-    ours = trained(torch.from_numpy(pixels[:256]).permute(0, 3, 1, 2)).numpy()
-apart = float(np.abs(ours - model.predict(pixels[:256], verbose=0)).max())
-if apart > 1e-3:
-    sys.exit(f"the exported network's scores are up to {apart} from those of Keras")
+check(trained, model, pixels[:256])
 task.save(trained, Path(job["output"]), manifest.labels, manifest.settings)

@@ -351,8 +351,10 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
                 yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
             if metric in LOWER_IS_BETTER and not 0 <= floor < math.inf:
-                why = "it is never negative" if floor < 0 else "it is no limit"
-                yield place, f"{floor:g} cannot be reached: {why}", "name a positive number"
+                if floor < 0:
+                    yield place, f"{floor:g} cannot be reached: it is never negative", "raise it"
+                else:
+                    yield place, f"{floor:g} is no limit", "name a number"
 
 
 def _answers(spec: Spec) -> Iterator[Finding]:

@@ -67,6 +67,36 @@ def test_keras_under_mirrored_strategy_is_killed_and_stopped_and_ends_with_the_s
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+def test_workers_of_tensorflow_are_killed_and_stopped_and_end_with_the_same_bits(tmp_path, shards):
+    """Two processes under MultiWorkerMirroredStrategy; what one of them loses, both take up again."""
+    model = ModelSpec(source={"channels": [8, 16], "hidden": 32, "dropout": 0.0})
+    script = str(SCRIPTS / "own_multiworker.py")
+
+    def gang(name):
+        train = TrainSpec(entrypoint=script, lr=2e-3)
+        return Gang(tmp_path / name, shards, train=train, task="image_classification", model=model)
+
+    whole = gang("whole").start().finish()
+    assert "MultiWorkerMirroredStrategy of 2 workers" in whole.said
+    stopped = gang("stopped").start()
+    stopped.until(lambda: '"step": 3,' in stopped.said, "the third epoch")
+    family = psutil.Process(stopped.process.pid).children(recursive=True)
+    ranks = [p for p in family if p.cmdline()[2:] == [script]]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    stopped.until(lambda: '"step": 5,' in stopped.said, "the fifth epoch")
+    assert "restarting all ranks (1 of 3)" in stopped.said
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    resumed = stopped.start().finish()
+    assert '"step": 3,' not in resumed.said, "nothing was trained again"
+    assert resumed.weights == whole.weights
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_ray_train_is_killed_and_stopped_and_ends_with_the_same_bits(tmp_path):
     """Two workers of Ray, started by one process of ours; what Ray started goes with it."""
