@@ -35,6 +35,34 @@ def test_accelerate_stops_when_asked_and_goes_on_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not built")
+def test_horovod_is_killed_and_stopped_and_ends_with_the_same_bits(tmp_path):
+    texts = written(tmp_path, "text_classification", DISTILBERT)
+    script = str(SCRIPTS / "own_horovod.py")
+
+    def gang(name):
+        train = TrainSpec(entrypoint=script, lr=1e-3)
+        return Gang(tmp_path / name, texts, train=train, task="text_classification", model=DISTILBERT)  # fmt: skip
+
+    whole = gang("whole").start().finish()
+    assert '"step": 40, "steps": 40' in whole.said
+    stopped = gang("stopped").start()
+    stopped.until(lambda: '"step": 22,' in stopped.said, "step 22")
+    family = psutil.Process(stopped.process.pid).children(recursive=True)
+    ranks = [p for p in family if p.cmdline()[2:] == [script]]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    stopped.until(lambda: "restarting all ranks (1 of 3)" in stopped.said, "the restart")
+    stopped.until(lambda: stopped.said.count('"step": 30,') == 1, "step 30")
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    resumed = stopped.start().finish()
+    assert '"step": 30,' not in resumed.said, "nothing was trained again"
+    assert '"step": 40, "steps": 40' in resumed.said
+    assert resumed.weights == whole.weights
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
