@@ -18,6 +18,12 @@ def metric(value: float | None) -> str:
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
+def fixed(value: float, sign: str = "") -> str:
+    """Four decimals, of a number for which they tell something; `sign` "+": also of a gain."""
+    exact = not value or 5e-5 <= abs(value) < 1e6
+    return format(value, f"{sign}.4f" if exact else f"{sign}.3g")
+
+
 def signed(value: float | None) -> str:
     """A difference with its sign; 0.0123 -> +0.0123."""
     text = metric(value)

@@ -10,7 +10,6 @@ reach a floor, so that a million rows do not alarm about nothing. Too few rows n
 N rows now."""
 
 import collections
-import contextlib
 import dataclasses
 import datetime as dt
 import logging
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rekindle.data.columns import as_python, texts
+from rekindle.data.columns import as_python, number_of, texts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.signals import LOGGED
 from rekindle.data.source import open_source
@@ -118,15 +117,21 @@ def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> 
     wanted = {name: kinds[name] for name in (names.key, answer, *slices)}
     for raw in open_source(data, modality).read(wanted, findings):
         keys = texts(raw, names.key, "scalar", findings).values.to_pylist()
-        values = [str(as_python(value)) for value in raw.columns[answer]]
         if names.target is None:
             values = texts(raw, answer, "scalar", findings).values.to_pylist()
+        else:
+            given = list(map(as_python, raw.columns[answer]))
+            values = [
+                None if value in (None, b"", "") else str(number_of(value)) for value in given
+            ]
         # a value that cannot be text puts its row into no slice, as a missing one does
         parts = [texts(raw, one, "scalar", Findings()).values.to_pylist() for one in slices]
         for key, value, *part in zip(keys, values, *parts, strict=True):
             if key and value and key in ids:
                 known = zip(slices, part, strict=True)
                 found[key] = Label(value, tuple((name, one) for name, one in known if one))
+    if bad := sum(one.value == "nan" for one in found.values()):
+        log.warning("%d of the numbers that arrived in %s are none", bad, source)
     try:
         findings.raise_if_any()
     except DataError as error:
@@ -278,9 +283,8 @@ def _rightness(answer: Any, label: str, variance: float | None) -> float:
     NaN for a label that is none."""
     if variance is None:
         return float(answer == label)
-    with contextlib.suppress(ValueError):
-        return float(1 - (answer - float(label)) ** 2 / variance)
-    return math.nan
+    error = answer - float(label)
+    return float(1 - error * error / variance)
 
 
 def _fall(

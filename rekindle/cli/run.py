@@ -112,7 +112,9 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
     if result.window:
         lines.append(("window", formats.window(result.window)))
     if result.metrics:
-        lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
+        lines.append(
+            ("metrics", "  ".join(f"{k} {formats.fixed(v)}" for k, v in result.metrics.items()))
+        )
     if result.gate:
         words = WORDS[result.gate.decision].format(run=result.run_id)
         if result.model and not result.model.created:

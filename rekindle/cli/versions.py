@@ -30,7 +30,7 @@ def _lines(found: ChampionRecord) -> list[str]:
     since = f", {_words(change)}" if change else ", since before rekindle kept the time"
     lines = [f"{found.name} version {found.version} is champion{since}"]
     if found.metrics:
-        metrics = "  ".join(f"{name} {value:.4f}" for name, value in found.metrics.items())
+        metrics = "  ".join(f"{k} {formats.fixed(v)}" for k, v in found.metrics.items())
         lines.append(f"metrics   {metrics}")
     compared = f"version {found.beaten}" if found.beaten else "no champion"
     lines.append(f"judged    against {compared}: {found.reason}")

@@ -151,6 +151,15 @@ def scalar_text(value: object) -> str | None:
     return None
 
 
+def number_of(value: Any) -> float:
+    """A value of a column, also as text; NaN for what is no finite number."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
 _TEXT_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
     pa.types.is_large_binary,

@@ -229,7 +229,7 @@ class _Ingestion:
         if not findings:  # else what was read may not be all
             self._check(self.seen)
         files, class_rows = [*self._taken(out)], self.class_rows
-        labelled = self.modality != "document" and data.columns.target is None
+        labelled = self.modality != "document" and not data.is_numeric
         rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
@@ -336,8 +336,7 @@ class _Piece:
 
     def write(self, source: Any, folder: Path) -> None:
         """Write the examples that `source` gives: divided, or with their times."""
-        numeric = self.data.columns.target is not None
-        schema = examples.schema_of(self.modality, self.data.slices, numeric)
+        schema = examples.schema_of(self.modality, self.data.slices, self.data.is_numeric)
         if self.data.split.by == "time":
             without = schema.remove(schema.get_field_index("split"))
             timed = without.append(pa.field(_TIME, pa.int64()))
@@ -401,8 +400,8 @@ def count_times(order: Order, item: Entry) -> list[list[int]]:
 @kept
 def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of an undivided piece, divided by the cuts."""
-    numeric = order["data"]["columns"]["target"] is not None
-    schema = examples.schema_of(order["modality"], order["data"]["slices"], numeric)
+    data = DataSpec.model_validate(order["data"])
+    schema = examples.schema_of(order["modality"], data.slices, data.is_numeric)
     undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
     with undivided as path, ExamplesWriter(folder, schema) as writer:
         splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])

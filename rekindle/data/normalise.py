@@ -4,7 +4,6 @@ A language model reads JSON, a list of [role, content]: a plain text has the rol
 `prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag for each."""
 
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import columns
-from rekindle.data.columns import Mask, RawBatch, as_python, texts, with_mask
+from rekindle.data.columns import Mask, RawBatch, as_python, number_of, texts, with_mask
 from rekindle.data.encodings import encodable
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
@@ -118,10 +117,12 @@ class Normaliser:
 
     def _number(self, raw: RawBatch, target: str) -> tuple[pa.Array, Mask]:
         given = list(map(as_python, raw.columns[target]))
-        values = np.array([_number(value) for value in given], np.float64)
+        values = np.array(list(map(number_of, given)), np.float64)
         fit = np.isfinite(values)
         for row in np.flatnonzero(~fit).tolist():
-            self._findings.add("no number", raw.place(row), f"{target}: {given[row]!r}")
+            value = given[row]
+            value = value.decode(errors="replace") if isinstance(value, bytes) else value
+            self._findings.add("no number", raw.place(row), f"{target}: {value!r}")
         return pa.array(values), fit
 
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
@@ -141,14 +142,6 @@ class Normaliser:
         for row in np.flatnonzero(rows).tolist():
             self._findings.add(kind, raw.place(row))
         return rows
-
-
-def _number(value: Any) -> float:
-    """NaN for what is none."""
-    try:
-        return math.nan if isinstance(value, bool) else float(value)
-    except (ValueError, TypeError, OverflowError):
-        return math.nan
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:

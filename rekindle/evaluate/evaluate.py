@@ -35,6 +35,7 @@ from rekindle.data.signals import MOST_ROWS
 from rekindle.evaluate.scores import SCORES, Scores
 from rekindle.evaluate.scores.base import Floats, Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
+from rekindle.formats import fixed
 from rekindle.records import (
     LOWER_IS_BETTER,
     Audit,
@@ -254,8 +255,8 @@ def judge(
             least = -spec.gate.margin if worse else spec.gate.min_delta
             lower, upper = comparison.lower, comparison.upper
             passed = lower > least and comparison.estimate > least
-            gain = f"the gain in {metric} is {comparison.estimate:+.4f}"
-            interval = f"[{lower:+.4f}, {upper:+.4f}] at {100 * confidence:.6g}%"
+            gain = f"the gain in {metric} is {fixed(comparison.estimate, '+')}"
+            interval = f"[{fixed(lower, '+')}, {fixed(upper, '+')}] at {100 * confidence:.6g}%"
             relation = "lies above" if passed else "does not lie above"
             bound = f"whose lower bound {relation} {least:g}"
             checks.append(Check(
@@ -426,7 +427,7 @@ def _floor(
     value, falls = metrics.get(metric, math.nan), metric in LOWER_IS_BETTER
     passed = value <= floor if falls else value >= floor
     reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
-    detail = f"{metric} {value:.4f}{where} {reached}"
+    detail = f"{metric} {fixed(value)}{where} {reached}"
     return Check(name=check, passed=passed, detail=detail, value=value, threshold=floor)
 
 
@@ -454,9 +455,11 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
         if passed and not small:
             allowed += f", which chance may explain (p = {part.p_value:.2g})"
         if sign > 0:
-            detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
+            detail = f"{where} {'gains' if drop <= 0 else 'loses'} {fixed(abs(drop))} of {metric}"
         else:
-            detail = f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {abs(drop):.4f}"
+            detail = (
+                f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {fixed(abs(drop))}"
+            )
         name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
         known = {"value": drop, "threshold": spec.max_slice_drop}
         checks.append(Check(name=name, passed=passed, detail=detail, **known))
@@ -476,10 +479,10 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 def _praise(spec: EvaluateSpec, metric: str, ours: Scores, comparison: Comparison | None) -> str:
     value = ours.metrics[metric]
     if comparison is None:
-        reached = f"{metric} {value:.4f} reaches every floor"
+        reached = f"{metric} {fixed(value)} reaches every floor"
         return f"first model: {reached if spec.floor else ours.trivial(metric).detail}"
     how = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
         how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"
-    interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
-    return f"{metric} {value:.4f} {how} {comparison.estimate:+.4f} {interval}"
+    interval = f"[{fixed(comparison.lower, '+')}, {fixed(comparison.upper, '+')}]"
+    return f"{metric} {fixed(value)} {how} {fixed(comparison.estimate, '+')} {interval}"

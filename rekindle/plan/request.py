@@ -66,7 +66,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     assert spec.data is not None
     kind = KIND_OF[spec.task]
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
-    classes = 1 if spec.data.columns.target is not None else classes
+    classes = 1 if spec.data.is_numeric else classes
     shape, taught = shape_of(model_config(spec, ask_hub), classes), None
     if (teacher := spec.model.teacher) is not None:
         taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)

@@ -181,16 +181,25 @@ def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
 def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """The number that a regression predicts, and what only models with classes know."""
     numeric, place = spec.task == NUMERIC, ("data", "columns", "target")
-    if spec.task in BUILTIN_TASKS and numeric != (data.columns.target is not None):
-        if not numeric:
+    for part in data.parts if spec.task in BUILTIN_TASKS else ():
+        if part.columns.target is not None and not numeric:
             yield place, f"`target` is used only by {NUMERIC}", "remove it, or change the task"
-        else:
-            yield place, "no column holds the number to predict", "name one here"
+        elif part.columns.target is None and numeric:
+            fix = "name one here, or for each of data.sources"
+            yield place, f"no column of {part.named} holds the number to predict", fix
+    gate = spec.evaluate.gate
+    unset = gate.mode == "noninferiority" and "margin" not in gate.model_fields_set
+    if unset and gate.metric in ("rmse", "mae"):
+        what = (
+            f"{gate.metric} has the target's unit, in which {gate.margin:g} may be all or nothing"
+        )
+        yield ("evaluate", "gate", "margin"), what, "name a margin, or compare r2"
     for path, given in (
         (("data", "labels"), data.labels),
         (("train", "label_smoothing"), spec.train.label_smoothing),
         (("model", "teacher"), spec.model.teacher),
-        (("deploy", "precision"), spec.deploy and spec.deploy.precision),
+        (("deploy", "precision"), spec.deploy.precision),
+        (("deploy", "max_disagreement"), spec.deploy.max_disagreement),
     ):
         if numeric and given:
             yield path, "a regression has no classes", "remove it"
@@ -348,7 +357,8 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             place = "evaluate", field, metric
             if spec.task in BUILTIN_TASKS and metric not in known:
                 yield place, f"{spec.task} has no {metric}", fix
-            if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
+            lowest = -math.inf if metric == "r2" else 0
+            if metric not in LOWER_IS_BETTER and not lowest <= floor <= 1:
                 yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
             if metric in LOWER_IS_BETTER and not 0 <= floor < math.inf:
                 if floor < 0:

@@ -224,6 +224,11 @@ class DataSpec(Section):
     """Processes of a machine; without it, one a core."""
 
     @property
+    def is_numeric(self) -> bool:
+        """Whether numbers are to be predicted."""
+        return any(part.columns.target is not None for part in self.parts)
+
+    @property
     def parts(self) -> tuple["DataSpec", ...]:
         """One of these for each of `sources`, or this one."""
         if not self.sources:

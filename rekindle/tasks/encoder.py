@@ -215,7 +215,7 @@ class TextRegression(TextClassification):
         settings = super().fit(train, data, model, assets)
         values_N = np.concatenate([np.asarray(batch.column("label")) for batch in train()])
         known = dict(zip(SCALE, (float(values_N.mean()), float(values_N.std())), strict=True))
-        if not 0 < known["target_std"] < math.inf:
+        if not 1e-12 * abs(known["target_mean"]) < known["target_std"] < math.inf:
             what = "all training examples have the same number, or numbers beyond all bounds"
             raise DataError(what, where="data.columns.target", fix="name another column")
         return {**settings, **known}

@@ -234,6 +234,7 @@ def check_start(
     if model.labels != labels:
         what = f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}"
         fix = "set data.labels to the model's classes, or name another model"
+        fix = fix if labels and model.labels else "name a model of the same task"
         raise StepError(what, where=where, fix=fix)
     ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):

@@ -94,13 +94,20 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
         server.process.wait(30)
     signals = {}
     for name, times in (("as ever", 1.0), ("slower", 1.8)):
-        late = [{**row, "minutes": times * row["minutes"]} for row in rows]
-        labels.write_text(
-            "".join(
-                json.dumps(row) + "\n" for row in [*late, {"id": late[0]["id"], "minutes": "soon"}]
-            )
+        late = [
+            {"id": row["id"], "minutes": times * row["minutes"], "shop": row["shop"]}
+            for row in rows
+        ]
+        late += [{"id": late[0]["id"], "minutes": "soon"}, {"id": late[1]["id"], "minutes": 1e200}]
+        labels.write_text("".join(json.dumps(row) + "\n" for row in late))
+        table = cli.folder / "late.csv"
+        table.write_text(
+            "id,minutes,shop\n"
+            + "".join(f"{row['id']},{row['minutes']},{row.get('shop', '')}\n" for row in late)
         )
         found = cli.json("monitor", watched, code=3)
+        again = cli.json("monitor", watched, "--set", f"monitor.labels={table}", code=3)
+        assert [one["now"] for one in again["signals"]] == [one["now"] for one in found["signals"]]
         signals[name] = {one["name"]: one for one in found["signals"]}
     value, right = signals["as ever"]["value"], signals["as ever"]["r2"]
     assert value["alarm"], "cargo bikes take twice as long"
@@ -119,12 +126,15 @@ def test_what_a_config_of_numbers_cannot_mean_is_refused_early(cli):
     for setting, said in {
         "evaluate.gate.metric=accuracy": "text_regression has no accuracy",
         "evaluate.floor={rmse: -1}": "it is never negative",
-        "data.columns.target=": "no column holds the number to predict",
+        "data.columns.target=": "repairs.jsonl holds the number to predict",
         "train.class_weights=balanced": "a regression has no classes",
         "train.sampling=balanced": "an example of text_regression has no class",
         "train.label_smoothing=0.1": "a regression has no classes",
         "evaluate.gate.max_churn=0.1": "a regression has no classes to predict",
         "deploy.precision=int8": "a regression has no classes",
+        "deploy={shadow: 20, max_disagreement: 0.1}": "a regression has no classes",
+        "evaluate.gate={metric: mae, mode: noninferiority}": "mae has the target's unit",
+        "evaluate.floor={r2: 1.1}": "cannot be reached",
         "task=text_classification": "`target` is used only by text_regression",
         "data.columns.target=hours": "no column `hours`",
     }.items():

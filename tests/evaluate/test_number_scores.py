@@ -87,3 +87,20 @@ def test_predictions_are_drawn_in_groups_of_like_size_over_the_true_numbers():
     for one in bins:
         assert one.confidence - one.accuracy == pytest.approx(30)
         assert one.lower <= one.confidence <= one.upper
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e9])
+def test_r2_knows_no_unit(unit):
+    noise = RANDOM.normal(0, 100, len(TRUE))
+    plain = scores_of(TRUE - 1e6 + noise, TRUE - 1e6)
+    scaled = scores_of(unit * (TRUE - 1e6 + noise), unit * (TRUE - 1e6))
+    assert scaled.metrics["r2"] == pytest.approx(plain.metrics["r2"])
+    verdict = gate.judge(EvaluateSpec(floor={"rmse": 1e-20}), "rmse", scaled, None, [], "r2")
+    assert "rmse 0.0000" not in verdict.reason
+
+
+def test_where_nothing_varies_there_is_no_r2_and_no_promotion():
+    flat = scores_of([5.0, 5.5], np.array([5.0, 5.0]))
+    assert math.isnan(flat.metrics["r2"])
+    assert flat.metrics["mae"] == 0.25
+    assert not gate.judge(EvaluateSpec(), "r2", flat, None, [], "r2").promote

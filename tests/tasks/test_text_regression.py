@@ -15,7 +15,8 @@ import transformers
 
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
-from rekindle.errors import DataError
+from rekindle.errors import DataError, SpecError
+from rekindle.spec import load
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import load_task
 from rekindle.train.objectives import objective_of
@@ -110,9 +111,37 @@ def test_the_network_learns_deviations_from_the_mean_and_its_folder_says_which(t
     assert found["value"].to_pylist() == pytest.approx((numbers[:, 0] * deviation + mean).tolist())
 
 
-def test_a_target_that_never_changes_is_refused(tmp_path):
+@pytest.mark.parametrize("value", [5.0, 0.1])
+def test_a_target_that_never_changes_is_refused(tmp_path, value):
     with pytest.raises(DataError, match="the same number"):
-        sharded(tmp_path, [5.0] * 200)
+        sharded(tmp_path, [value] * 200)
+
+
+def test_sources_of_a_mixture_have_targets_of_their_own(tmp_path):
+    (tmp_path / "a").mkdir()
+    written(tmp_path / "a", [1.5] * 60)
+    lines = (json.dumps({"body": f"other {i}", "took": i}) + "\n" for i in range(60))
+    (tmp_path / "b.jsonl").write_text("".join(lines))
+    ours = {"source": str(tmp_path / "a/jobs.jsonl"), "columns": COLUMNS}
+    theirs = {"source": str(tmp_path / "b.jsonl"), "columns": {"text": "body", "target": "took"}}
+    data = {"sources": [ours, theirs], "max_length": 16}
+    plain = {"name": "m", "task": "text_regression", "data": data, "model": {"source": NETWORK}}
+    spec = load.validate(plain, {}, "")
+    ingested(spec.data, tmp_path / "out", modality="text")
+    found = {row["text"]: row["label"] for row in all_examples(tmp_path / "out").to_pylist()}
+    assert len(found) == 120
+    assert (found["job number 7"], found["other 7"]) == (1.5, 7.0)
+    theirs["columns"] = {"text": "body"}
+    with pytest.raises(SpecError, match=r"b\.jsonl holds the number to predict"):
+        load.validate(plain, {}, "")
+
+
+def test_a_row_of_a_csv_is_shown_as_it_is_written(tmp_path):
+    (tmp_path / "jobs.csv").write_text('text,minutes\na,"1,234.5"\n')
+    data = DataSpec(source=str(tmp_path / "jobs.csv"), columns=COLUMNS)
+    with pytest.raises(DataError) as refused:
+        ingested(data, tmp_path / "out", modality="text")
+    assert "(minutes: '1,234.5')" in refused.value.problems[0].where
 
 
 def test_new_rows_that_move_the_mean_leave_old_shards_as_they_are(tmp_path):

@@ -1,7 +1,8 @@
 """Scores of a regression: the number predicted for each example, and the true one.
 
 R² counts squared errors in parts of the variance of all the examples that decide, also on resamples
-and slices, whose own variance may be next to nothing. Shapes: N examples, R resamples."""
+and slices, whose own variance may be next to nothing; it is NaN where they do not vary. Shapes: N
+examples, R resamples."""
 
 import dataclasses
 import functools
@@ -12,7 +13,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
+from rekindle.evaluate.scores.base import Floats, Ints, Scores
 from rekindle.records import LOWER_IS_BETTER, NUMBER_METRICS, CalibrationBin, Check, Contender
 
 BINS = 15
@@ -57,7 +58,7 @@ class NumberScores(Scores):
         squared_R = np.square(errors_N)[picks_RN].mean(1)
         if metric == "rmse":
             return np.asarray(np.sqrt(squared_R), np.float64)
-        return np.asarray(1 - squared_R / max(self.variance, EPSILON), np.float64)
+        return np.asarray(1 - squared_R / (self.variance or math.nan), np.float64)
 
     def trivial(self, metric: str) -> Check:
         """One number for all: their median has the least absolute errors, their mean the others."""
