@@ -10,6 +10,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.serve.servers import Running
+from tests.support import cli as in_process
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CONFIG = CONFIGS / "repairs.yaml"
@@ -122,7 +123,7 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
     assert any(name.startswith("r2:shop=") for name in signals["slower"])
 
 
-def test_what_a_config_of_numbers_cannot_mean_is_refused_early(cli):
+def test_what_a_config_of_numbers_cannot_mean_is_refused_early(tmp_path):
     for setting, said in {
         "evaluate.gate.metric=accuracy": "text_regression has no accuracy",
         "evaluate.floor={rmse: -1}": "it is never negative",
@@ -138,6 +139,8 @@ def test_what_a_config_of_numbers_cannot_mean_is_refused_early(cli):
         "task=text_classification": "`target` is used only by text_regression",
         "data.columns.target=hours": "no column `hours`",
     }.items():
-        refused = cli("run", CONFIG, "--home", "refused", "--set", setting, code=2)
+        words = ("run", CONFIG, "--home", tmp_path, "--set", setting)
+        refused = in_process.rekindle(*words, check=False)
+        assert refused.returncode == 2
         assert said in refused.stderr, (setting, refused.stderr)
-    assert not (cli.folder / "refused" / "runs").exists()
+    assert not (tmp_path / "runs").exists()
