@@ -2,6 +2,7 @@
 submitted for them."""
 
 import datetime
+import itertools
 import logging
 import secrets
 import shlex
@@ -54,11 +55,15 @@ def read_run(home: Path, run_id: str) -> RunRecord:
 
 
 def find_run(home: Path, wanted: str) -> RunRecord:
-    """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
-    ids = [entry.run_id for entry in ledger(home).entries]
+    """The run whose id is `wanted`, starts with it, or is the latest, or the first one that came to
+    MODEL@VERSION; raises RequestError."""
+    entries, (name, _, version) = ledger(home).entries, wanted.rpartition("@")
+    ids = [entry.run_id for entry in entries]
+    models = [entry.summary["model"] or {} for entry in entries]
     if wanted == "latest" and ids:
         return read_run(home, ids[-1])
-    found = [run_id for run_id in ids if run_id == wanted]
+    made = [(one.get("name"), one.get("version")) == (name, version) for one in models]
+    found = [*itertools.compress(ids, made)][:1] or [run_id for run_id in ids if run_id == wanted]
     found = found or [run_id for run_id in ids if run_id.startswith(wanted)]
     if len(found) == 1:
         return read_run(home, found[0])

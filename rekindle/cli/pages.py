@@ -35,7 +35,7 @@ def compare(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
     """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
     are compared with; an interval says whether a model is better than the first beyond chance.
 
-    RUN is a run id, a unique prefix of one, or `latest`."""
+    RUN is a run id, a unique prefix of one, `latest`, or MODEL@VERSION: the run that made it."""
     pairs = [(record, collect(record)) for record in found_records(home, runs)]
     found = compared(pairs)
     if html is not None:

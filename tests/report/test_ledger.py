@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.app.runs import all_runs, find_run
 from rekindle.cli.main import invoke
+from rekindle.errors import RequestError
 from rekindle.outputs import Runs
 from rekindle.records import RunRecord
 from rekindle.report.index import render_index
@@ -88,6 +89,17 @@ def test_runs_says_the_same_with_and_without_an_index(
     run, _, _, status, *_ = lines[1].split()
     assert (run, status) == ("digits-000012", "succeeded")
     assert find_run(home, "digits-000012").run_id == find_run(home, "latest").run_id
+
+
+def test_a_version_is_found_by_the_run_that_made_it(home: Path) -> None:
+    models = [(entry.run_id, entry.summary["model"]) for entry in ledger(home).entries]
+    made = [(run_id, model) for run_id, model in models if model]
+    assert made
+    first = {(model["name"], model["version"]): run_id for run_id, model in reversed(made)}
+    for (name, version), run_id in first.items():
+        assert find_run(home, f"{name}@{version}").run_id == run_id
+    with pytest.raises(RequestError, match="there is no run `digits@999`"):
+        find_run(home, "digits@999")
 
 
 def test_older_runs_are_on_pages_that_a_new_run_does_not_change(tmp_path: Path) -> None:
