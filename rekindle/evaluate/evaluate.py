@@ -457,9 +457,8 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
         if sign > 0:
             detail = f"{where} {'gains' if drop <= 0 else 'loses'} {fixed(abs(drop))} of {metric}"
         else:
-            detail = (
-                f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {fixed(abs(drop))}"
-            )
+            moves = "falls" if drop <= 0 else "rises"
+            detail = f"{metric} of {where} {moves} by {fixed(abs(drop))}"
         name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
         known = {"value": drop, "threshold": spec.max_slice_drop}
         checks.append(Check(name=name, passed=passed, detail=detail, **known))
