@@ -1,5 +1,5 @@
-"""rekindle's network for digits, trained by Keras under tf.distribute.MirroredStrategy: on all GPUs
-of this machine, or on two logical CPU devices. Saved after each epoch, resumed where it was."""
+"""A network of Keras under tf.distribute.MirroredStrategy: on all GPUs of this machine, or on two
+logical CPU devices. Saved after each epoch, resumed where it was; the model is a model.keras."""
 
 import json
 import os
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from keras_network import arrays, check, like, loaded
+from keras_network import arrays, network
 
 from rekindle.data.manifest import open_shards
-from rekindle.spec.model import ModelSpec
 from rekindle.tasks import load_task
 
 EPOCHS, BATCH = 8, 64
@@ -34,9 +33,8 @@ if strategy.num_replicas_in_sync != len(devices):
     sys.exit(f"{strategy.num_replicas_in_sync} replicas train, not {len(devices)}")
 print(f"MirroredStrategy on {len(devices)} devices", flush=True)
 
-shards, task = open_shards(job["shards"]), load_task(job["task"])
-manifest = shards.manifest
-network = task.build(ModelSpec(**job["model"]), manifest.labels, manifest.settings, shards.assets)
+shards = open_shards(job["shards"])
+shape, labels = shards.manifest.settings["image_shape"], shards.manifest.labels
 
 
 class Told(keras.callbacks.Callback):
@@ -49,11 +47,11 @@ class Told(keras.callbacks.Callback):
             sys.exit(1)
 
 
-pixels, classes = arrays(shards, task, "train")
+pixels, classes = arrays(shards, load_task(job["task"]))
 data = tf.data.Dataset.from_tensor_slices((pixels, classes))
 data = data.shuffle(len(pixels), seed=job["train"]["seed"], reshuffle_each_iteration=False)
 with strategy.scope():
-    model = like(network, manifest.settings["image_shape"])
+    model = network(job["model"]["source"], shape, len(labels))
     model.compile(
         optimizer=keras.optimizers.Adam(job["train"]["lr"]),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -62,7 +60,4 @@ backup = keras.callbacks.BackupAndRestore(
     str(Path(job["checkpoints"]) / "keras"), delete_checkpoint=False
 )
 model.fit(data.batch(BATCH), epochs=EPOCHS, verbose=0, callbacks=[backup, Told()])
-
-trained = loaded(network, model)
-check(trained, model, pixels[:256])
-task.save(trained, Path(job["output"]), manifest.labels, manifest.settings)
+model.save(Path(job["output"]) / "model.keras")

@@ -1,5 +1,5 @@
-"""rekindle's network for digits under tf.distribute.MultiWorkerMirroredStrategy: a worker a rank,
-on one machine or several, in a loop of its own, for which Keras 3's `fit` has no place
+"""A network of Keras under tf.distribute.MultiWorkerMirroredStrategy: a worker a rank, on one
+machine or several, in a loop of its own, for which Keras 3's `fit` has no place
 (keras-team/keras#20585). Saved by the first worker after each epoch, resumed where it was."""
 
 import json
@@ -34,10 +34,9 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": ta
 
 import keras  # noqa: E402 - reads TF_CONFIG
 import tensorflow as tf  # noqa: E402
-from keras_network import arrays, check, like, loaded  # noqa: E402
+from keras_network import arrays, network  # noqa: E402
 
 from rekindle.data.manifest import open_shards  # noqa: E402
-from rekindle.spec.model import ModelSpec  # noqa: E402
 from rekindle.tasks import load_task  # noqa: E402
 
 EPOCHS, BATCH = 8, 64  # of all workers together
@@ -49,12 +48,11 @@ if strategy.num_replicas_in_sync % world or strategy.extended._num_workers != wo
     sys.exit(f"{strategy.extended._num_workers} workers train, not {world}")
 print(f"MultiWorkerMirroredStrategy of {world} workers", flush=True)
 
-shards, task = open_shards(job["shards"]), load_task(job["task"])
-manifest = shards.manifest
-network = task.build(ModelSpec(**job["model"]), manifest.labels, manifest.settings, shards.assets)
-pixels, classes = arrays(shards, task, "train")
+shards = open_shards(job["shards"])
+shape, labels = shards.manifest.settings["image_shape"], shards.manifest.labels
+pixels, classes = arrays(shards, load_task(job["task"]))
 with strategy.scope():
-    model = like(network, manifest.settings["image_shape"])
+    model = network(job["model"]["source"], shape, len(labels))
     optimizer = keras.optimizers.Adam(job["train"]["lr"])
     optimizer.build(model.trainable_variables)
 state = [*model.variables, *optimizer.variables]
@@ -107,7 +105,5 @@ for epoch in range(first, EPOCHS):
         sys.exit(1)
 
 if rank == 0:
-    trained = loaded(network, model)
-    check(trained, model, pixels[:256])
-    task.save(trained, Path(job["output"]), manifest.labels, manifest.settings)
+    model.save(Path(job["output"]) / "model.keras")
 asked(tf.constant(0.0))  # a worker that leaves earlier takes the others down

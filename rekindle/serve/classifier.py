@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import row_tokens
+from rekindle.errors import RequestError
 from rekindle.serve.work import Answer, Event, Model, Work, failure_of, not_finite
 from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
@@ -126,7 +127,11 @@ class Int8Linear(torch.nn.Module):
 def network_in(
     opened: ModelFolder, device: torch.device, precision: str
 ) -> tuple[torch.nn.Module, torch.device]:
-    """The network in this precision, and where it is: in int8 on the CPU."""
+    """The network in this precision, and where it is: in int8 on the CPU. RequestError for a
+    precision that a model of Keras was not saved in."""
+    if precision and opened.of_keras:
+        what = f"a model of Keras computes as it was saved, not in {precision}"
+        raise RequestError(what, where="deploy.precision", fix="leave it out")
     if precision == "int8":
         return _in_int8(opened.network()), torch.device("cpu")
     network = opened.network().to(device)

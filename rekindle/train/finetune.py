@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.data.manifest import open_shards, read_manifest
+from rekindle.data.manifest import Shards, open_shards, read_manifest
 from rekindle.engines import engine_of
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
@@ -76,12 +76,8 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     """Make a model folder of ours out of what the user's script left; `known` as in `describe`."""
-    output = Path(job.output)
-    if not list(output.glob("*.safetensors")):
-        what = f"the script {job.train.entrypoint!r} left no .safetensors file in {output}"
-        fix = "save the weights as safetensors into {model}, so that evaluate can load them"
-        raise StepError(what, where="train.entrypoint", fix=fix)
-    shards = open_shards(Path(job.shards))
+    output, shards = Path(job.output), open_shards(Path(job.shards))
+    _check_weights(output, shards)
     precision = "" if job.train.precision == "auto" else job.train.precision
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
@@ -90,6 +86,21 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
         epochs=rows[-1].epoch if rows else 0.0, precision=precision, parameters=0,
         train_rows=shards.rows("train"),
     )  # fmt: skip
+
+
+def _check_weights(output: Path, shards: Shards) -> None:
+    shape, keras = shards.manifest.settings.get("image_shape"), output / modelfolder.KERAS
+    if list(output.glob("*.safetensors")):
+        return
+    if shape and keras.is_file():
+        from rekindle.train.keras_model import load_keras  # imports torch
+
+        load_keras(keras, shape, len(shards.manifest.labels))
+        return
+    what = f"the script of train.entrypoint left no .safetensors file in {output}"
+    fix = "save the weights as safetensors into {model}, so that evaluate can load them"
+    fix += f", or {modelfolder.KERAS}" if shape else ""
+    raise StepError(what, where="train.entrypoint", fix=fix)
 
 
 class _Follower:

@@ -1,6 +1,7 @@
 """A trained model as a folder that explains itself:
 
 model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
+model.keras                      in their place, of a script of a user's that trains with Keras
 tokenizer.json, ...              what the task needs to encode inputs (its assets)
 rekindle.json                    task, labels, settings, run key, precision of the training
 task.py                          a user's own task, so that the folder loads anywhere
@@ -33,6 +34,7 @@ from rekindle.tasks import TASKS, Task, load_task
 
 DESCRIPTION = "rekindle.json"
 CODE = "task.py"
+KERAS = "model.keras"
 ANY_CODE = "*"
 TOKENIZER = "tokenizer.json"
 TRAINED_ON = "trained_on.npy"
@@ -57,7 +59,16 @@ class ModelFolder:
     precision: str = ""
 
     def network(self) -> torch.nn.Module:
+        if self.of_keras:
+            from rekindle.train.keras_model import load_keras  # imports torch
+
+            file, shape = self.path / KERAS, self.settings["image_shape"]
+            return load_keras(file, shape, len(self.labels))
         return self.task.load(self.path)
+
+    @property
+    def of_keras(self) -> bool:
+        return (self.path / KERAS).is_file() and not list(self.path.glob("*.safetensors"))
 
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
@@ -230,6 +241,9 @@ def check_start(
     it knows other classes, or when its tokens mean something else than those of the shards. `where`
     is the field that names it, `code` as for `open_model`."""
     model = open_model(folder, code)
+    if model.of_keras:
+        fix = "go on in a script of yours (train.entrypoint), which finds the folder in {init}"
+        raise StepError(f"{folder} holds a model of Keras", where=where, fix=fix)
     labels = shards.manifest.labels
     if model.labels != labels:
         what = f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}"
@@ -257,6 +271,6 @@ def digest_of(folder: Path) -> str:
 def weights_sha256(folder: Path) -> str:
     """One hash over all weight files in `folder`, by name and content."""
     total = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob(KERAS)]):
         total.update(f"{path.name}:{file_sha256(path)}\n".encode())
     return total.hexdigest()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,11 @@ class Gang:
 
     @property
     def weights(self):
-        return file_sha256(self.folder / f"model-{self.attempt}" / "model.safetensors")
+        model = self.folder / f"model-{self.attempt}"
+        if (model / "model.keras").exists():  # which says when it was saved
+            with zipfile.ZipFile(model / "model.keras") as file:
+                return file.getinfo("model.weights.h5").CRC
+        return file_sha256(model / "model.safetensors")
 
     @property
     def losses(self):

@@ -1,0 +1,108 @@
+"""A model.keras as a network of PyTorch: what it answers, and what is refused."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rekindle.errors import StepError
+from rekindle.train.keras_model import load_keras
+
+SHAPE = (8, 6, 3)
+
+
+@pytest.fixture(scope="module")
+def keras():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "torch")
+        return pytest.importorskip("keras", reason="the extra `keras` is not installed")
+
+
+@pytest.fixture
+def saved(keras, tmp_path):
+    """Writes a network that ends with these layers; returns it and its file."""
+
+    def save(*last, shape=SHAPE):
+        layers = keras.layers
+        first = [keras.Input(shape), layers.Conv2D(4, 3), layers.Flatten(), layers.Dropout(0.9)]
+        model = keras.Sequential([*first, *last])
+        model.save(tmp_path / "model.keras")
+        return model, tmp_path / "model.keras"
+
+    return save
+
+
+def images(count=5):
+    return torch.rand(count, SHAPE[2], *SHAPE[:2]) * 2 - 1
+
+
+def test_scores_and_probabilities_mean_the_same(keras, saved):
+    pixels = images()
+    model, file = saved(keras.layers.Dense(7))
+    scores = load_keras(file, SHAPE, 7)(pixels).detach()
+    theirs = np.asarray(model.predict(pixels.permute(0, 2, 3, 1).numpy(), verbose=0))
+    np.testing.assert_allclose(scores, theirs, atol=1e-5)
+    for last in (keras.layers.Softmax(), keras.layers.Activation("softmax")):
+        keras.Sequential([*model.layers, last]).save(file)
+        found = load_keras(file, SHAPE, 7)(pixels).detach()
+        np.testing.assert_allclose(found.softmax(1), scores.softmax(1), atol=1e-6)
+
+
+def test_a_subclassed_or_functional_model_is_taken_as_well(keras, tmp_path):
+    pixels = keras.Input(SHAPE, name="pixels")
+    flat = keras.layers.Flatten()(pixels)
+    out = keras.layers.Concatenate()([keras.layers.Dense(1)(flat), keras.layers.Dense(2)(flat)])
+    keras.Model(pixels, out).save(tmp_path / "model.keras")
+    assert load_keras(tmp_path / "model.keras", SHAPE, 3)(images()).shape == (5, 3)
+
+
+def test_other_shapes_and_classes_are_refused(keras, saved):
+    _, file = saved(keras.layers.Dense(7))
+    with pytest.raises(StepError, match=r"cannot compute images of 9 x 6 x 3 .*dense") as refused:
+        load_keras(file, (9, 6, 3), 7)
+    assert "\x1b" not in str(refused.value)
+    assert "from images [B, H, W, D], -1 to 1, to [B, C] scores" in refused.value.problems[0].fix
+    with pytest.raises(StepError, match=r"gives \[2, 7\] for 2 images of 6 classes"):
+        load_keras(file, SHAPE, 6)
+
+
+def test_several_outputs_are_refused(keras, tmp_path):
+    pixels = keras.Input(SHAPE)
+    flat = keras.layers.Flatten()(pixels)
+    outputs = [keras.layers.Dense(2)(flat), keras.layers.Dense(2)(flat)]
+    keras.Model(pixels, outputs).save(tmp_path / "model.keras")
+    with pytest.raises(StepError, match="cannot compute images"):
+        load_keras(tmp_path / "model.keras", SHAPE, 2)
+
+
+def test_code_that_a_file_brings_is_not_run(keras, saved, tmp_path):
+    ran = tmp_path / "ran"
+    code = f"lambda x: (__import__('pathlib').Path({str(ran)!r}).touch(), x)[1]"
+    _, file = saved(keras.layers.Dense(7), keras.layers.Lambda(eval(code)))
+    ran.unlink(missing_ok=True)
+    with pytest.raises(StepError, match="Lambda"):
+        load_keras(file, SHAPE, 7)
+    assert not ran.exists()
+
+
+def test_what_is_no_model_is_refused(keras, tmp_path):
+    file = tmp_path / "model.keras"
+    file.write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(StepError, match="cannot compute images"):
+        load_keras(file, SHAPE, 7)
+
+
+def test_keras_is_named_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(StepError, match=r"needs Keras, which is not installed") as refused:
+        load_keras(tmp_path / "model.keras", SHAPE, 7)
+    assert "rekindle[keras]" in refused.value.problems[0].fix
+
+
+def test_a_process_whose_keras_computes_on_another_framework_is_told(keras, saved, monkeypatch):
+    _, file = saved(keras.layers.Dense(7))
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    with pytest.raises(StepError, match="Keras is set to tensorflow in this process") as refused:
+        load_keras(file, SHAPE, 7)
+    assert "set KERAS_BACKEND=torch" in refused.value.problems[0].fix
