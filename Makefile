@@ -34,6 +34,8 @@ lock: install  ## what images install, with the hash of every file: containers/*
 	$(LOCK) containers/requirements.txt -o containers/requirements.lock
 	echo kfp | $(LOCK) - --no-deps -o containers/kfp.lock
 	echo deepspeed | $(LOCK) --no-binary deepspeed - --no-deps -o containers/deepspeed.lock
+	echo tensorflow-cpu | $(LOCK) - -o containers/tensorflow.lock
+	echo megatron-core | $(LOCK) - --no-deps -o containers/megatron.lock
 	printf 'hatchling\nsetuptools\n' | $(LOCK) - -o containers/build.lock
 
 sbom: install  ## what images hold beside their base, as CycloneDX: build/rekindle.cdx.json

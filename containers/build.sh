@@ -1,5 +1,6 @@
 #!/bin/bash
 # Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train] [vllm]
+# `cpu-tensorflow` or `train-megatron` is such an image with what that lock in containers/ names beside.
 # An image's base is CPU_BASE, TRAIN_BASE or VLLM_BASE, or what its Dockerfile says. Where no registry can be
 # reached, the cpu image gets a base that mmdebstrap makes (as root), and its packages come from
 # containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
@@ -38,7 +39,8 @@ made_base() {
 fill_wheelhouse() {
     local wheels=containers/wheelhouse
     local mark
-    mark=$(cat containers/*.lock | sha256sum | cut -d' ' -f1)
+    local more=${1:+containers/$1.lock}
+    mark=$(cat containers/{requirements,kfp,deepspeed,build}.lock $more | sha256sum | cut -d' ' -f1)
     if [ "$(cat $wheels/.filled 2>/dev/null)" = "$mark" ]; then
         return
     fi
@@ -47,7 +49,7 @@ fill_wheelhouse() {
     pinned=$(mktemp)
     echo torch >"$pinned.held"
     sh containers/install.sh locked "$pinned.held" containers/requirements.lock >"$pinned"
-    for lock in "$pinned" containers/build.lock; do
+    for lock in "$pinned" containers/build.lock $more; do
         .venv/bin/python -m pip download -q --only-binary :all: --no-deps --require-hashes \
             -d "$wheels" -r "$lock"
     done
@@ -60,34 +62,37 @@ fill_wheelhouse() {
 }
 
 build() {
-    local image=$1 base=$2
-    shift 2
-    "$docker" build -q -f "containers/$image/Dockerfile" -t "rekindle-$image" "$@" \
-        --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" \
+    local base=$1
+    shift
+    "$docker" build -q -f "containers/$image/Dockerfile" -t "rekindle-$name" "$@" \
+        --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" --build-arg "MORE=$more" \
         --build-arg "COMMIT=$commit" . >/dev/null
-    "$docker" image inspect "rekindle-$image" \
-        --format "rekindle-$image {{.Id}} {{.Size}}" | awk '{ printf "%s %s %d MB\n", $1, $2, $3 / 1e6 }'
+    "$docker" image inspect "rekindle-$name" \
+        --format "rekindle-$name {{.Id}} {{.Size}}" | awk '{ printf "%s %s %d MB\n", $1, $2, $3 / 1e6 }'
 }
 
-for image in "${@:-cpu}"; do
+for name in "${@:-cpu}"; do
+    image=${name%%-*}
+    more=${name#"$image"}
+    more=${more#-}
     asked=$(echo "${image}_BASE" | tr '[:lower:]' '[:upper:]')
     base=${!asked:-$(default_base "$image")}
     if [ -n "${RELEASE:-}" ] && ! [[ $base =~ @sha256:[0-9a-f]{64}$ ]]; then
-        echo "rekindle-$image is not built: a release needs its base $base by digest" >&2
+        echo "rekindle-$name is not built: a release needs its base $base by digest" >&2
         echo "  fix: $asked=NAME@sha256:..., as docker image inspect NAME shows it in RepoDigests" >&2
         exit 2
     fi
     if is_here "$base"; then
         # shellcheck disable=SC2086 # words
-        build "$image" "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" \
+        build "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" \
             --build-arg "TORCH=${TORCH:-}" ${BUILD_ARGS:-}
     elif [ "$image" = cpu ] && [ -z "${CPU_BASE:-}" ] && [ -z "${RELEASE:-}" ]; then
-        fill_wheelhouse &
+        fill_wheelhouse "$more" &
         base=$(made_base)
         wait $!
-        build "$image" "$base" --network=none
+        build "$base" --network=none
     else
-        echo "rekindle-$image is not built: its base $base cannot be had" >&2
+        echo "rekindle-$name is not built: its base $base cannot be had" >&2
         [ -z "${!asked:-}" ]
     fi
 done

@@ -77,6 +77,10 @@ packages() {
     take /tmp/locked
     take /containers/kfp.lock # its executor needs none of its dependencies
     deepspeed
+    for more in ${MORE:-}; do # tensorflow, megatron
+        locked /tmp/held "/containers/$more.lock" >/tmp/locked
+        take /tmp/locked
+    done
     rm -f /tmp/held /tmp/locked /tmp/names
 }
 

@@ -24,6 +24,11 @@ SCHEMA_VERSION = 1
 PLUGINS = {"efa": Path("/opt/amazon/ofi-nccl"), "gib": Path("/usr/local/gib")}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 WORKER = "rekindle.train.worker"
+# What an image may hold beside, and what shows that it works
+MORE = {
+    "tensorflow": "from tensorflow import distribute as d; d.MirroredStrategy(['CPU:0']).run(int)",
+    "megatron": "from megatron.core.models.gpt import GPTModel",
+}
 RANKS = Path(__file__).with_name("allreduce.py")
 _ANSWER_SECONDS = 180
 _BUILD = "build the image from containers/"
@@ -98,6 +103,8 @@ def checks(image: Image) -> Iterable[Check]:
     yield check_worker()
     if image:
         yield check_engine()
+    if more := image.get("more"):
+        yield check_more(more)
     if image.get("image") == "vllm":
         yield check_vllm()
     yield check_ranks()
@@ -205,11 +212,21 @@ def check_worker() -> Check:
 
 
 def check_engine() -> Check:
-    """DeepSpeed imports, as `train.engine: deepspeed` needs it; Open MPI's mpirun, where it is."""
-    mpirun = f", {found}" if (found := shutil.which("mpirun")) else ", no mpirun"
+    """DeepSpeed imports, as `train.engine: deepspeed` needs it, and Keras, on torch, as a
+    model.keras does; Open MPI's mpirun, where it is."""
+    mpirun = f", {path}" if (path := shutil.which("mpirun")) else ", no mpirun"
     if reason := _failure([sys.executable, "-W", "ignore", "-c", "import deepspeed"], {}):
         return Check("engines", reason, f"pip install deepspeed, or {_BUILD}")
-    return Check("engines", f"deepspeed {_version('deepspeed')}{mpirun}")
+    if reason := _failure([sys.executable, "-c", "import keras"], {"KERAS_BACKEND": "torch"}):
+        return Check("engines", reason, f"pip install keras, or {_BUILD}")
+    found = f"deepspeed {_version('deepspeed')}, keras {_version('keras')}"
+    return Check("engines", found + mpirun)
+
+
+def check_more(name: str) -> Check:
+    """What the image was built with beside (`MORE` of its Dockerfile)."""
+    reason = _failure([sys.executable, "-W", "ignore", "-c", MORE[name]], {})
+    return Check(name, reason or "works", f"build the image again with {name}" if reason else "")
 
 
 def check_vllm() -> Check:

@@ -1,5 +1,6 @@
 """What images install is known by its hash (L4): the locks, what of them a base leaves to install, and builds that refuse."""
 
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "containers"
-LOCKS = ("requirements.lock", "kfp.lock", "deepspeed.lock", "build.lock")
+LOCKS = ("requirements.lock", "kfp.lock", "deepspeed.lock", "build.lock", "tensorflow.lock", "megatron.lock")
 HASH = r"--hash=sha256:[0-9a-f]{64}"
 
 
@@ -47,8 +48,8 @@ def test_the_locks_hold_all_that_steps_import_in_the_versions_that_are_tested():
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().split()
     )
-    more = [entries((CONTAINERS / f"{name}.lock").read_text()) for name in ("kfp", "deepspeed")]
-    for name, line in {**found, **more[0], **more[1]}.items():
+    more = [entries((CONTAINERS / f"{name}.lock").read_text()) for name in ("kfp", "deepspeed", "tensorflow", "megatron")]
+    for name, line in itertools.chain.from_iterable(one.items() for one in (found, *more)):
         if name in pins:
             assert line.split()[0] == f"{name}=={pins[name]}", "make lock"
 
