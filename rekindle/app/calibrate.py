@@ -18,12 +18,12 @@ from rekindle.plan.request import asked_of, on_gpu
 from rekindle.plan.search import work_of
 from rekindle.plan.steptime import step_time
 from rekindle.plan.work import Work
-from rekindle.platforms.submission import problems_in
 from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import collect, history_beside
 from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Spec
+from rekindle.tables import problems_in
 
 _problem = problems_in(__file__)
 

@@ -18,8 +18,8 @@ import jinja2
 import yaml
 
 from rekindle.errors import RequestError
-from rekindle.platforms.submission import problems_in
 from rekindle.spec.checks import RESERVED
+from rekindle.tables import problems_in
 
 _ROWS, _HEAD_BYTES = 50_000, 16 << 20
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")

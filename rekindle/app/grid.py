@@ -17,11 +17,11 @@ from pathlib import Path
 from rekindle.app.pipeline import TRAINING, training_of
 from rekindle.app.run import OnChange, OnEvent, Options, execute, windows
 from rekindle.errors import RequestError, SpecError, StepError
-from rekindle.platforms.submission import problems_in
 from rekindle.records import RunRecord, TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 from rekindle.spec.yaml_document import parse_value
+from rekindle.tables import problems_in
 
 _MOST = 100
 _problem = problems_in(__file__)

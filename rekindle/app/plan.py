@@ -20,9 +20,9 @@ from rekindle.plan.fleet import CLOUDS, fleets
 from rekindle.plan.plan import Plan, make, refusals, told
 from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.platforms.submission import problems_in
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import AUTO, MOST_HOURS, LayoutSpec, Spec
+from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
 

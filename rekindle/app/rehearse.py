@@ -25,10 +25,10 @@ from rekindle.launch.fault import Fault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
 from rekindle.platforms.local.store import Store
-from rekindle.platforms.submission import problems_in
 from rekindle.records import HistoryRow, Rehearsal, RehearsalRecord, RunRecord, TrainingSummary
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
+from rekindle.tables import problems_in
 from rekindle.train.history import read_history
 
 log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from rekindle.errors import ChangedModelError, DataError, RegistryError, Request
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.masking import masked
-from rekindle.platforms.submission import problems_in
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
 from rekindle.registry.client import DATABASE, PREFIX, registry, resolve_uri, tags_of, tracking_run
 from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
+from rekindle.tables import problems_in
 from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of, may_run
 
 if TYPE_CHECKING:
