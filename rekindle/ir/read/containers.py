@@ -77,11 +77,11 @@ def _import(fields: Fields) -> dict[str, Any]:
     else:
         uri = placeholders.parse(source.take("constant", str, ""), source.at("constant"))
     fields.any("typeSchema")  # the component's output says it, too
+    fields.take("reimport", bool, False)  # an importer is looked at each time
     metadata = fields.take("metadata", dict, {})
     return {
         "uri": uri,
         "metadata": placeholders.parse_value(metadata, fields.at("metadata")),
-        "again": fields.take("reimport", bool, False),
         "to_workspace": fields.take("downloadToWorkspace", bool, False),
     }
 
