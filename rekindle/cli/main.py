@@ -13,10 +13,35 @@ import click
 
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean, fix_of
 from rekindle.masking import masked
-from rekindle.tables import rows
 
-# what each is for, in the order of `--help`
-VERBS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["verbs"]
+VERBS = {
+    "init": "a starter config, the shipped pipeline and components to change",
+    "doctor": "check that a platform has everything that a run needs",
+    "plan": "what a run needs, how long it takes and what it costs",
+    "run": "run the whole pipeline on this machine",
+    "watch": "retrain when new data or the clock make it due",
+    "images": "build an image with your code, and push it to a registry",
+    "compile": "write the pipeline for a platform",
+    "diff": "which steps of a compiled pipeline will run again, and why",
+    "submit": "run the pipeline on a platform, once",
+    "schedule": "create, list, pause or delete a schedule on a platform",
+    "promote": "promote a candidate that is waiting for approval",
+    "champion": "which version is champion, since when and why",
+    "rollback": "make the champion before the champion again",
+    "serve": "answer requests over HTTP with the champion",
+    "deploy": "roll the champion out beside the version before, and back if it is worse",
+    "predict": "write the champion's predictions for a file",
+    "monitor": "whether what is asked and answered is still like what was judged",
+    "alarms": "write alarms and a dashboard where a platform is monitored",
+    "runs": "list runs, with metric, gate and model version",
+    "compare": "what differs between runs, and which model is better",
+    "status": "the steps of a run",
+    "logs": "what a step printed",
+    "cancel": "stop a run",
+    "resume": "continue a run that failed or was stopped",
+    "report": "the HTML card of a run, and the index of all",
+    "gc": "list and remove what old runs left",
+}
 # verbs that share a file, each a function there of the verb's name
 _SHARED = {
     "compile": "definitions", "diff": "definitions", "report": "pages", "compare": "pages",
