@@ -56,8 +56,7 @@ class Run:
         """The run as it is now: of one on a platform, what that says of it."""
         from rekindle.app.follow import asked
 
-        record = read_run(self.home, self.id)
-        return Run(record if record.platform == "local" else asked(record, self.home), self.home)
+        return Run(asked(read_run(self.home, self.id), self.home), self.home)
 
     def wait(self) -> "Run":
         """The run when it is over, however it ended; says what changes meanwhile."""

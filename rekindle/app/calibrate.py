@@ -23,6 +23,9 @@ from rekindle.report.collect import collect, history_beside
 from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Spec
+from rekindle.tables import problems_in
+
+_problem = problems_in(__file__)
 
 
 def calibrate(home: Path, wanted: str) -> Calibration:
@@ -35,16 +38,12 @@ def calibrate(home: Path, wanted: str) -> Calibration:
         history = history_beside(folder / "training.json", [])
     rows, left_out = measured(history)
     if len(rows) < FEWEST:
-        what = f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed"
-        fix = "wait until it has trained; of a run elsewhere, ask `rekindle status` first"
-        raise RequestError(what, fix=fix)
+        about = {"run": run.run_id, "steps": len(rows), "least": FEWEST}
+        raise RequestError([_problem("few_steps", **about)])
     if (plan := found.plan) is None:
-        tasks = "the planner supports causal_lm and text_classification"
-        fix = f"{tasks}, on GPUs of its catalog or on this machine"
-        raise RequestError(f"{run.run_id} has no plan to compare with", fix=fix)
+        raise RequestError([_problem("no_plan", run=run.run_id)])
     if differs := otherwise_trained(plan, found.training):
-        what = f"{run.run_id} was not trained as it was planned: {differs}"
-        raise RequestError(what, fix="measure a run that was, or plan for the machines that it had")
+        raise RequestError([_problem("trained_otherwise", run=run.run_id, differs=differs)])
     work, cluster = _planned(run, plan.chosen)
     seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
     trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))

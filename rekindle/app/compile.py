@@ -14,12 +14,13 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.platforms import user_code as own
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.model import ResourcesSpec, Spec
 
 log = logging.getLogger(__name__)
 
 _CHECKPOINT = "artifact_root"
+_problem = problems_in(__file__)
 
 
 def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
@@ -82,9 +83,7 @@ def spread(spec: Spec, graph: Graph) -> Graph:
     if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph
     if spec.pipeline is not None:
-        what = "`resources` are for the steps of rekindle's own pipeline that train and score"
-        fix = "call rekindle.distribute(task, nodes=...) in your pipeline"
-        raise RequestError(what, where="resources", fix=fix)
+        raise RequestError([_problem("resources")])
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
@@ -116,24 +115,16 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
     """What rekindle's own pipeline needs of a platform beside what its compiler asks for."""
     if spec.pipeline is not None:
         return
-    if what := _only_here(spec.registration.tracking_uri):
-        yield Problem(
-            f"{what} is on this machine; a cluster cannot reach it", "register.tracking_uri",
-            "name a tracking server, such as https://mlflow.example.com",
-        )  # fmt: skip
+    if place := _only_here(spec.registration.tracking_uri):
+        yield _problem("local_registry", place=place)
     if spec.deploy.after_promotion and spec.deploy.precision:
-        what = "a step that deploys has no test split to measure the precision on"
-        fix = "leave one of them out; `rekindle deploy` measures it where the model was trained"
-        yield Problem(what, "deploy.precision", fix)
+        yield _problem("precision")
     if spec.deploy.after_promotion and (platform, spec.platforms.azureml.identity) == _AS_USER:
-        what = "a step that deploys has no token of the user for Azure's services"
-        yield Problem(what, "platforms.azureml.identity", "set it to managed, or leave it out")
+        yield _problem("as_user")
     elsewhere = [name for name in spec.registration.publish if name != platform]
     if spec.deploy.after_promotion and elsewhere:
-        what = f"a deployment that goes back on {platform} would not be followed on {elsewhere[0]}"
-        yield Problem(what, "register.publish", f"leave out {', '.join(elsewhere)}")
+        names = ", ".join(elsewhere)
+        yield _problem("publish_elsewhere", platform=platform, elsewhere=elsewhere, names=names)
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
-        what = "checkpoints need a place that outlives a step"
-        fix = f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}"
-        yield Problem(what, f"platforms.{platform}.artifact_root", fix)
+        yield _problem("no_root", platform=platform, root=_ROOTS[platform])

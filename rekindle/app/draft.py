@@ -19,6 +19,7 @@ import yaml
 
 from rekindle.errors import RequestError
 from rekindle.spec.checks import RESERVED
+from rekindle.tables import problems_in
 
 _ROWS, _HEAD_BYTES = 50_000, 16 << 20
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -27,6 +28,7 @@ _LABEL_NAMES = r"label|class|category|target|sentiment|verdict|intent|topic|team
 _PROMPT_NAMES, _INPUT_NAMES = r"prompt|instruction|question|query", r"input|context"
 _COMPLETION_NAMES = r"completion|output|response|answer|reply"
 Column = list[Any]
+_problem = problems_in(__file__)
 
 
 def drafted(path: Path, named: str) -> tuple[str, str]:
@@ -57,12 +59,10 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_ROWS), None)
         except (OSError, pyarrow.ArrowInvalid) as error:
-            what = f"{path.name} cannot be read: {error}"
-            raise RequestError(what, where="--data", fix="check the file") from None
+            raise RequestError([_problem("parquet", name=path.name, error=error)]) from None
         return batch.to_pylist() if batch is not None else [], reading
     if not name.endswith((".csv", ".tsv", ".jsonl", ".ndjson")):
-        what = f"{path.name} is neither CSV, JSON lines nor Parquet, nor a folder of images"
-        raise RequestError(what, where="--data", fix="convert it to one of them")
+        raise RequestError([_problem("form", name=path.name)])
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if len(head) == _HEAD_BYTES:
@@ -80,8 +80,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             found = [json.loads(line) for line in lines]
             if all(isinstance(row, dict) for row in found):
                 return found, reading
-        what = f"a line of {path.name} is not a JSON object"
-        raise RequestError(what, where="--data", fix="write an object a line")
+        raise RequestError([_problem("json_lines", name=path.name)])
     rows, delimiter = _csv_rows(text, "\t" if name.endswith(".tsv") else ",")
     if delimiter != ",":
         reading.append(f"delimiter: {json.dumps(delimiter)}")
@@ -112,8 +111,7 @@ def _images(folder: Path) -> list[str]:
     found = (path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
     labels = [path.parent.name for path in itertools.islice(found, _ROWS) if path.parent != folder]
     if len(set(labels)) < 2:
-        what = f"{folder} has no two folders of images, one for each class"
-        raise RequestError(what, where="--data", fix="name a file, or put images into such folders")
+        raise RequestError([_problem("images", folder=folder)])
     return labels
 
 
@@ -141,8 +139,8 @@ def _tabular(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     others = [name for name in texts if name not in (*labels, time)]
     text = pick(_TEXT_NAMES, others) or max(others, key=lambda name: texts[name], default=None)
     if text is None:
-        what = f"no column of {path.name} holds texts: it has {', '.join(columns) or 'none'}"
-        raise RequestError(what, where="--data", fix="write a config by hand: `rekindle init`")
+        about = {"name": path.name, "columns": ", ".join(columns) or "none"}
+        raise RequestError([_problem("no_text", **about)])
     roles["text"] = text, f"{texts[text]:.0f} words a row"
     label = pick(_LABEL_NAMES, labels) or (labels[0] if labels else None)
     if label is None:

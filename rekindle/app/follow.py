@@ -45,7 +45,7 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
 
 
 def asked(record: RunRecord, home: Path) -> RunRecord:
-    """The record as the platform knows the run now, kept under `home`, if it may have changed."""
+    """The record as its platform, if any, knows the run now, kept under `home` if it changed."""
     if record.submission is None or not record.submission.id or record.submission.settled:
         return record
     there, sent = place_of(record)

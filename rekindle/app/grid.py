@@ -21,8 +21,10 @@ from rekindle.records import RunRecord, TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 from rekindle.spec.yaml_document import parse_value
+from rekindle.tables import problems_in
 
 _MOST = 100
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +74,11 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
         elif re.fullmatch(r"-?\d+,0\d+", text) or (
             re.fullmatch(r"-?0,\d+", text) and is_taken(number, f"{key}={text.replace(',', '.')}")
         ):  # a decimal comma, or one between thousands
-            what = f"`{text}` would be two trainings, with {' and with '.join(text.split(','))}"
-            fix = "write a number as 0.001 or 10000"
-            fix += f", or two trainings as {key}=[{text.replace(',', ', ')}]"
-            raise RequestError(what, where=f"--set {key}", fix=fix)
+            parts, items = text.replace(",", " and with "), text.replace(",", ", ")
+            raise RequestError([_problem("comma", text=text, parts=parts, key=key, items=items)])
     count = math.prod(map(len, choices))
     if count > _MOST:
-        what = f"that is a grid of {count:,} trainings"
-        raise RequestError(what, where="--set", fix=f"at most {_MOST} are run")
+        raise RequestError([_problem("many", count=count, most=_MOST)])
     several = [len(each) > 1 for each in choices]
     loaded = ((chosen, load_target(config, chosen)) for chosen in itertools.product(*choices))
     return [Point(tuple(itertools.compress(chosen, several)), spec) for chosen, spec in loaded]
@@ -88,8 +87,7 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
 def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent) -> Trained:
     """The pipeline up to its training."""
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
-        what = "a grid needs the shipped pipeline and rekindle's own training"
-        raise RequestError(what, where="--set", fix="run the combinations one by one")
+        raise RequestError([_problem("own_training")])
     only = dataclasses.replace(options, until=TRAINING, settings=point.settings)
     record = execute(windows(point.spec)[-1], only, on_change, on_event)
     return Trained(point, record, TrainingSummary.read(training_of(record)))
@@ -99,8 +97,7 @@ def best_of(trained: Sequence[Trained]) -> Trained:
     """The one with the lowest validation loss, the first of equals; StepError where none has."""
     best = min(trained, key=lambda each: each.loss)
     if best.loss == math.inf:
-        fix = "see the logs of the runs above, or give data.split a validation share"
-        raise StepError("no training of the grid has a validation loss", fix=fix)
+        raise StepError([_problem("no_loss")])
     return best
 
 

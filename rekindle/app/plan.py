@@ -22,8 +22,11 @@ from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import AUTO, MOST_HOURS, LayoutSpec, Spec
+from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
+
+_problem = problems_in(__file__)
 
 
 def figures(
@@ -72,23 +75,17 @@ def _on_chosen(spec: Spec, platform: str, home: Path) -> Spec:
     asked = spec.resources
     if asked.machine != AUTO:
         return spec
-    where, limits = "resources.machine", (asked.deadline_hours, asked.budget_usd)
     if platform not in CLOUDS:
-        fix = "name the GPUs: accelerator, gpus_per_node and nodes"
-        raise RequestError(f"it is not known which machines {platform} has", where=where, fix=fix)
-    before = known(home, spec.name)
+        raise RequestError([_problem("machines", platform=platform)])
+    before, limits = known(home, spec.name), (asked.deadline_hours, asked.budget_usd)
     if limits != (None, None) and spec.train.steps is None and before.examples is None:
-        raise RequestError(
-            "how long training takes depends on data that has not been counted", where=where,
-            fix="set train.steps, or name a machine that `rekindle plan --examples N` shows: the "
-            "first run counts",
-        )  # fmt: skip
+        raise RequestError([_problem("uncounted")])
     plan = make(spec, book(home), platform, _region(spec, platform), known=before)
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
     fleet = plan.chosen.fleet
     chosen = {"machine": fleet.name, "nodes": fleet.nodes, "gpus_per_node": fleet.gpus_per_node}
-    log.warning("%s: %s, until the config names another", where, fleet)
+    log.warning("resources.machine: %s, until the config names another", fleet)
     return spec.model_copy(update={"resources": asked.model_copy(update=chosen)})
 
 

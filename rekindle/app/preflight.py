@@ -29,7 +29,7 @@ from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.docker import find
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
 REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
+_problem = problems_in(__file__)
 
 
 def preflight(spec: Spec, home: Path) -> None:
@@ -118,40 +119,34 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
 def _packages(spec: Spec) -> Iterator[Problem]:
     if spec.pipeline is not None:
         return
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        extras = sorted({NEEDED[name] for name in missing})
-        what = f"a local run needs {', '.join(missing)}"
-        yield Problem(what, fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all")
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        extras = ",".join(sorted({NEEDED[name] for name in missing}))
+        yield _problem("packages", missing=", ".join(missing), extras=extras)
 
 
 def _engine(spec: Spec) -> Iterator[Problem]:
     """Whether what another engine, launcher, precision or base needs is installed."""
     lora = spec.model.lora
     if lora is not None and lora.base == "4bit" and not importlib.util.find_spec("bitsandbytes"):
-        what = "a base in 4 bits needs the package bitsandbytes"
-        yield Problem(what, "model.lora.base", "pip install 'rekindle[qlora]'")
+        yield _problem("no_bitsandbytes")
     if spec.train.launcher == "mpirun":
-        fix, found = "install Open MPI (apt-get install openmpi-bin), or use torchrun", ""
         if (mpirun := shutil.which("mpirun")) is None:
-            yield Problem("there is no mpirun", "train.launcher", fix)
+            yield _problem("no_mpirun")
         else:
+            found = ""
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 words = [mpirun, "--version"]
                 found = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout
             if "Open MPI" not in found:
-                yield Problem(f"{mpirun} is not Open MPI's", "train.launcher", fix)
+                yield _problem("other_mpirun", path=mpirun)
     if spec.train.precision == "fp8" and not importlib.util.find_spec("torchao"):
-        what, fix = "fp8 needs the package torchao", "pip install 'rekindle[fp8]'"
-        yield Problem(what, "train.precision", fix)
+        yield _problem("no_torchao")
     engine = engine_of(spec.train.engine)
     if engine is not None and importlib.util.find_spec(engine.package) is None:
-        what = f"the engine {spec.train.engine} needs the package {engine.package}"
-        yield Problem(what, "train.engine", f"pip install 'rekindle[{spec.train.engine}]'")
+        yield _problem("no_engine", engine=spec.train.engine, package=engine.package)
     for program in engine.programs(spec.train) if engine is not None else ():
         if shutil.which(program) is None:
-            what = f"the engine {spec.train.engine} needs {program} for these settings"
-            yield Problem(what, "train.engine_config", f"install {program}, or remove offload")
+            yield _problem("no_program", engine=spec.train.engine, program=program)
 
 
 def _files(spec: Spec) -> Iterator[Problem]:
@@ -168,8 +163,7 @@ def _files(spec: Spec) -> Iterator[Problem]:
         fields["teacher.source"] = spec.model.teacher.source
     for field, value in fields.items():
         if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
-            what = f"folder not found: {value}"
-            yield Problem(what, f"model.{field}", "check the path; a hub name has no leading slash")
+            yield _problem("no_model", field=field, path=value)
 
 
 def _source(source: str) -> Iterator[Problem]:
@@ -177,16 +171,13 @@ def _source(source: str) -> Iterator[Problem]:
         return
     pattern = _PLACEHOLDER.sub("*", source)
     # Path.glob refuses absolute patterns
-    if Path(pattern).exists() or glob.glob(pattern, recursive=True):  # noqa: PTH207
-        return
-    what = f"no such file or folder: {source}"
-    yield Problem(what, "data.source", "check the path; relative ones start at the config's folder")
+    if not Path(pattern).exists() and not glob.glob(pattern, recursive=True):  # noqa: PTH207
+        yield _problem("no_source", source=source)
 
 
 def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
-        what = f"file not found: {path}"
-        yield Problem(what, field, "check the path; relative ones start at the config's folder")
+        yield _problem("no_file", where=field, path=path)
 
 
 def _task(spec: Spec) -> Iterator[Problem]:
@@ -232,9 +223,8 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
         return
     wanted, known = source["model_type"], model_types()
     if known and wanted not in known:
-        what = f"transformers has no architecture `{wanted}`"
-        fix = did_you_mean(str(wanted), known) or "see transformers' list of models"
-        yield Problem(what, "model.source.model_type", fix)
+        near = did_you_mean(str(wanted), known) or "see transformers' list of models"
+        yield _problem("architecture", wanted=wanted, near=near)
 
 
 @functools.cache
@@ -280,8 +270,7 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
     for name, reference in spec.platforms.local.secrets.items():
         variable = reference.removeprefix("env:")
         if variable not in os.environ:
-            what = f"the environment variable {variable} is not set"
-            yield Problem(what, f"platforms.local.secrets.{name}", f"export {variable}=...")
+            yield _problem("no_secret", name=name, variable=variable)
 
 
 def _docker(spec: Spec) -> Iterator[Problem]:
@@ -296,9 +285,7 @@ def _registry(spec: Spec) -> Iterator[Problem]:
     uri = spec.registration.tracking_uri
     scheme = uri.partition("://")[0].partition("+")[0]
     if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
-        what = f"{uri!r} is not a tracking URI that MLflow 3 takes"
-        fix = "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one"
-        yield Problem(what, "register.tracking_uri", fix)
+        yield _problem("tracking_uri", uri=uri)
 
 
 def _home(home: Path) -> Iterator[Problem]:
@@ -306,10 +293,9 @@ def _home(home: Path) -> Iterator[Problem]:
     existing = next((p for p in places if p.exists()), Path("/"))
     lost = [p for p in places if p.is_symlink() and not p.exists()]
     if lost:
-        yield Problem(f"the link {lost[0]} leads nowhere", "--home", "name another folder")
+        yield _problem("lost_home", link=lost[0])
     elif not existing.is_dir():
-        yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
+        yield _problem("home_is_a_file", path=existing)
     # by mode and mount, without writing: root passes every mode check
     elif not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
-        what = f"the folder {existing} is not writable"
-        yield Problem(what, "--home", "correct its permissions, or name another --home")
+        yield _problem("read_only_home", folder=existing)

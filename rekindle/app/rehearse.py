@@ -28,11 +28,13 @@ from rekindle.platforms.local.store import Store
 from rekindle.records import HistoryRow, Rehearsal, RehearsalRecord, RunRecord, TrainingSummary
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
+from rekindle.tables import problems_in
 from rekindle.train.history import read_history
 
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 30.0
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,7 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
     """Train twice and compare; RequestError where the fault cannot be caused, or StepError."""
     preflight(spec, home)
     if spec.train.entrypoint:
-        what = "a rehearsal needs rekindle's own training loop, which causes the fault"
-        fix = "try your script with `kill` by hand; the launcher restarts it the same way"
-        raise RequestError(what, where="train.entrypoint", fix=fix)
+        raise RequestError([_problem("entrypoint")])
     stage = _Stage(spec, home.resolve())
     try:
         return _rehearse(stage, fault)
@@ -80,9 +80,7 @@ class _Stage:
         self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
         graph = graph_of(self.spec, here=True)[1]
         if TRAINING not in graph.dag.nodes:
-            what = f"the pipeline has no step `{TRAINING}` to rehearse"
-            fix = "a rehearsal knows the shipped component `finetune` only"
-            raise RequestError(what, where="pipeline", fix=fix)
+            raise RequestError([_problem("no_step", step=TRAINING)])
         self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)

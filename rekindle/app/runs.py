@@ -12,7 +12,7 @@ from pathlib import Path
 import rekindle
 from rekindle.errors import RequestError, first_line
 from rekindle.outputs import Planned
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, problems_in
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import ledger, record_in
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 DEFAULT_HOME = Path(".rekindle")
 DEFINITION = "definition"  # folder of a run with what was submitted
 MOST_COMPARED = 20
+_problem = problems_in(__file__)
 
 
 def all_runs(home: Path) -> list[RunRecord]:
@@ -69,26 +70,22 @@ def find_run(home: Path, wanted: str) -> RunRecord:
         return read_run(home, found[0])
     if found:
         names = ", ".join(found[:-6:-1]) + (", ..." if len(found) > 5 else "")
-        what = f"`{wanted}` matches {len(found)} runs, the newest first: {names}"
-        raise RequestError(what, fix="use a longer prefix")
+        raise RequestError([_problem("ambiguous", wanted=wanted, count=len(found), names=names)])
     if not ids:
-        fix = "`rekindle run CONFIG`, or name another --home"
-        raise RequestError(f"there are no runs under {home}", fix=fix)
-    fix = f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left"
-    raise RequestError(f"there is no run `{wanted}` under {home}", fix=fix)
+        raise RequestError([_problem("none", home=home)])
+    raise RequestError([_problem("unknown", wanted=wanted, home=home, latest=ids[-1])])
 
 
 def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
     """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
     two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(wanted) <= MOST_COMPARED:
-        what = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared"
-        fix = f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them"
-        raise RequestError(what, where="RUN", fix=fix)
+        several = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'}"
+        raise RequestError([_problem("too_few_or_many", runs=several, most=MOST_COMPARED)])
     records = [one if isinstance(one, RunRecord) else find_run(home, one) for one in wanted]
     ids = [record.run_id for record in records]
     if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
-        raise RequestError(f"`{twice[0]}` is named twice", where="RUN", fix="name each run once")
+        raise RequestError([_problem("twice", run=twice[0])])
     return records
 
 
@@ -103,13 +100,11 @@ def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
             return spec, ""
     known = [entry.run_id for entry in ledger(home).entries]
     if known and target not in (None, "latest") and not any(i.startswith(target) for i in known):
-        what, fix = f"no config, model or run is called `{target}`", "`rekindle runs` lists them"
-        raise RequestError(what, where=str(home), fix=fix)
+        raise RequestError([_problem("no_target", where=str(home), target=target)])
     record = find_run(home, target or "latest")
     registered = collect(record, history=False).registration
     if registered is None:
-        what = f"the run {record.run_id} registered no model"
-        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
+        raise RequestError([_problem("no_model", run=record.run_id)])
     return Spec.model_validate(record.spec), registered.version
 
 
@@ -159,8 +154,7 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
     """What was submitted, from the run's folder; RequestError where that is lost."""
     folder = home / "runs" / record.run_id / DEFINITION
     if not (files := files_in(folder)):
-        what = f"what was submitted as {record.run_id} is not in {folder}"
-        raise RequestError(what, fix=f"submit it again: {record.command}")
+        raise RequestError([_problem("lost", record=record, folder=folder)])
     return Definition(files)
 
 
@@ -176,5 +170,4 @@ def last_sent(name: str, platform: str, home: Path) -> Path:
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():
             return folder
-    what = f"nothing of {name} was submitted to {platform} from {home}"
-    raise RequestError(what, where="--against", fix="name a folder that `rekindle compile` wrote")
+    raise RequestError([_problem("nothing_sent", name=name, platform=platform, home=home)])

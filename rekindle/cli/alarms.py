@@ -7,10 +7,10 @@ import click
 from rekindle.app.alarms import compared, monitoring, write
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import ready
-from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
 from rekindle.outputs import Alarm, Alarms
 from rekindle.platforms.alarms import Monitoring
-from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.platforms.platform import Platform
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -18,10 +18,9 @@ EDITED = 3
 
 
 def _of_a_config(command: Decorated) -> Decorated:
-    platform = click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
-                            help="Platform whose monitoring service has them.")  # fmt: skip
+    there = platform("Platform whose monitoring service has them.", required=True)
     force = click.option("--force", is_flag=True, help="Also those that were edited there by hand.")
-    for option in (shared, yes, force, platform, overrides, config):
+    for option in (shared, yes, force, there, of_config):
         command = option(command)
     return command
 

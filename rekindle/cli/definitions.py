@@ -8,7 +8,7 @@ from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_any_machine, on_machines
 from rekindle.app.runs import files_in, last_sent
-from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared, tell
+from rekindle.cli.options import FOLDER, Overrides, answer, of_config, platform, shared, tell
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled, Difference
 from rekindle.platforms.cache_diff import compare
@@ -31,8 +31,7 @@ def several(_context: click.Context, _option: click.Parameter, value: str) -> tu
 
 
 @click.command("compile")
-@config
-@overrides
+@of_config
 @click.option(
     "--platform", "platforms", callback=several, metavar="P[,P]", required=True,
     help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
@@ -51,10 +50,10 @@ def compile(
     text, graph = graph_of(wanted)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
-    for platform in platforms:
-        spec = on_any_machine(wanted, platform, home, problems)
+    for name in platforms:
+        spec = on_any_machine(wanted, name, home, problems)
         with collected(problems):
-            files |= compiled(platform, spec, text, graph).files
+            files |= compiled(name, spec, text, graph).files
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
@@ -80,10 +79,8 @@ def compile(
 
 
 @click.command("diff")
-@config
-@overrides
-@click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
-              help="The platform to compile for.")  # fmt: skip
+@of_config
+@platform("The platform to compile for.", required=True)
 @click.option("--against", type=FOLDER, default=None,
               help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
 @shared

@@ -10,7 +10,7 @@ import click
 from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import wanted
-from rekindle.cli.options import Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.options import Overrides, agree, of_config, shared, tell, yes
 from rekindle.cli.serving import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
 from rekindle.records import Deployment, RolloutEvent
@@ -43,8 +43,7 @@ def command() -> None:
 
 
 @command.command("start", short_help="roll out the champion of CONFIG")
-@config
-@overrides
+@of_config
 @_platform
 @click.option("--host", help="On this machine: address to listen at; at any other than the "
               "default, 127.0.0.1, all who reach it may ask.")  # fmt: skip

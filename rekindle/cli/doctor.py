@@ -9,21 +9,17 @@ from pathlib import Path
 import click
 
 from rekindle.app.preflight import ready_here, ready_there
-from rekindle.cli.options import Overrides, answer, maybe_config, overrides, shared
+from rekindle.cli.options import Overrides, answer, maybe_config, overrides, platform, shared
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
 from rekindle.outputs import ReadinessCheck, rows_of
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
 
 @click.command("doctor")
 @maybe_config
 @overrides
-@click.option(
-    "--platform", type=click.Choice(["local", *PLATFORMS]), default="local", show_default=True,
-    help="Target platform.",
-)  # fmt: skip
+@platform("Target platform.", here=True, default="local", show_default=True)
 @shared
 def command(
     config: Path | None, overrides: Overrides, platform: str, home: Path, as_json: bool

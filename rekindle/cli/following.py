@@ -110,9 +110,7 @@ def logs(
     home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the log of one step of RUN (default: the latest)."""
-    record = find_run(home, run)
-    if record.platform != "local":
-        record = asked(record, home)
+    record = asked(find_run(home, run), home)
     found = chosen(record, step)
     if since is not None and (raw or as_json):
         raise RequestError("only lines of the readable log have times", where="--since",

@@ -8,7 +8,7 @@ import click
 
 from rekindle.app.pipeline import graph_of
 from rekindle.cli.definitions import several
-from rekindle.cli.options import Overrides, answer, config, overrides, shared
+from rekindle.cli.options import Overrides, answer, of_config, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
 from rekindle.platforms import docker as daemon
@@ -26,8 +26,7 @@ def command() -> None:
 
 
 @command.command("build")
-@config
-@overrides
+@of_config
 @shared
 def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None:
     """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
@@ -47,8 +46,7 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 
 
 @command.command("push")
-@config
-@overrides
+@of_config
 @click.option(
     "--platform", "platforms", callback=several, metavar="P[,P]", default="",
     help="Platforms to push for, separated by commas; default: each platform with an `image` in "

@@ -13,6 +13,7 @@ from rekindle.app.runs import DEFAULT_HOME
 from rekindle.data.window import parse_time
 from rekindle.errors import RequestError
 from rekindle.masking import masked
+from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Record
 
 Decorated = Callable[..., Any]
@@ -26,6 +27,17 @@ overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE
                          help="Override a field, such as train.lr=1e-4.")  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 wait = click.option("--wait", is_flag=True, help="Wait for the run; exit with its exit code.")
+
+
+def of_config(function: Decorated) -> Decorated:
+    """CONFIG, and `--set`."""
+    return config(overrides(function))
+
+
+def platform(words: str, *, here: bool = False, **more: Any) -> Decorated:
+    """`--platform`, with these words of help; `here`: also `local`, which is this machine."""
+    names = ["local", *PLATFORMS] if here else [*PLATFORMS]
+    return click.option("--platform", type=click.Choice(names), help=words, **more)
 
 
 class _Masking(logging.Formatter):

@@ -10,19 +10,17 @@ from rekindle.app import calibrate
 from rekindle.app.forecast import lines
 from rekindle.app.plan import figures
 from rekindle.app.preflight import first_look
-from rekindle.cli.options import Overrides, maybe_config, overrides, shared, tell
+from rekindle.cli.options import Overrides, maybe_config, overrides, platform, shared, tell
 from rekindle.masking import plain
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
 
 @click.command("plan")
 @maybe_config
 @overrides
-@click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default=None,
-              help="Platform whose machines are considered; default: the only one with a section "
-              "under `platforms` in CONFIG, else this machine if `resources` names no machines, "
-              "else all clouds.")  # fmt: skip
+@platform("Platform whose machines are considered; default: the only one with a section under "
+          "`platforms` in CONFIG, else this machine if `resources` names no machines, else all "
+          "clouds.", here=True)  # fmt: skip
 @click.option("--region", default="", help="Region; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where no run has counted them.")  # fmt: skip

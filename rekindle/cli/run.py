@@ -16,7 +16,7 @@ from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.rehearse import rehearse
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
-from rekindle.cli.options import Overrides, answer, config, overrides, shared, tell
+from rekindle.cli.options import Overrides, answer, of_config, shared, tell
 from rekindle.cli.serving import SERVING, require
 from rekindle.errors import RekindleError, RequestError, StepError
 from rekindle.launch.fault import Fault
@@ -32,8 +32,7 @@ WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["gate"]
 
 
 @click.command("run")
-@config
-@overrides
+@of_config
 @click.option("--fresh", is_flag=True, help="Rerun every step; ignore the cache.")
 @click.option("--from", "from_step", metavar="STEP",
               help="Rerun this step and all steps that depend on it.")  # fmt: skip

@@ -12,12 +12,12 @@ from rekindle.app.forecast import outlook
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.preflight import preflight, ready, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import Decorated, Overrides, agree, config, overrides, shared, tell, yes
+from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
 from rekindle.platforms.local.schedule import Here, Job
-from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
@@ -25,10 +25,7 @@ from rekindle.spec.model import Spec
 from rekindle.spec.schedule import ScheduleSpec
 
 _SHOWN = 3  # of the next starts
-platform = click.option(
-    "--platform", type=click.Choice(["local", *PLATFORMS]), required=True,
-    help="Target platform; local is this machine.",
-)  # fmt: skip
+_platform = platform("Target platform; local is this machine.", here=True, required=True)
 
 
 @click.group("schedule")
@@ -37,9 +34,8 @@ def command() -> None:
 
 
 @command.command("set")
-@config
-@overrides
-@platform
+@of_config
+@_platform
 @yes
 @click.option("--print", "printed", is_flag=True,
               help="Only print what would be written on this machine.")  # fmt: skip
@@ -80,7 +76,7 @@ def set_(
 
 def _of_a_config(function: Decorated) -> Decorated:
     """CONFIG, what it is overridden by, and where its schedule is."""
-    return config(overrides(platform(shared(function))))
+    return of_config(_platform(shared(function)))
 
 
 @command.command("list")

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from rekindle import formats
 from rekindle.app.runs import wanted
-from rekindle.cli.options import Overrides, at_home, config, moment, overrides, shared, tell
+from rekindle.cli.options import Overrides, at_home, config, moment, of_config, shared, tell
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.platforms.platform import PLATFORMS
@@ -93,8 +93,7 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 
 
 @click.command("monitor")
-@config
-@overrides
+@of_config
 @click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default="local",
               show_default=True, help="Where the model is deployed.")  # fmt: skip
 @click.option("--now", metavar="TIME", help="Look as if it were TIME (UTC): for replays.")

@@ -12,20 +12,17 @@ from rekindle.app.forecast import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
 from rekindle.app.submit import submitted
-from rekindle.cli.options import Overrides, agree, answer, config, overrides, shared, wait, yes
+from rekindle.cli.options import Overrides, agree, answer, of_config, platform, shared, wait, yes
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, Submitted
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
 from rekindle.records import RunRecord
 from rekindle.spec.load import load_target
 
 
 @click.command("submit")
-@config
-@overrides
-@click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
-              help="Target platform.")  # fmt: skip
+@of_config
+@platform("Target platform.", required=True)
 @yes
 @wait
 @click.option("--token", default=None, metavar="TEXT",

@@ -10,12 +10,11 @@ import click
 from rekindle.app.run import Options, windows
 from rekindle.app.submit import submitted
 from rekindle.app.watch import Act, turn
-from rekindle.cli.options import Overrides, config, moment, overrides, shared, tell, yes
+from rekindle.cli.options import Overrides, moment, of_config, platform, shared, tell, yes
 from rekindle.cli.run import WORDS, carry_out
 from rekindle.cli.submit import agreed
 from rekindle.data.window import parse_duration
 from rekindle.errors import InterruptedRunError, PreemptedError, RekindleError, RequestError
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Turn
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Outcome, Spec
@@ -26,13 +25,11 @@ SUGGESTED = 3
 
 
 @click.command("watch")
-@config
-@overrides
+@of_config
 @click.option("--once", is_flag=True, help="Look once, then exit: for cron and other schedulers.")
 @click.option("--interval", default="1 hour", show_default=True, metavar="DURATION",
               help="Pause between looks, such as `6 hours`.")  # fmt: skip
-@click.option("--platform", type=click.Choice(list(PLATFORMS)),
-              help="Submit what is due there; default: run it here.")  # fmt: skip
+@platform("Submit what is due there; default: run it here.")
 @click.option("--now", metavar="TIME", help="Decide as if it were TIME (UTC): for replays.")
 @yes
 @shared

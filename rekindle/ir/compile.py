@@ -22,10 +22,12 @@ import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
 from rekindle.ir.read.raw import MAX_BYTES
+from rekindle.tables import problems_in
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
+_problem = problems_in(__file__)
 
 
 def compile_pipeline(target: str, cwd: Path | None = None) -> str:
@@ -37,15 +39,14 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
             with (folder / target).open(encoding="utf-8") as file:
                 return file.read(MAX_BYTES + 1)  # the reader refuses more
         except (OSError, UnicodeDecodeError) as error:
-            what = f"cannot read the pipeline: {error}"
-            raise RequestError(what, where=str(folder / target)) from error
+            wrong = _problem("unreadable", where=str(folder / target), error=error)
+            raise RequestError([wrong]) from error
     name, _, function = target.rpartition(":")
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
-        what = f"`{target}` names no pipeline"
-        raise RequestError(what, fix="write path.py:function, or the path of a .yaml")
+        raise RequestError([_problem("no_pipeline", target=target)])
     if not path.is_file():
-        raise RequestError(f"file not found: {path}", fix="write path.py:function")
+        raise RequestError([_problem("no_file", path=path)])
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
         answer_file = Path(scratch) / "answer.json"
         command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]
@@ -65,13 +66,10 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
     if process.returncode < 0:  # from outside, and perhaps not the next time
         number = -process.returncode
         why = "; was the memory full?" if number == signal.SIGKILL else ""
-        what = f"the process that loaded the pipeline was killed by signal {number}{why}"
-        fix = "run the same command again; nothing was changed"
-        return RekindleError(what, where=str(path), fix=fix)
+        return RekindleError([_problem("killed", where=str(path), number=number, why=why)])
     printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
-    what = f"loading it ended the process with exit code {process.returncode}"
     last = f"; the last line that it printed: {printed[0]}" if printed else ""
-    return RequestError(what + last, where=str(path), fix="do no work when it is imported")
+    return RequestError([_problem("ended", where=str(path), code=process.returncode, last=last)])
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -85,8 +83,8 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
             text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        what = f"loading the pipeline took over {_TIMEOUT_SECONDS} s"
-        raise RequestError(what, where=command[-3], fix="do no work when it is imported") from error
+        slow = _problem("slow", where=command[-3], seconds=_TIMEOUT_SECONDS)
+        raise RequestError([slow]) from error
 
 
 def compile_function(pipeline: Any) -> str:

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import Problem, RequestError
+from rekindle.tables import problems_in
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
 
 PLATFORM = "rekindle"
 MOST_NODES = 4_096
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +41,16 @@ class Distribution:
 
     def problems(self, inputs: frozenset[str], where: str) -> list[Problem]:
         """What is wrong with it for a component with these inputs."""
-        found = []
-        if not 1 <= self.nodes <= MOST_NODES:
-            what = f"`nodes` is {self.nodes}; a step runs on 1 to {MOST_NODES:,} nodes"
-            found.append(Problem(what, where, "give the number of machines"))
-        if not 0 <= self.gpus_per_node <= 64:
-            what = f"`gpus_per_node` is {self.gpus_per_node}; a node has 0 to 64 GPUs"
-            found.append(Problem(what, where, "give the GPUs of one machine"))
-        if self.accelerator and not self.gpus_per_node:
-            what = f"`accelerator` is {self.accelerator}, but there are no GPUs to be of that kind"
-            found.append(Problem(what, where, "set gpus_per_node, too"))
-        if self.spot and not self.checkpoint:
-            what = "a spot machine may be taken away at any time, and the step saves nothing"
-            fix = "save where an input says, and name that input: checkpoint='NAME'; or spot=False"
-            found.append(Problem(what, where, fix))
-        if self.checkpoint and self.checkpoint not in inputs:
-            known = ", ".join(sorted(inputs)) or "none"
-            what = f"`checkpoint` names the input `{self.checkpoint}`, which the component lacks"
-            found.append(Problem(what, where, f"name one of its inputs: {known}"))
-        if self.max_run_hours is not None and not self.max_run_hours > 0:
-            what = f"`max_run_hours` is {self.max_run_hours:g}; a step needs some time"
-            found.append(Problem(what, where, "give hours, or leave it out"))
-        return found
+        is_wrong = {
+            "nodes": not 1 <= self.nodes <= MOST_NODES,
+            "gpus": not 0 <= self.gpus_per_node <= 64,
+            "accelerator": self.accelerator and not self.gpus_per_node,
+            "unsaved": self.spot and not self.checkpoint,
+            "checkpoint": self.checkpoint and self.checkpoint not in inputs,
+            "hours": self.max_run_hours is not None and not self.max_run_hours > 0,
+        }
+        known = {"asked": self, "most": MOST_NODES, "known": ", ".join(sorted(inputs)) or "none"}
+        return [_problem(name, where=where, **known) for name, wrong in is_wrong.items() if wrong]
 
 
 def distribute(
@@ -79,8 +69,7 @@ def distribute(
     implementation = getattr(getattr(task, "component_spec", None), "implementation", None)
     if getattr(implementation, "container", None) is None:
         kind = "an importer" if getattr(implementation, "importer", None) else "a pipeline"
-        what = f"`{name}` is {kind}, and only a step with a container runs on several nodes"
-        raise RequestError(what, where=where, fix="distribute the step inside it that trains")
+        raise RequestError([_problem("no_container", where=where, name=name, kind=kind)])
     wanted = Distribution(
         nodes, gpus_per_node, accelerator, machine, spot, checkpoint, max_run_hours
     )
@@ -98,8 +87,8 @@ def from_settings(raw: Mapping[str, Any], where: str) -> Distribution:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in kinds:
-            known = ", ".join(kinds)
-            raise RequestError(f"distribute() has no `{name}`", where=where, fix=f"it has {known}")
+            unknown = _problem("unknown", where=where, name=name, known=", ".join(kinds))
+            raise RequestError([unknown])
         kind, number = kinds[name], isinstance(value, int | float) and not isinstance(value, bool)
         if kind == "int" and number and int(value) == value:
             values[name] = int(value)
@@ -108,8 +97,8 @@ def from_settings(raw: Mapping[str, Any], where: str) -> Distribution:
         elif kind in ("str", "bool") and type(value).__name__ == kind:
             values[name] = value
         else:
-            what = f"`{name}` is {value!r}, which is no {kind}"
-            raise RequestError(what, where=f"{where}.{name}")
+            wrong = _problem("kind", where=f"{where}.{name}", name=name, value=value, kind=kind)
+            raise RequestError([wrong])
     if "nodes" not in values:
-        raise RequestError("a distributed step has a number of `nodes`", where=where)
+        raise RequestError([_problem("uncounted", where=where)])
     return Distribution(**values)

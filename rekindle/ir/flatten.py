@@ -17,6 +17,9 @@ from rekindle.ir import graph as ir
 from rekindle.ir.condition import Expression
 from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import has_templates
+from rekindle.tables import problems_in
+
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +196,9 @@ class _Flattening:
             known = None if loop.artifacts else given.parameters.get(items)
             items = known.value if isinstance(known, ir.Constant) else None
         if items is None or has_templates(items):
-            what = f"`{path}` loops over what is known at run time only"
-            fix = "loop over a list that is written in the pipeline, or an argument"
-            raise UnsupportedError(what, where=node.where, fix=fix)
+            raise UnsupportedError([_problem("loop_at_run_time", where=node.where, path=path)])
         if not isinstance(items, list | tuple):
-            what = f"`{path}` loops over {items!r}, which is not a list"
-            raise UnsupportedError(what, where=node.where, fix="give it a list")
+            raise UnsupportedError([_problem("no_list", where=node.where, path=path, items=items)])
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
@@ -242,8 +242,8 @@ class _Flattening:
             case ir.FromTask():
                 return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
             case ir.FinalStatus(task):
-                what = f"`{node.path}` reads how `{task}` ended"
-                raise UnsupportedError(what, where=node.where, fix="run it where exit handlers run")
+                wrong = _problem("final_status", where=node.where, path=node.path, task=task)
+                raise UnsupportedError([wrong])
         return None
 
 

@@ -251,12 +251,10 @@ class Step(Node):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importer(Node):
     """An artifact from outside becomes the node's only output. `uri` and the texts in `metadata`
-    may hold placeholders; `again` asks for a new record although the same was imported before,
-    `to_workspace` for a copy in the workspace of the pipeline."""
+    may hold placeholders; `to_workspace` asks for a copy in the workspace of the pipeline."""
 
     uri: Template
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    again: bool = False
     to_workspace: bool = False
 
 

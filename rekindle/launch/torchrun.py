@@ -29,14 +29,15 @@ from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
 from rekindle.spec.model import TrainSpec
+from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
 
 _NETWORK = ("NCCL_", "FI_", "GLOO_")
-RESUMES = "the same command resumes"
 PROFILE = "REKINDLE_NCCL_PROFILE"
 _ITS_OWN = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH")
 _PATIENCE_SECONDS = 60.0
+_problem = problems_in(__file__)
 
 
 def torchrun(
@@ -51,11 +52,7 @@ def torchrun(
     the first rank at fault and its cause."""
     place = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
-        raise StepError(
-            "there is no mpirun here", where="train.launcher",
-            fix="install Open MPI (apt-get install openmpi-bin), in the image of the step where it "
-            "has one, or use torchrun",
-        )  # fmt: skip
+        raise StepError([_problem("no_mpirun")])
     if place.nodes == 1:
         _check_loopback()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
@@ -86,7 +83,7 @@ def torchrun(
             if restart >= train.max_restarts:
                 lost = cause.kind != "ended"  # by a script itself
                 more = ". Raise train.max_restarts if machines are this unstable" if lost else ""
-                fix = f"{fix}; {RESUMES} from the last checkpoint{more}"
+                fix = f"{fix}; the same command resumes from the last checkpoint{more}"
                 raise StepError(f"{what}; after {restart} restarts", where=where, fix=fix)
             restart += 1
             text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
@@ -100,10 +97,7 @@ def _check_loopback() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()
     except OSError as error:
-        raise StepError(
-            f"ranks cannot reach each other over the loopback interface: {error.strerror or error}",
-            where="127.0.0.1", fix="bring it up (ip link set lo up), and allow connections to it",
-        ) from error  # fmt: skip
+        raise StepError([_problem("loopback", why=error.strerror or error)]) from error
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -118,19 +112,14 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     try:
         done = subprocess.run(words, env=given, capture_output=True, timeout=_PATIENCE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _profile_failed(script, str(error)) from error
+        raise StepError([_problem("profile", where=script, why=error)]) from error
     if done.returncode:
-        raise _profile_failed(script, done.stderr.decode(errors="replace").strip()[-500:])
+        why = done.stderr.decode(errors="replace").strip()[-500:]
+        raise StepError([_problem("profile", where=script, why=why)])
     pairs = (line.partition("=") for line in done.stdout.decode(errors="replace").split("\0"))
     told = {n: value for n, _, value in pairs if n.startswith(_ITS_OWN) and given.get(n) != value}
     own = {n for n in environment if n != "LD_LIBRARY_PATH"}
     return {n: v for n, v in told.items() if n not in own}, f"NCCL as {script} says"
-
-
-def _profile_failed(script: str, why: str) -> StepError:
-    what = f"the script that tells NCCL of this machine's network failed: {why}"
-    fix = f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment"
-    return StepError(what, where=script, fix=fix)
 
 
 def _network(environment: Mapping[str, str], how: str) -> str:
@@ -148,12 +137,7 @@ def _team(group: WorkerGroup) -> Iterator[Member | None]:
         yield None
         return
     if not place.secret:
-        raise RequestError(
-            f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
-            where=SECRET,
-            fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
-            "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
-        )
+        raise RequestError([_problem("no_secret", where=SECRET, nodes=place.nodes)])
     with contextlib.ExitStack() as ends:
         coordinator = None
         if place.node_rank == 0:
@@ -175,11 +159,8 @@ def _give_up(verdict: Report, cause: Cause, train: TrainSpec) -> None:
         raise StepError(cause.what, where=cause.where, fix=cause.fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"
-        what = f"train.max_hours ({train.max_hours:g} h) are over; {saved}"
-        fix = f"raise train.max_hours; {RESUMES}, and the time starts again at zero"
-        raise StepError(what, where="train.max_hours", fix=fix)
+        raise StepError([_problem("expired", hours=train.max_hours, saved=saved)])
     if verdict.ending == "preempted":
-        raise PreemptedError("stopped from outside after a save", fix=RESUMES)
+        raise PreemptedError([_problem("saved")])
     if verdict.asked:
-        what = "stopped from outside; what the last checkpoint holds is kept"
-        raise PreemptedError(what, fix=RESUMES)
+        raise PreemptedError([_problem("stopped")])

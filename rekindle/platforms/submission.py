@@ -16,6 +16,7 @@ from rekindle.errors import PlatformError, Problem
 from rekindle.outputs import PlannedStep
 from rekindle.records import RunStatus
 from rekindle.spec.schedule import ScheduleSpec
+from rekindle.tables import problems_in as problems_in  # for platforms
 from rekindle.tables import rows
 
 S = TypeVar("S", bound=Any)  # with a `display_name`
@@ -147,20 +148,6 @@ def no_schedule(name: str, where: str = "") -> PlatformError:
     """To raise for a name that no schedule has."""
     what = f"there is no schedule `{name}`"
     return PlatformError(what, where=where, fix="rekindle schedule list")
-
-
-def problems_in(module: str) -> Callable[..., Problem]:
-    """A maker of problems in the words of `problems.yaml` beside a module, under the module's name:
-    `what`, `where` and `fix`, as far as the caller does not give them, with the braces filled in
-    from what else it gives."""
-    path = Path(module)
-
-    def problem(name: str, /, what: str = "", where: str = "", **about: Any) -> Problem:
-        row = rows(path.with_name("problems.yaml"))[path.stem][name]
-        known = {key: text.format(**about) for key, text in row.items()}
-        return Problem(**{"what": what, "where": where, **known})
-
-    return problem
 
 
 def requests_in(module: str) -> Callable[..., dict[str, Any]]:

@@ -47,8 +47,7 @@ def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
     for version in dict.fromkeys([*past[::-1], *filter(None, [beaten])]):
         if version != now and existing(client, where, version).get("decision") != "rolled_back":
             return version
-    what = f"version {now} of {where.name} is the first champion, or all before were rolled back"
-    raise where.error(what, "name a version that passed its gate: --to N")
+    raise where.error("first_champion", version=now)
 
 
 def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, str]:
@@ -60,9 +59,7 @@ def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, s
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        what = f"version {version} of {where.name} does not exist, or was deleted"
-        fix = "name another version with --to; `rekindle champion` lists those that were champion"
-        raise where.error(what, fix) from None
+        raise where.error("gone", version=version) from None
 
 
 def way_back(where: Registry) -> tuple[str, str]:
@@ -77,8 +74,7 @@ def champion_of(where: Registry) -> ChampionRecord:
     with where.open(f"ask for the champion of {where.name}") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
-            what, fix = f"{where.name} has no champion", "`rekindle run CONFIG` trains a candidate"
-            raise where.error(what, fix)
+            raise where.error("no_champion")
         challenger = by_alias(client, where, CHALLENGER)
         known, tags = changes(client, where.name), tags_of(version)
     now = str(version.version)

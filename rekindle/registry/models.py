@@ -26,6 +26,7 @@ from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
+from rekindle.tables import problems_in
 from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of, may_run
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _LINEAGE = (
     "run_key", "data_fingerprint", "window", "init_from", "code_commit", "versions", "seed",
     "weights_sha256", "model_digest", "evidence_sha256", "reason",
 )  # fmt: skip
+_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Registry:
         """The tracking URI without credentials."""
         return masked(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
-    def error(self, what: str, fix: str = "") -> RegistryError:
-        """What is wrong there, to raise."""
-        return RegistryError(what, where=self.shown_uri, fix=fix)
+    def error(self, name: str, **about: Any) -> RegistryError:
+        """What is wrong there, by its name in problems.yaml, to raise."""
+        return RegistryError([_problem(name, where=self.shown_uri, at=self, **about)])
 
     def code(self, task: str) -> str:
         """What models may bring beside rekindle's own code: see `open_model`."""
@@ -89,15 +91,9 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
             return None
         tags = tags_of(version)
         if not tags.get("model_digest"):
-            what = f"version {version.version} of {where.name} has no tag {PREFIX}model_digest"
-            raise where.error(what, "move the champion alias to a version that rekindle registered")
+            raise where.error("unmarked", version=version.version)
         if not may_run(tags.get("task_code", ""), code):
-            raise where.error(
-                f"the champion, version {version.version} of {where.name}, brings code that is not "
-                "the task of this config",
-                "take the task's file as it was when the champion was trained; or read what "
-                "the champion brings, and if it may run here, set register.trust_code: true",
-            )
+            raise where.error("foreign_code", version=version.version)
         names = ("run_key", "work_key", "init_from", "beaten", "beaten_digest", "budget_hours")
         known = {name: tags.get(name, "") for name in names}
         return ChampionState(version=str(version.version), digest=tags["model_digest"], **known)
@@ -112,21 +108,13 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
         folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
-        what = f"version {version} of {where.name} holds no model of rekindle"
-        raise where.error(what, "move the champion alias to a version that rekindle registered")
+        raise where.error("no_model_of_ours", version=version)
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
-            raise ChangedModelError(
-                f"the files of version {version} of {where.name} are not those that were "
-                "registered: some are missing, damaged, replaced or new",
-                where=str(model),
-                fix="restore them from a copy; or delete the champion alias in the registry: the "
-                "next candidate is then promoted if it reaches the floor",
-            )
-        what = f"version {version} of {where.name} is another model than when the run began"
-        fix = "run the same config again: it asks the registry for the champion first"
-        raise where.error(what, fix)
+            changed = _problem("changed_files", where=str(model), at=where, version=version)
+            raise ChangedModelError([changed])
+        raise where.error("other_model", version=version)
     return model
 
 
@@ -162,8 +150,7 @@ def register(
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
-        what = f"not registered: the files in {model} are not those that were judged"
-        raise where.error(what, "run the same config again: the model is judged again")
+        raise where.error("not_judged", folder=model)
     lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
     tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
@@ -271,11 +258,7 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise where.error(
-            f"the alias {alias} of {where.name} names version {version}, which does not exist",
-            "give the alias to a version that exists, or delete it: the next candidate that "
-            "reaches the floor is then promoted",
-        ) from None
+        raise where.error("lost_version", alias=alias, version=version) from None
 
 
 def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -> bool:
@@ -287,7 +270,7 @@ def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -
 def aliases(where: Registry) -> dict[str, str]:
     """Versions by alias. Raises RegistryError where the model or the registry is not there."""
     if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise where.error("there is no registry")
+        raise where.error("no_registry")
     with where.open(f"ask for the aliases of {where.name}") as client:
         known = client.get_registered_model(where.name).aliases
         return {alias: str(version) for alias, version in known.items()}
@@ -318,15 +301,12 @@ def served_model(
         found = asked or by_alias(client, where, CHAMPION)
     tags = tags_of(found) if found else {}
     if found is None or not tags.get("model_digest"):
-        what = f"{where.name} has no champion that rekindle registered"
-        fix = "`rekindle run CONFIG` trains one; `rekindle runs` shows what the gate decided"
-        raise RequestError(what, where=where.shown_uri, fix=fix)
+        raise RequestError([_problem("none_of_ours", where=where.shown_uri, at=where)])
     try:
         folder = fetch_model(where, str(found.version), tags["model_digest"])
         evidence = folder.parent / EVIDENCE
         if KEPT in tags and not (evidence.is_file() and file_sha256(evidence) == tags[KEPT]):
-            what, fix = "the evidence beside the model is not what was registered", "restore it"
-            raise ChangedModelError(what, where=str(evidence), fix=fix)
+            raise ChangedModelError([_problem("changed_evidence", where=str(evidence))])
     except ChangedModelError as error:
         raise RequestError(error.problems) from error
     return ServedModel(

@@ -84,17 +84,14 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
     with where.alone(), where.open(f"roll back {where.name}") as client:
         champion = by_alias(client, where, CHAMPION)
         if champion is None:
-            what = f"{where.name} has no champion to roll back"
-            raise where.error(what, "`rekindle run` trains one")
+            raise where.error("nothing_to_roll_back")
         now = str(champion.version)
         to = to or champion_before(client, where, now)
         if to == now:
             return now, now
         tags = existing(client, where, to)
         if tags.get("decision") != "promoted":
-            what = f"version {to} of {where.name} was never champion, or was rolled back"
-            fix = "`rekindle promote RUN --reason WHY` promotes one that passed its gate"
-            raise where.error(what, fix)
+            raise where.error("never_champion", version=to)
         models.fetch_model(where, to, tags.get("model_digest", ""))
         with _claimed(client, where, to) as claim:
             may = functools.partial(_is_still_champion, client, where, now)
@@ -108,8 +105,7 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
 
 def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     if not has_alias(client, where, CHAMPION, version):
-        what = f"version {version} of {where.name} is no longer the champion"
-        raise where.error(what, "`rekindle champion` shows which is; then run the command again")
+        raise where.error("replaced", version=version)
     return True
 
 
@@ -148,11 +144,8 @@ def _may_replace(
         f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason and rolled_back,
         "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
-    found = [doubt for doubt, true in doubts.items() if true]
-    if found:
-        fix = "run the same config again: it is judged against the champion of that moment; or "
-        fix += "promote what passed its gate in spite of that: `rekindle promote RUN --reason WHY`"
-        raise where.error(f"not promoted: {'; '.join(found)}", fix)
+    if found := [doubt for doubt, true in doubts.items() if true]:
+        raise where.error("doubts", doubts="; ".join(found))
     return True
 
 
@@ -182,11 +175,7 @@ class Claim:
         champion = by_alias(self.client, self.where, CHAMPION)
         done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
         if said.startswith(UNSURE) and not done:
-            raise self.where.error(
-                "an earlier promotion had no answer from the registry, which may still carry it "
-                f"out: {said.removeprefix(UNSURE)}",
-                _look(self.where.name, key),
-            )
+            raise self.where.error("unanswered_before", said=said.removeprefix(UNSURE), key=key)
         self.client.delete_registered_model_tag(self.where.name, key)
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
@@ -204,8 +193,7 @@ class Claim:
         if not may():  # others may have gone on, and a machine that slept need not know how long
             return
         if _clock() - self.made > IN_TIME:
-            what = f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions"
-            raise self.where.error(what, "run the same command again")
+            raise self.where.error("slow", seconds=IN_TIME)
         self.unsure = True
         try:
             with _one_answer():
@@ -215,11 +203,8 @@ class Claim:
                 self.unsure = False  # it was refused
                 raise
             if not self._done_late():
-                raise self.where.error(
-                    f"the registry gave no answer to promoting version {self.version}, and may "
-                    f"still do it; no other version is promoted until that is known: {error}",
-                    _look(self.where.name, self.key),
-                ) from error
+                about = {"version": self.version, "key": self.key, "error": error}
+                raise self.where.error("unanswered", **about) from error
         self.unsure = False
 
     def _hold_alone(self) -> None:
@@ -227,8 +212,7 @@ class Claim:
         give_up = time.monotonic() + STEP_BACK
         while (there := list(claims(self.client, self.where.name))) != [self.key]:
             if self.key not in there or time.monotonic() > give_up:
-                what = "not promoted: another promotion began while this one was held up"
-                raise self.where.error(what, "run the same command again")
+                raise self.where.error("overtaken")
             time.sleep(0.2)
 
     def _done_late(self) -> bool:
@@ -250,13 +234,6 @@ def claims(client: MlflowClient, name: str) -> dict[str, str]:
 
 def _clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _look(name: str, key: str) -> str:
-    return (
-        f"look which version of {name} is the champion, then delete the tag {key} of this "
-        "registered model and run the same command again"
-    )
 
 
 @contextlib.contextmanager

@@ -12,15 +12,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rekindle.ir import placeholders
 from rekindle.ir.graph import Container, Resources
-from rekindle.ir.placeholders import (
-    Argument,
-    Reference,
-    Template,
-    parse,
-    parse_argument,
-    parse_value,
-)
+from rekindle.ir.placeholders import Argument, Reference, Template
 from rekindle.ir.read.raw import Fields, malformed
 from rekindle.tables import rows
 
@@ -81,12 +75,13 @@ def _import(fields: Fields) -> dict[str, Any]:
         name = source.take("runtimeParameter", str, "")
         uri = Template((Reference(("inputs", "parameters", name)),))
     else:
-        uri = parse(source.take("constant", str, ""), source.at("constant"))
+        uri = placeholders.parse(source.take("constant", str, ""), source.at("constant"))
     fields.any("typeSchema")  # the component's output says it, too
+    fields.take("reimport", bool, False)  # an importer is looked at each time
+    metadata = fields.take("metadata", dict, {})
     return {
         "uri": uri,
-        "metadata": parse_value(fields.take("metadata", dict, {}), fields.at("metadata")),
-        "again": fields.take("reimport", bool, False),
+        "metadata": placeholders.parse_value(metadata, fields.at("metadata")),
         "to_workspace": fields.take("downloadToWorkspace", bool, False),
     }
 
@@ -97,7 +92,7 @@ def _container(fields: Fields) -> Container:
     env: dict[str, Argument] = {}
     for variable in fields.list_of("env"):
         name, value = variable.take("name", str, ""), variable.take("value", str, "")
-        env[name] = parse(value, variable.at("value"))
+        env[name] = placeholders.parse(value, variable.at("value"))
     fields.any("lifecycle")  # a setting of the step
     return Container(
         image=fields.take("image", str, ""), as_written=_arguments(words, fields.at("command")),
@@ -108,7 +103,8 @@ def _container(fields: Fields) -> Container:
 
 
 def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
-    return tuple(parse_argument(word, f"{where}[{i}]") for i, word in enumerate(words))
+    named = enumerate(words)
+    return tuple(placeholders.parse_argument(word, f"{where}[{i}]") for i, word in named)
 
 
 def _resources(fields: Fields) -> Resources:

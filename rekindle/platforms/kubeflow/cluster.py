@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError, Stopped, growing, request, retried
+from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,7 @@ _REQUEST_SECONDS = 30.0
 # A quiet log says nothing for hours; the code that follows the status notices a dead connection.
 _STREAM_SECONDS = 300.0
 LONGEST_LINE = 1 << 16
-_FIXES = {
-    403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
-    404: "install Kubeflow Trainer v2.3 or newer in the cluster",
-}
+_problem = problems_in(__file__)
 
 
 class Conflict(Exception):
@@ -67,8 +65,7 @@ class Cluster:
         try:
             config.load_kube_config(client_configuration=found)
         except config.ConfigException as error:
-            fix = "name a context: kubectl config use-context NAME, or set KUBECONFIG"
-            raise RequestError(f"no cluster is configured: {error}", fix=fix) from error
+            raise RequestError([_problem("no_context", error=error)]) from error
         token = found.get_api_key_with_prefix("authorization") or ""
         certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
         authority = Path(found.ssl_ca_cert) if found.ssl_ca_cert else ""
@@ -128,13 +125,12 @@ class Cluster:
                 return None
             if isinstance(error, Stopped):
                 raise
+            where, name = f"{method} {self.server}{path}", "silent"
             if not passing(error):
-                what = f"the API server refuses with {error}"
-                fix = _FIXES.get(error.status, "")
-                raise StepError(what, where=f"{method} {path}", fix=fix) from None
-            what = f"the API server does not answer: {error}"
-            fix = f"it was asked for {self.patience_seconds:g} s; look at the cluster"
-            raise StepError(what, where=f"{method} {self.server}{path}", fix=fix) from None
+                name = str(error.status) if error.status in (403, 404) else "refused"
+                where = f"{method} {path}"
+            about = {"error": error, "seconds": self.patience_seconds}
+            raise StepError([_problem(name, where=where, **about)]) from None
 
     def answer(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None

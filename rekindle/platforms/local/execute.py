@@ -140,7 +140,7 @@ class _Run:
         forced: Mapping[str, str], record: RunRecord, on_change: OnChange | None,
         on_event: OnEvent | None,
     ) -> None:  # fmt: skip
-        self.graph, self.around, self.forced = graph, around, forced
+        self.around, self.forced = around, forced
         self.walk = Walk(graph, values, around.facts)
         self.record, self.on_change, self.on_event = record, on_change, on_event
         self.file = around.store.run(record.run_id) / "run.json"

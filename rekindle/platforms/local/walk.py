@@ -10,6 +10,7 @@ After a failure nothing begins but nodes that run `always` (exit handlers) and w
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from rekindle.errors import StepError
@@ -358,19 +359,14 @@ def rendered(
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
-    reached, inside = {path, *_ancestors(path)}, set[str]()
+    reached, inside = {path, *map(str, PurePosixPath(path).parents)}, set[str]()
     for node in graph.nodes():  # which come after all that they need
         parent = node.path.rpartition("/")[0]
         siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
         if siblings & reached or parent in inside:
             inside.add(node.path)
-            reached |= {node.path, *_ancestors(node.path)}
+            reached |= {node.path, *map(str, PurePosixPath(node.path).parents)}
     return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in inside)
-
-
-def _ancestors(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.platforms.sagemaker.client import code_of, connected, pipeline_name
+from rekindle.platforms.sagemaker.client import code_of, pipeline_name
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
@@ -26,16 +26,16 @@ class Alarms:
     def __init__(
         self, place: SageMakerSpec, definition: Definition, model: str, folder: Path
     ) -> None:
-        self.place = place
+        endpoint = SageMakerEndpoint(place, DeploySpec(), model)
+        self.account = endpoint.account
         self.values = {
-            "endpoint": SageMakerEndpoint(place, DeploySpec(), model).name,
+            "endpoint": endpoint.name,
             "pipeline": pipeline_name(definition), "region": place.region,
             "actions": place.alarm_actions,
         }  # fmt: skip
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        with connected(self.place) as session:
-            api = session("cloudwatch")
+        with self.account.client("cloudwatch") as api:
             if kind == "alarm":
                 found = api.describe_alarms(AlarmNames=[name], AlarmTypes=["MetricAlarm"])
                 return next(iter(found["MetricAlarms"]), None)
@@ -48,8 +48,7 @@ class Alarms:
                 raise
 
     def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
-        with connected(self.place) as session:
-            api = session("cloudwatch")
+        with self.account.client("cloudwatch") as api:
             if kind == "alarm":
                 there = self.find(kind, name) or {}
                 kept = {field: there[field] for field in _ADDED if there.get(field)}
@@ -58,8 +57,7 @@ class Alarms:
                 api.put_dashboard(DashboardName=_board(name), DashboardBody=json.dumps(body))
 
     def remove(self, kind: str, name: str) -> None:
-        with connected(self.place) as session:
-            api = session("cloudwatch")
+        with self.account.client("cloudwatch") as api:
             if kind == "alarm":
                 api.delete_alarms(AlarmNames=[name])
             elif self.find(kind, name):

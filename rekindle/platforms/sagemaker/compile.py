@@ -71,7 +71,7 @@ class _Compiler:
     """One compilation: the flat steps, their jobs, and the problems found so far."""
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
-        self.graph, self.place = graph, place
+        self.graph = graph
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value))
         flats = {flat.path: flat for flat in flatten(graph, values)}

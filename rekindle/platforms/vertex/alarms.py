@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.platforms.submission import Definition, plain_name
-from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
-from rekindle.platforms.vertex.runs import asked, on_pages
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 
@@ -24,47 +22,38 @@ class Alarms:
     template = Path(__file__).with_name("alarms.yaml.j2")
 
     def __init__(self, place: VertexSpec, definition: Definition, model: str, folder: Path) -> None:
-        self.place, self.parent = place, f"projects/{place.project}"
-        endpoint = VertexEndpoint(place, DeploySpec(), model).id
-        self.values = {"endpoint": endpoint, "channels": place.alarm_actions}
+        self.endpoint = VertexEndpoint(place, DeploySpec(), model)
+        self.parent = f"projects/{place.project}"
+        self.values = {"endpoint": self.endpoint.id, "channels": place.alarm_actions}
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        from google.api_core.exceptions import NotFound
-
-        with connected(self.place) as project:
-            if kind == "policy":
-                query = {"filter": f'user_labels.{_LABEL}="{_plain(name)}"'}
-                url = f"{_URL}/v3/{self.parent}/alertPolicies"
-                return next(iter(on_pages(project, "alertPolicies", "GET", url, query)), None)
-            try:
-                url = f"{_URL}/v1/{self.parent}/dashboards/{_plain(name)}"
-                return dict(asked(project, "GET", url).json())
-            except NotFound:
-                return None
+        if kind == "policy":
+            query = {"filter": f'user_labels.{_LABEL}="{_plain(name)}"'}
+            url = f"{_URL}/v3/{self.parent}/alertPolicies"
+            return next(iter(self.endpoint.pages("alertPolicies", url, query)), None)
+        url = f"{_URL}/v1/{self.parent}/dashboards/{_plain(name)}"
+        return self.endpoint.call("GET", url, 404) or None
 
     def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
         there = self.find(kind, name)
-        with connected(self.place) as project:
-            if kind == "policy":
-                made = {**body, "userLabels": {_LABEL: _plain(name)}}
-                path = there["name"] if there else f"{self.parent}/alertPolicies"
-                url = f"{_URL}/v3/{path}"
-                if there:  # what others added to it stays
-                    asked(project, "PATCH", url, params={"updateMask": ",".join(made)}, json=made)
-                else:
-                    asked(project, "POST", url, json=made)
-                return
-            path = f"{self.parent}/dashboards"
+        if kind == "policy":
+            made, query = {**body, "userLabels": {_LABEL: _plain(name)}}, dict[str, Any]()
+            path = f"{self.parent}/alertPolicies"
+            if there:  # what others added to it stays
+                path, query = there["name"], {"params": {"updateMask": ",".join(made)}}
+            url = f"{_URL}/v3/{path}"
+        else:
+            path, query = f"{self.parent}/dashboards", {}
             made = {**body, "name": f"{path}/{_plain(name)}"}
             if there:  # one that was changed meanwhile is refused
                 made["etag"], path = there["etag"], made["name"]
-            asked(project, "PATCH" if there else "POST", f"{_URL}/v1/{path}", json=made)
+            url = f"{_URL}/v1/{path}"
+        self.endpoint.call("PATCH" if there else "POST", url, json=made, **query)
 
     def remove(self, kind: str, name: str) -> None:
+        version = "v3" if kind == "policy" else "v1"
         while there := self.find(kind, name):  # twice, where two have written it at once
-            version = "v3" if kind == "policy" else "v1"
-            with connected(self.place) as project:
-                asked(project, "DELETE", f"{_URL}/{version}/{there['name']}")
+            self.endpoint.call("DELETE", f"{_URL}/{version}/{there['name']}")
 
 
 def _plain(name: str) -> str:

@@ -75,7 +75,7 @@ class VertexEndpoint:
             path = f"endpoints/{self._name(model)}"
             self._stand(path, model, {"trafficSplit": {"0": 100}})
         for _ in range(_ASKS):  # which version answers is drawn by the shares
-            answer = self._call("POST", f"{path}:predict", json=body)
+            answer = self.call("POST", f"{path}:predict", json=body)
             if answer.get("deployedModelId") == id:
                 return answer
         raise StepError(f"{answer.get('deployedModelId')} answers instead of {id}", where=path)
@@ -101,7 +101,7 @@ class VertexEndpoint:
                  "interval.endTime": stop}  # fmt: skip
         url = f"https://monitoring.googleapis.com/v3/projects/{self.place.project}/timeSeries"
         counts = {one["id"]: (0, 0) for one in versions.values()}
-        for series in self._pages("timeSeries", url, query) if 0 < began < end else ():
+        for series in self.pages("timeSeries", url, query) if 0 < began < end else ():
             labels = series["metric"]["labels"]
             id, code = labels["deployed_model_id"], labels["response_code"]
             for point in series["points"] if id in counts else ():
@@ -117,7 +117,7 @@ class VertexEndpoint:
         self._own(self.main)  # refuses what is foreign
         for kind in ("endpoints", "models"):
             query = {"filter": f"labels.{LABEL}={self.id}"}
-            for one in self._pages(kind, f"{self.url}/{kind}", query):
+            for one in self.pages(kind, f"{self.url}/{kind}", query):
                 path = f"{kind}/{one['name'].rpartition('/')[2]}"
                 if path.removeprefix(f"models/{self.id}-v").rpartition("-")[0] not in versions:
                     self._remove(path, versions if path == self.main else set())
@@ -131,11 +131,11 @@ class VertexEndpoint:
         path, mark = f"models/{self.id}", {DIGEST: model.digest[:40], VERSION: model.version}
 
         def known() -> list[Message]:
-            if not (found := self._call("GET", path, 404)):
+            if not (found := self.call("GET", path, 404)):
                 return []
             if found.get("labels", {}).get(PUBLISHED) != self.id:
                 raise self._foreign(path)
-            return self._pages("models", f"{self.url}/{path}:listVersions", {})
+            return self.pages("models", f"{self.url}/{path}:listVersions", {})
 
         def mine() -> list[Message]:
             return [one for one in known() if mark.items() <= one.get("labels", {}).items()]
@@ -152,7 +152,7 @@ class VertexEndpoint:
         (version, *_) = mine()
         named = f"{path}@{version['versionId']}"
         if "default" not in version.get("versionAliases", ()):
-            self._call("POST", f"{named}:mergeVersionAliases", json={"versionAliases": ["default"]})
+            self.call("POST", f"{named}:mergeVersionAliases", json={"versionAliases": ["default"]})
         return f"{self.project.parent}/{named}"
 
     def _served(self, model: ServedModel) -> Message:
@@ -176,7 +176,7 @@ class VertexEndpoint:
             wanted, lines = f'{_OF}"{new}" AND labels.deployed_model_id="{id}"', ["(not readable)"]
             query = _request("log", project=f"projects/{self.place.project}", filter=wanted)
             with contextlib.suppress(PlatformError):
-                entries = self._call("POST", _LOGS, json=query).get("entries", ())
+                entries = self.call("POST", _LOGS, json=query).get("entries", ())
                 lines = [text_of(entry).rstrip() for entry in entries[::-1]]
             what = [f"version {model.version} is not ready: {error}", "the end of its log:", *lines]
             raise StepError("\n".join(what), where=path) from None
@@ -204,14 +204,14 @@ class VertexEndpoint:
             if refused:
                 raise refused
             try:
-                self._wait(self._call(how, path, json=body))
+                self._wait(self.call(how, path, json=body))
                 return
             except PlatformError as error:
                 refused = error
 
     def _settle(self, of: str) -> None:
         """Wait for what is under way: a command before may have begun it."""
-        for operation in self._call("GET", f"{of}/operations", 404).get("operations", ()):
+        for operation in self.call("GET", f"{of}/operations", 404).get("operations", ()):
             with contextlib.suppress(StepError):
                 self._wait(operation)
 
@@ -221,18 +221,18 @@ class VertexEndpoint:
             if time.monotonic() > give_up:
                 raise StepError("it does not end", where=url)
             time.sleep(self.poll_seconds)
-            operation = self._call("GET", url, 404) or {"done": True}
+            operation = self.call("GET", url, 404) or {"done": True}
         if "error" in operation:
             raise StepError(str(operation["error"]["message"]))
 
     def _change(self, path: str, found: Message, **fields: Any) -> None:
         """Change an endpoint, unless others changed it since it was read."""
         query, body = {"updateMask": ",".join(fields)}, {"etag": found["etag"], **fields}
-        self._call("PATCH", path, 409, 412, params=query, json=body)
+        self.call("PATCH", path, 409, 412, params=query, json=body)
 
     def _own(self, path: str) -> Message:
         """What is there, {} where nothing is; RequestError where it is not ours."""
-        found = self._call("GET", path, 404)
+        found = self.call("GET", path, 404)
         if found and found.get("labels", {}).get(LABEL) != self.id:
             raise self._foreign(path)
         return found
@@ -243,11 +243,11 @@ class VertexEndpoint:
     def _ids(self, path: str) -> list[str]:
         return [one["id"] for one in self._own(path).get("deployedModels", ())]
 
-    def _pages(self, kind: str, url: str, query: Message) -> list[Message]:
+    def pages(self, kind: str, url: str, query: Message) -> list[Message]:
         with connected(self.place):
             return [*on_pages(self.project, kind, "GET", url, query)]
 
-    def _call(self, method: str, path: str, *absent: int, **more: Any) -> Message:
+    def call(self, method: str, path: str, *absent: int, **more: Any) -> Message:
         """The answer; {} where its status is one of `absent`."""
         url = path if "://" in path else f"{self.url}/{path}"
         try:

@@ -297,7 +297,7 @@ def test_importers_are_nodes_of_their_own() -> None:
     assert node.uri.parts == (Reference(("inputs", "parameters", "n")),)
     assert node.metadata["from"].parts == node.uri.parts
     (made,) = node.outputs.artifacts.values()
-    assert (node.metadata["kind"], node.again, made.schema_title) == ("x", True, "system.Dataset")
+    assert (node.metadata["kind"], made.schema_title) == ("x", "system.Dataset")
 
 
 def test_all_refusals_come_at_once_and_each_once() -> None:
