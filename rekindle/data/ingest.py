@@ -236,12 +236,10 @@ class _Ingestion:
         left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
-                what = f"the window {self.window} selects none of {self.span.rows:,} records"
-                fix = "move data.window.end, or lower data.window.offset"
-                findings.note(what, where=f"they span {self.span}", fix=fix)
+                about = {"window": self.window, "span": self.span}
+                findings.say("none in window", f"they span {self.span}", **about)
             elif not findings:
-                what = "the source holds no records"
-                findings.note(what, where=data.named, fix="check data.source")
+                findings.say("no records", data.named)
         elif not findings:  # rows that were refused are missing from every split
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS

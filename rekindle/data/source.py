@@ -64,8 +64,7 @@ class FileSource(Source):
                 try:
                     yield from READERS[self.files.format](file, columns, findings)
                 except _UNREADABLE as error:
-                    fix = "check permissions and the network; a compressed file may be cut short"
-                    findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
+                    findings.say("unreadable", file.name, why=error)
 
     def fingerprint(self) -> str:
         """Hash of all files, and of those that rows name; of names that tell a label or a split."""
@@ -122,8 +121,7 @@ class FileSource(Source):
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:
             return True
-        fix = "name files or folders train, validation, test; or split by hash"
-        findings.note("cannot derive a split from the file name", where=file.name, fix=fix)
+        findings.say("no split", file.name)
         return False
 
 
