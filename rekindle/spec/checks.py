@@ -10,16 +10,10 @@ from pathlib import Path
 from string import Formatter
 from urllib.parse import unquote, urlsplit
 
+from rekindle import records
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.records import (
-    LOWER_IS_BETTER,
-    METRICS,
-    NUMBER_METRICS,
-    TAG_METRICS,
-    TOKEN_METRICS,
-)  # fmt: skip
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
@@ -312,10 +306,10 @@ def _rate(spec: Spec) -> Iterator[Finding]:
 
 def _gate(spec: Spec) -> Iterator[Finding]:
     other = {
-        "causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS,
-        "text_regression": NUMBER_METRICS,
+        "causal_lm": records.TOKEN_METRICS, "token_classification": records.TAG_METRICS,
+        "text_regression": records.NUMBER_METRICS,
     }  # fmt: skip
-    known, is_builtin = other.get(spec.task, METRICS), spec.task in BUILTIN_TASKS
+    known, is_builtin = other.get(spec.task, records.METRICS), spec.task in BUILTIN_TASKS
     gate, slices = spec.evaluate.gate, spec.data.slices if spec.data else ()
     fix = f"use one of {', '.join(known)}"
     lacking = gate.cluster is not None and gate.cluster not in slices
@@ -331,9 +325,9 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             if is_builtin and metric not in known:
                 yield place, f"{spec.task} has no {metric}", fix
             lowest = -math.inf if metric == "r2" else 0
-            if metric not in LOWER_IS_BETTER and not lowest <= floor <= 1:
+            if metric not in records.LOWER_IS_BETTER and not lowest <= floor <= 1:
                 yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
-            if metric in LOWER_IS_BETTER and not 0 <= floor < math.inf:
+            if metric in records.LOWER_IS_BETTER and not 0 <= floor < math.inf:
                 if floor < 0:
                     yield place, f"{floor:g} cannot be reached: it is never negative", "raise it"
                 else:
