@@ -65,6 +65,16 @@ def test_contradictions_of_a_config_are_said_by_the_rows_of_their_table() -> Non
     assert wrong(rows, uses) == []
 
 
+def test_refusals_of_the_planner_are_said_by_the_rows_of_their_table() -> None:
+    paths = sorted((ROOT / "plan").glob("*.py"))
+    rows = yaml.safe_load((ROOT / "plan/refusals.yaml").read_text(encoding="utf-8"))
+    uses = [use for path in paths for use in said(path, "problem")]
+    sources = "".join(path.read_text(encoding="utf-8") for path in paths)
+    # a script and a task are told apart where they are named
+    uses += [(name, None) for name in ("script", "task") if f'"{name}"' in sources]
+    assert wrong(rows, uses) == []
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("problems.yaml")), ids=lambda p: p.parent.name)
 def test_problems_of_platforms_are_said_by_the_rows_of_their_tables(path: Path) -> None:
     for stem, rows in yaml.safe_load(path.read_text(encoding="utf-8")).items():
