@@ -31,9 +31,11 @@ def calls(tree: ast.Module, *names: str) -> Iterator[ast.Call]:
 def said(path: Path, *names: str) -> Iterator[tuple[str, set[str] | None]]:
     """The rows that a module says by these functions, and what it gives to each; None for what is not known."""
     for call in calls(ast.parse(path.read_text(encoding="utf-8")), *names):
-        if call.args and isinstance(call.args[0], ast.Constant):
-            given = {word.arg for word in call.keywords if word.arg}
-            yield call.args[0].value, given if len(given) == len(call.keywords) else None
+        name = call.args[0] if call.args else None
+        given = {word.arg for word in call.keywords if word.arg}
+        for one in (name.body, name.orelse) if isinstance(name, ast.IfExp) else (name,):
+            if isinstance(one, ast.Constant):
+                yield one.value, given if len(given) == len(call.keywords) else None
 
 
 def wrong(rows: Rows, uses: list[tuple[str, set[str] | None]]) -> list[str]:
@@ -46,9 +48,10 @@ def wrong(rows: Rows, uses: list[tuple[str, set[str] | None]]) -> list[str]:
 
 
 def test_what_is_wrong_with_a_source_is_said_by_the_rows_of_its_table() -> None:
-    rows = yaml.safe_load((ROOT / "data/validate.yaml").read_text(encoding="utf-8"))["notes"]
-    uses = [use for path in (ROOT / "data").glob("*.py") for use in said(path, "say")]
-    assert wrong(rows, uses) == []
+    tables = yaml.safe_load((ROOT / "data/validate.yaml").read_text(encoding="utf-8"))
+    for function, table in (("say", "notes"), ("refusal", "refusals")):
+        uses = [use for path in (ROOT / "data").glob("*.py") for use in said(path, function)]
+        assert wrong(tables[table], uses) == []
 
 
 def test_contradictions_of_a_config_are_said_by_the_rows_of_their_table() -> None:

@@ -31,7 +31,7 @@ from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, Store, kept
-from rekindle.data.validate import Findings, check_splits
+from rekindle.data.validate import Findings, check_splits, refusal
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.rendezvous import Rendezvous
@@ -216,9 +216,7 @@ class _Ingestion:
 
     def _check(self, seen: str) -> None:
         if self.source and self.source != seen:
-            what = "the data changed between `fingerprint` and `ingest`"
-            fix = "run the same command again; who writes files aside and renames them changes them"
-            raise DataError(what, where=self.data.named, fix=f"{fix} in one instant")
+            raise DataError([refusal("changed", named=self.data.named)])
 
     def _rows(self, name: str) -> int:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)

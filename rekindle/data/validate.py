@@ -19,6 +19,11 @@ _TABLES = rows(Path(__file__).with_suffix(".yaml"))
 _FAULTS, _NOTES, _FORMS = _TABLES["faults"], _TABLES["notes"], _TABLES["forms"]
 
 
+def refusal(name: str, /, **about: object) -> Problem:
+    """Why a source is refused as a whole, by the row of that name in validate.yaml."""
+    return Problem(*(text.format(**about) for text in _TABLES["refusals"][name]))
+
+
 @dataclasses.dataclass(frozen=True)
 class BadRow:
     """Where `rows` rows with one fault begin, and the value at fault, shortened; "" for none."""
