@@ -10,7 +10,7 @@ from rekindle.data.fingerprint import content_in_window
 from rekindle.data.records import inside, read_times
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.validate import Findings
+from rekindle.data.validate import Findings, refusal
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError
 from rekindle.records import Fingerprint, ShardManifest
@@ -40,8 +40,7 @@ def arrivals(
         return Arrivals(content, before.window, had := _had(shards), had)
     rows = _rows(data, modality, window)
     if not rows:
-        what, fix = "the data hold no rows that can be read", "check data.source and data.columns"
-        raise DataError(what, where=data.named, fix=fix)
+        raise DataError([refusal("no rows", data=data)])
     if before is None:
         return Arrivals(content, str(window or ""), rows, new=rows)
     old, had = parse_window(before.window), _had(shards)

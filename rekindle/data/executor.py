@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rekindle.data.store import Store
+from rekindle.data.validate import refusal
 from rekindle.errors import DataError, Problem, RekindleError, RequestError, StepError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.heartbeat import beat
@@ -336,9 +337,7 @@ def _reach(address: str) -> None:
         if found:
             socket.create_connection((found[1], int(found[2])), 10).close()
     except OSError as error:
-        fix = "check the address, the network, and that the cluster runs"
-        what = f"nothing answers at {address}: {error}"
-        raise RequestError(what, where="data.executor_address", fix=fix) from None
+        raise RequestError([refusal("no cluster there", address=address, why=error)]) from None
 
 
 def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
@@ -347,21 +346,16 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     if data.executor in _CLUSTERS:
         address = os.environ.get(data.executor_address or "", "")
         if data.executor_address and not address:
-            fix = "set it to the address of the cluster"
-            what = f"the variable {data.executor_address} is not set"
-            raise RequestError(what, where="data.executor_address", fix=fix)
+            raise RequestError([refusal("no address", data=data)])
         _reach(address)
         try:
             return _CLUSTERS[data.executor](address)
         except ImportError as error:
-            what, fix = f"{error.name} is not installed", f"pip install 'rekindle[{data.executor}]'"
-            raise RequestError(what, where="data.executor", fix=fix) from None
+            raise RequestError([refusal("no executor", error=error, data=data)]) from None
         except RekindleError:
             raise
         except Exception as error:  # what drivers raise has no common base
-            what = f"no {data.executor} cluster answers: {_cause(error)}"
-            fix = "check the address and the network"
-            raise RequestError(what, where="data.executor_address", fix=fix) from error
+            raise RequestError([refusal("no cluster", data=data, why=_cause(error))]) from error
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     local = Local(data.workers or max(1, min(cores or 1, worth)))
     if local.workers > 1 and not data.workers:

@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
 from rekindle.data.encodings import as_utf8, encodable
+from rekindle.data.validate import refusal
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
@@ -225,9 +226,7 @@ class Files:
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
-            what = f"the window {window} holds none of the partitions, which start {span}"
-            fix = "move data.window.end, or lower data.window.offset"
-            raise DataError(what, where="data.window", fix=fix)
+            raise DataError([refusal("window of partitions", window=window, span=span)])
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, known: Mapping[str, str] | None = None) -> str:
@@ -249,24 +248,18 @@ def locate(data: DataSpec) -> Files:
     try:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
-        fix = "use a path or an fsspec URI, and install the driver of its protocol"
-        what = f"cannot open {data.source}: {error}"
-        raise RequestError(what, where="data.source", fix=fix) from None
+        raise RequestError([refusal("no driver", data=data, why=error)]) from None
     partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
     try:
         found, root = _list(filesystem, partitions.glob if partitions else path)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
-        fix = "check the path, the credentials and the network"
-        what = f"cannot list {data.source}: {error}"
-        raise DataError(what, where="data.source", fix=fix) from error
+        raise DataError([refusal("not listed", data=data, why=error)]) from error
     files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
         times = ((file, partitions.time_of(file.path)) for file in files)
         files = [dataclasses.replace(file, partition=time) for file, time in times if time]
     if not files:
-        what = "names no partition that exists" if partitions else "names no file"
-        fix = "check the path; * stands for any name"
-        raise DataError(f"{data.source} {what}", where="data.source", fix=fix)
+        raise DataError([refusal("no partition" if partitions else "no file", data=data)])
     delimiter, encoding = data.delimiter, data.encoding
     files = [dataclasses.replace(f, delimiter=delimiter, encoding=encoding) for f in files]
     if data.split.by == "source":
@@ -278,8 +271,7 @@ def locate(data: DataSpec) -> Files:
         files = [file for file in files if _suffix_format(file.name) == kind]
     names = (file.name for file in files)
     if bad := next((name for name in names if not encodable(name)), ""):
-        what, fix = "the name of a file is not UTF-8", "rename it, such as with convmv"
-        raise DataError(what, where=ascii(bad).strip("'"), fix=fix)
+        raise DataError([refusal("file name", name=ascii(bad).strip("'"))])
     return Files(tuple(files), kind, partitions.unit if partitions else "")
 
 

@@ -23,7 +23,7 @@ from rekindle.data.records import RecordsHash, Span, inside, read_times, to_date
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.store import Store
-from rekindle.data.validate import Findings
+from rekindle.data.validate import Findings, refusal
 from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
@@ -159,8 +159,7 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
         return window, combined(hashes), (sum(files), sum(sizes))
     source, span, findings = open_source(data, modality), Span(), Findings()
     if data.columns.time is None:
-        what = "a window needs to know a record's time"
-        raise RequestError(what, where="data.window", fix="set data.columns.time")
+        raise RequestError([refusal("no time")])
     looked = _looked(source, data, modality, "look_at_times")[0]
     for one in looked:
         span.join(Span(*one["span"]))
@@ -172,9 +171,7 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
     # of the records in the window, however they are divided into files
     hashes = [*filter(None, _looked(source, data, modality, "hash_window", window)[0])]
     if not hashes:
-        what = f"the window {window} selects none of {span.rows:,} records"
-        fix = "move data.window.end, or lower data.window.offset"
-        raise DataError(what, where=f"they span {span}", fix=fix)
+        raise DataError([refusal("none in window", window=window, span=span)])
     return window, combined(hashes), source.extent()
 
 

@@ -31,7 +31,7 @@ from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, Store, kept
-from rekindle.data.validate import Findings, check_splits
+from rekindle.data.validate import Findings, check_splits, refusal
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.rendezvous import Rendezvous
@@ -216,9 +216,7 @@ class _Ingestion:
 
     def _check(self, seen: str) -> None:
         if self.source and self.source != seen:
-            what = "the data changed between `fingerprint` and `ingest`"
-            fix = "run the same command again; who writes files aside and renames them changes them"
-            raise DataError(what, where=self.data.named, fix=f"{fix} in one instant")
+            raise DataError([refusal("changed", named=self.data.named)])
 
     def _rows(self, name: str) -> int:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
@@ -236,12 +234,10 @@ class _Ingestion:
         left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
-                what = f"the window {self.window} selects none of {self.span.rows:,} records"
-                fix = "move data.window.end, or lower data.window.offset"
-                findings.note(what, where=f"they span {self.span}", fix=fix)
+                about = {"window": self.window, "span": self.span}
+                findings.say("none in window", f"they span {self.span}", **about)
             elif not findings:
-                what = "the source holds no records"
-                findings.note(what, where=data.named, fix="check data.source")
+                findings.say("no records", data.named)
         elif not findings:  # rows that were refused are missing from every split
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS

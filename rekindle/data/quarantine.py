@@ -27,9 +27,7 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
     read = bad + kept
     rows = f"{bad:,} of {read:,} rows"
     if not kept or (bad > limit if limit >= 1 else bad / read > limit):
-        what = f"{rows} have faults, more than data.max_bad_rows ({limit:,})"
-        fix = "correct the rows below, or raise data.max_bad_rows"
-        findings.note(what, where=data.named, fix=fix)
+        findings.say("many bad rows", data.named, rows=rows, limit=limit)
         return {}
     faults = findings.settle()
     with (folder / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:

@@ -25,7 +25,7 @@ from rekindle.data.encodings import encoding_of
 from rekindle.data.files import SourceFile, delimiter_of, grouped
 from rekindle.data.manifest import list_sums
 from rekindle.data.roles import Columns
-from rekindle.data.validate import TO_UTF8, Findings
+from rekindle.data.validate import Findings
 
 BLOCK_BYTES = 4 << 20
 MOST_LINE_BYTES = 64 << 20
@@ -348,30 +348,25 @@ def _csv_header_fits(
     if _is_utf16(file, head, findings):
         return False
     if len(head) >= _HEADER_BYTES and b"\n" not in head:
-        what = f"the first line, which names the columns, is over {_HEADER_BYTES >> 20} MiB long"
-        findings.note(what, where=file.name, fix="keep only the columns that are needed")
+        findings.say("long header", file.name, most=_HEADER_BYTES >> 20)
         return False
     text = head.decode("utf-8-sig", errors="replace")
     try:
         header = _header(text, delimiter)
     except csv.Error as error:
-        fix = "close the quote, or name the columns in shorter words"
-        findings.note(f"the header cannot be read: {error}", where=file.name, fix=fix)
+        findings.say("header", file.name, why=error)
         return False
     if header is None:
-        fix = "the first line must name the columns"
-        findings.note("the file is empty", where=file.name, fix=fix)
+        findings.say("empty file", file.name)
         return False
     if any("\ufffd" in name for name in header):
-        fix = f"set data.encoding, such as to {encoding_of(head)}, or {TO_UTF8}"
-        findings.note("the names of the columns are not UTF-8", where=file.name, fix=fix)
+        findings.say("header encoding", file.name, encoding=encoding_of(head))
         return False
     if not set(columns) & set(header):
         for mark in _DELIMITERS.replace(delimiter, ""):
             if set(columns) & set(_header(text, mark) or ()):
-                what = f"its columns are divided by {mark!r}, and were read with {delimiter!r}"
-                fix = f"set data.delimiter: {json.dumps(mark)}"
-                findings.note(what, where=file.name, fix=fix)
+                about = {"mark": mark, "delimiter": delimiter, "quoted": json.dumps(mark)}
+                findings.say("delimiter", file.name, **about)
                 return False
     missing = findings.missing_columns(file.name, columns, header)
     return not (missing or _twice(file, columns, header, findings))
@@ -387,7 +382,7 @@ def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings:
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
-        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
+        findings.say("column twice", file.name, name=name)
     return bool(twice)
 
 
@@ -395,8 +390,7 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
         return False
-    fix = f"set data.encoding: {encoding_of(head)}, or convert it: iconv -f UTF-16 -t UTF-8"
-    findings.note("the file is not UTF-8 but UTF-16 or UTF-32", where=file.name, fix=fix)
+    findings.say("UTF-16", file.name, encoding=encoding_of(head))
     return True
 
 

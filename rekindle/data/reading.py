@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rekindle.data.manifest import SHARD, Shards, check_shard, open_shard, whole_manifest
 from rekindle.data.store import Store
+from rekindle.data.validate import refusal
 from rekindle.errors import DataError, RequestError
 from rekindle.formats import size
 from rekindle.records import ShardFile
@@ -70,9 +71,7 @@ class _Reading:
     def _check_room(self) -> None:
         held = sum(file.bytes for files in self._needed.values() for file in files.values())
         if held > self.manifest.disk_bytes:
-            what = f"shards that are read at a time, and in the next window, have {size(held)}"
-            fix = "raise data.disk_gb, or lower data.shuffle_gb or data.shard_rows"
-            raise RequestError(what, where="data.disk_gb", fix=fix)
+            raise RequestError([refusal("no room", held=size(held))])
 
     def _try(self, files: Sequence[ShardFile]) -> None:
         try:

@@ -12,12 +12,16 @@ from typing import Any, Self
 from rekindle.errors import DataError, Problem, did_you_mean
 from rekindle.tables import rows
 
-TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
 SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
 _VALUE_LENGTH = 60
 
 _TABLES = rows(Path(__file__).with_suffix(".yaml"))
-_FAULTS, _FORMS = _TABLES["faults"], _TABLES["forms"]
+_FAULTS, _NOTES, _FORMS = _TABLES["faults"], _TABLES["notes"], _TABLES["forms"]
+
+
+def refusal(name: str, /, **about: object) -> Problem:
+    """Why a source is refused as a whole, by the row of that name in validate.yaml."""
+    return Problem(*(text.format(**about) for text in _TABLES["refusals"][name]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Fault:
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST` rows of
+    """The faults of one source. `add` notes rows, `say` anything else; the first `MOST` rows of
     each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
     after a fault was not read."""
 
@@ -97,6 +101,11 @@ class Findings:
     def shows(self, kind: str) -> bool:
         """Whether the next fault of this kind would be shown, or only counted."""
         return kind not in self._faults or len(self._faults[kind].first) < SHOWN
+
+    def say(self, name: str, where: str = "", /, **about: object) -> None:
+        """Note what validate.yaml says under that name, about a file or another place."""
+        what, fix = (text.format(**about) for text in _NOTES[name])
+        self.note(what, where=where, fix=fix)
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
@@ -161,8 +170,7 @@ def check_splits(
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
     counts per split, `class_rows` per split and label, `left_out` those of no split."""
     if len(labels) == 1:
-        what = f"every row has the label `{shorten(labels[0])}`"
-        findings.note(what, fix="a classifier needs at least two classes")
+        findings.say("one class", label=shorten(labels[0]))
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
     sizes += "".join(f"; left out: {kind} {count:,}" for kind, count in left_out.items())
     for split, count in rows.items():
@@ -172,9 +180,6 @@ def check_splits(
                 listed = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
                 listed += f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
                 found = (f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:20])
-                what = f"the split {split} has no row of class {listed}"
-                fix = "give the split a larger share, add rows of the class, or leave the class out"
-                findings.note(what, where=", ".join(found), fix=fix)
+                findings.say("class not in split", ", ".join(found), split=split, classes=listed)
         elif not count and split in required:
-            fix = "give it a larger share in data.split, or more data"
-            findings.note(f"the split {split} is empty", where=sizes, fix=fix)
+            findings.say("empty split", sizes, split=split)

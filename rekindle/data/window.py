@@ -10,6 +10,7 @@ import datetime as dt
 import re
 from typing import Self
 
+from rekindle.data.validate import refusal
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import WindowSpec
 
@@ -64,8 +65,7 @@ def parse_window(text: str) -> Window | None:
     except ValueError:
         separator = ""
     if not separator or window.start.tzinfo or window.end.tzinfo or window.start >= window.end:
-        what = f"{text!r} is not a window"
-        raise RequestError(what, fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00")
+        raise RequestError([refusal("not a window", text=text)])
     return window
 
 
@@ -128,8 +128,7 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     if spec.end != "latest":
         end = _end_of(spec.end)
     elif newest is None:
-        what = "the window ends at the latest record, and there is none"
-        raise DataError(what, where="data.window")
+        raise DataError([refusal("no latest")])
     else:
         unit = unit or every.unit
         end = shift(floor(newest, unit), parse_duration(f"1 {unit}"))
@@ -137,8 +136,7 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     start = shift(end, ago + parse_duration(spec.size), back=True)
     window = Window(start, shift(end, ago, back=True))
     if window.start >= window.end:
-        fix = "take a smaller offset, or a larger size"
-        raise DataError("the window lies before all time", where="data.window.offset", fix=fix)
+        raise DataError([refusal("before all time")])
     return window
 
 
@@ -147,9 +145,7 @@ def _end_of(text: str) -> dt.datetime:
     try:
         time = parse_time(text)
     except ValueError as error:
-        fix = "write a date that exists, such as 2026-03-31"
-        what = f"{text!r} is not a date: {error}"
-        raise RequestError(what, where="data.window.end", fix=fix) from None
+        raise RequestError([refusal("not a date", text=text, why=error)]) from None
     if len(text) <= 13:
         unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
         return shift(time, parse_duration(f"1 {unit}"))

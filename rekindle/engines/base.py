@@ -60,7 +60,11 @@ def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
 
 
 def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that an engine does not take, where they have another value than here."""
+    """Fields that an engine does not take, where they have another value than here, and precisions
+    that none but rekindle's trains in."""
+    if train.precision in ("fp16", "fp8", "fp64"):
+        what = f"the engine {engine} does not train in {train.precision}"
+        yield ("train", "precision"), what, "bf16 or fp32"
     for field, default in fields.items():
         if operator.attrgetter(field)(train) != default:
             what = f"the engine {engine} does not take train.{field}"

@@ -57,9 +57,6 @@ class DeepSpeed(Engine):
         if train.layout != AUTO:
             fix = "remove it, and set zero_optimization.stage in train.engine_config"
             yield ("train", "layout"), "DeepSpeed divides the work by its own stages", fix
-        if train.precision in ("fp16", "fp8", "fp64"):
-            what = f"the engine deepspeed does not train in {train.precision}"
-            yield ("train", "precision"), what, "bf16 or fp32"
         yield from untaken("deepspeed", train, _TABLES["fields"])
         given = train.engine_config or {}
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:

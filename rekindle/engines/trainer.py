@@ -40,9 +40,6 @@ class Trainer(Engine):
         if train.lr_schedule not in _SCHEDULES:
             what = f"the engine trainer has no schedule {train.lr_schedule}"
             yield ("train", "lr_schedule"), what, f"one of {', '.join(_SCHEDULES)}"
-        if train.precision in ("fp16", "fp8", "fp64"):
-            what = f"the engine trainer does not train in {train.precision}"
-            yield ("train", "precision"), what, "bf16 or fp32"
         given = train.engine_config or {}
         owned = _owned(train)
         for key in sorted(set(given) - set(_TAKEN) - set(owned)):

@@ -21,6 +21,7 @@ from rekindle.errors import RequestError
 from rekindle.launch.process import driver_says
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
+from rekindle.plan.request import problem
 from rekindle.spec.model import AUTO, ResourcesSpec
 
 MOST_NODES = 64
@@ -90,8 +91,7 @@ def fleets(
         return (Fleet(HERE, own, found, 1, ranks, "", None),)
     names = list(_names(resources, platform))
     if not names:
-        fix = "name a machine: resources.machine, or `auto`"
-        raise RequestError("no machine of the catalog has these GPUs", where="resources", fix=fix)
+        raise RequestError([problem("no machine")])
     known = [
         Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
               book.find(name, place))
@@ -106,15 +106,11 @@ def fleets(
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
     if resources.machine != AUTO and not resources.gpus_per_node:
-        what = "the config asks for no GPUs, and the planner has CPU data only for this machine"
-        fix = "set gpus_per_node, and accelerator or machine; machine: auto; or --platform local"
-        raise RequestError(what, where="resources.gpus_per_node", fix=fix)
+        raise RequestError([problem("no GPUs")])
     if resources.machine not in ("", AUTO):
         has = machine(resources.machine)
         if has.gpus < resources.gpus_per_node:
-            what = f"{resources.machine} has {has.gpus or 'no'} GPUs, not {resources.gpus_per_node}"
-            fix = "name one that has them, or `auto`"
-            raise RequestError(what, where="resources.machine", fix=fix)
+            raise RequestError([problem("few GPUs", asked=resources, has=has.gpus or "no")])
         yield resources.machine
         return
     # machines with GPUs by the platform's own names; of all clouds where none is named
@@ -160,8 +156,7 @@ def here(ranks: int) -> tuple[Gpu, int, float | None]:
     if not names:
         return _cpu(ranks), ranks, None
     if len(names) < ranks:
-        what = f"{ranks} ranks have {len(names)} GPUs here"
-        raise RequestError(what, where="platforms.local.ranks", fix=f"at most {len(names)}")
+        raise RequestError([problem("many ranks", ranks=ranks, count=len(names))])
     found = catalog.recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")

@@ -9,15 +9,17 @@ from typing import Any
 
 from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
-from rekindle.errors import RequestError, first_line
+from rekindle.errors import Problem, RequestError, first_line
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.plan.work import Zero
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
+from rekindle.tables import rows
 
 _PLANNED = ("causal_lm", "text_classification", "text_regression")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
+_REFUSALS = Path(__file__).with_name("refusals.yaml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Asked:
     zero: Zero | None = None
 
 
+def problem(name: str, /, **about: object) -> Problem:
+    """The row of that name in refusals.yaml, with the braces filled in from what it is about."""
+    return Problem(*(text.format(**about) for text in rows(_REFUSALS)[name]))
+
+
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     """With the precision that `auto` has there; the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
@@ -47,22 +54,12 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """What the config asks of the planner; RequestError for networks of images, the user's own
     networks and scripts, and models whose config is out of reach (the hub is asked last)."""
     if spec.pipeline is not None:
-        what = "the planner does not know what a pipeline of your own computes"
-        fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
-        raise RequestError(what, where="pipeline", fix=fix)
+        raise RequestError([problem("pipeline")])
     if spec.train.engine not in ("rekindle", "deepspeed"):
-        raise RequestError(
-            f"the planner does not know what the engine {spec.train.engine} holds on each machine",
-            where="train.engine",
-            fix="run it and look, or plan with rekindle's engine (--set train.engine=rekindle)",
-        )  # fmt: skip
+        raise RequestError([problem("engine", engine=spec.train.engine)])
     if spec.task not in _PLANNED or spec.train.entrypoint:
-        what = "a script of your own" if spec.train.entrypoint else f"the task `{spec.task}`"
-        raise RequestError(
-            f"the planner does not know what {what} computes",
-            where="train.entrypoint" if spec.train.entrypoint else "task",
-            fix=f"it plans {' and '.join(_PLANNED)} of transformers",
-        )
+        name, known = "script" if spec.train.entrypoint else "task", " and ".join(_PLANNED)
+        raise RequestError([problem(name, task=spec.task, known=known)])
     assert spec.data is not None
     kind = KIND_OF[spec.task]
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
@@ -81,9 +78,7 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
     gets one, where the config leaves them open. RequestError for other numbers than fp32."""
     train, free = asked.train, asked.free
     if train.precision not in ("fp32", "auto"):
-        what = f"the planner knows this CPU in fp32, not in {train.precision}"
-        fix = "name GPUs in `resources`, or train in fp32 here"
-        raise RequestError(what, where="train.precision", fix=fix)
+        raise RequestError([problem("precision", precision=train.precision)])
     layout = resolve(train, ranks)
     if "micro_batch_size" in free and layout.pp == 1:
         total = train.global_batch_size
@@ -120,25 +115,22 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
         return _read(folder / "config.json", where)
     if source in known_configs():
         return known_configs()[source]
-    unknown = f"the shape of `{source}` is not known here"
     if not ask_hub:
-        raise RequestError(unknown, where=where)
-    fix = "name a local folder with its config.json, or install `rekindle[hub]` and a network"
+        raise RequestError(f"the shape of `{source}` is not known here", where=where)
     try:  # of the hub's cache on this machine, or of the hub
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise RequestError(unknown, where=where, fix=fix) from error
+        raise RequestError([problem("no hub", source=source, where=where)]) from error
     try:
         return _read(Path(hf_hub_download(source, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
-        what = f"cannot read the config of `{source}`: {first_line(error)}"
-        raise RequestError(what, where=where, fix=fix) from error
+        about = {"source": source, "why": first_line(error), "where": where}
+        raise RequestError([problem("unreadable", **about)]) from error
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        what = f"{path} is not JSON: {error}"
-        raise RequestError(what, where=where, fix="correct the file") from error
+        raise RequestError([problem("no JSON", path=path, error=error, where=where)]) from error
     return found

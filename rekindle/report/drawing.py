@@ -1,12 +1,9 @@
 """What plots are made of: linear axes with ticks at round numbers, for values and for time, the
-thinning of long lines, and SVG elements as text, escaped by construction: whatever is not `Markup`
-already is."""
+thinning of long lines."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-
-from markupsafe import Markup, escape
 
 Point = tuple[float, float]
 
@@ -89,25 +86,3 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
             ends = {min(shown, key=lambda p: p[1]), max(shown, key=lambda p: p[1])}
             kept.extend(sorted(ends))
     return [*kept, points[-1]]
-
-
-def tag(name: str, *body: str | Markup, **attributes: object) -> Markup:
-    """`<name attributes>body</name>`; `css` is the class, `_` in a name `-`, floats are rounded."""
-    written = Markup("")
-    for key, value in attributes.items():
-        called = "class" if key == "css" else key.replace("_", "-")
-        if value is not None:
-            shown = f"{value:.4g}" if isinstance(value, float) else value
-            written += Markup(' {}="{}"').format(called, shown)
-    inside = Markup("").join(escape(part) for part in body)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, inside)  # noqa: S704 - a name of ours
-
-
-def share(place: float) -> str:
-    """A position or length in per cent of the plot."""
-    return f"{place:.2f}%"
-
-
-def plot(css: str, label: str, *body: Markup) -> Markup:
-    """A whole plot, with its content in words."""
-    return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label)

@@ -48,24 +48,6 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     return drawn, text
 
 
-def audit(evidence: Evidence) -> str:
-    """What was found on rows that decided nothing, if any were set aside."""
-    if (found := evidence.audit) is None:
-        return ""
-    named = [name for name in evidence.metrics if name in found.metrics][:1]
-    if found.comparison and found.comparison.metric in found.metrics:
-        named = [found.comparison.metric]
-    text = f"On {formats.count(found.rows)} rows that decide nothing"
-    for name in named:
-        text += f", {texts.metric_name(name)} is {formats.metric(found.metrics[name])}"
-        if name in found.champion_metrics:
-            text += f", the champion's {formats.metric(found.champion_metrics[name])}"
-    if gain := found.comparison:
-        ends = map(formats.signed, (gain.estimate, gain.lower, gain.upper))
-        text += "; the gain is {}, between {} and {}".format(*ends)
-    return f"{text}: no model was picked by them."
-
-
 def confusion(evidence: Evidence) -> Markup:
     """The confusion matrix, if there are classes."""
     counts = evidence.confusion

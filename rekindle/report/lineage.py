@@ -8,33 +8,12 @@ from rekindle.records import RunRecord, ShardManifest
 from rekindle.report.collect import Findings
 from rekindle.spec.identity import file_sha256
 
-Facts = list[tuple[str, str]]
 
-
-def lineage(run: RunRecord, found: Findings) -> tuple[Facts, Facts]:
-    """Everything that says which work this was, and what else the registry's tags say of it."""
-    entries = [("Run", run.run_id)]
-    if keys := found.fingerprint:
-        entries += [("Run key", keys.run_key), ("Work key", keys.work_key)]
-        entries.append(("Data fingerprint", keys.data))
-    elif found.training:
-        entries.append(("Run key", found.training.run_key))
-    if found.shards and found.shards.examples:
-        entries.append(("Examples", found.shards.examples))
-    if found.training:
-        entries.append(("Weights, sha256", found.training.weights_sha256))
-        entries.append(("Seed", str(found.training.seed)))
-        entries.append(("World size", str(found.training.world_size)))
-    if found.evidence:
-        entries.append(("Examples judged", found.evidence.examples))
-        with contextlib.suppress(OSError):
-            entries.append(("Evidence file, sha256", file_sha256(found.files["evidence"])))
-    if found.registration:
-        entries.append(("Registry", found.registration.tracking_uri))
-    shown = [(name, value) for name, value in entries if value]
-    known = {value for _, value in shown}
-    tags = found.registration.tags if found.registration else {}
-    return shown, [(name, value) for name, value in sorted(tags.items()) if value not in known]
+def evidence_sha256(found: Findings) -> str:
+    """Hash of the file of the evidence; "" where there is none."""
+    with contextlib.suppress(OSError, KeyError):
+        return file_sha256(found.files["evidence"])
+    return ""
 
 
 def configuration(run: RunRecord) -> str:

@@ -8,6 +8,7 @@ autoescape."""
 import base64
 import functools
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {name: getattr(formats, name) for name in shown}
     words = ("metric_name", "shorten", "shorten_middle", "plain")
     environment.filters |= {name: getattr(texts, name) for name in words}
-    environment.filters["tick_text"] = drawing.tick_text
-    environment.globals.update(improvement=verdicts.improvement)
+    environment.filters["tick_text"], environment.tests["finite"] = drawing.tick_text, math.isfinite
+    environment.globals.update(improvement=verdicts.improvement, Axis=drawing.Axis)
     return environment
 
 

@@ -1,5 +1,6 @@
 """Our own small plots: inline SVG that follows the page's colours, on any width, without a script.
-What lies where is decided here; most are drawn by a template of their name.
+What lies where is decided here, and drawn by a template of its name; bars and the rows of a
+timeline are macros of marks.j2.
 
 Positions are per cent and text has its natural size; only lines lie on a stretched layer. Axis
 labels stand in the margin that the style sheet gives the class, and colours are classes: the style
@@ -19,7 +20,7 @@ from markupsafe import Markup
 
 from rekindle import formats
 from rekindle.report import page, texts
-from rekindle.report.drawing import Axis, Point, axis, drawable, plot, share, tag, thin, tick_text
+from rekindle.report.drawing import Axis, Point, axis, drawable, thin, tick_text
 
 _MOST_POINTS = 400
 _MOST_BANDS = 60
@@ -96,52 +97,6 @@ def interval(
         "interval", x=x, lower=lower, estimate=estimate, upper=upper, threshold=threshold,
         label=label,
     )  # fmt: skip
-
-
-def bar(
-    value: float, top: float, *, label: str, mark: float | None = None, css: str = "a"
-) -> Markup:
-    """A horizontal bar of `value` on 0..`top`; `mark` sets a tick at another value."""
-    if not math.isfinite(value) or not top > 0:
-        return _NOTHING
-    scale = Axis(0.0, top)
-    parts = [tag("rect", css=css, width=share(scale.at(value)), height="100%")]
-    if mark is not None and math.isfinite(mark):
-        place = share(scale.at(mark))
-        parts.append(tag("line", css="mark", x1=place, x2=place, y1=-3, y2=13))
-    return plot("bar", label, tag("title", label), *parts)
-
-
-def stack(values: Sequence[tuple[str, float]], top: float, *, label: str) -> Markup:
-    """A horizontal bar on 0..`top` of values one after another, each with its colour's class."""
-    if not top > 0:
-        return _NOTHING
-    scale, parts, at = Axis(0.0, top), [tag("title", label)], 0.0
-    for css, value in values:
-        x, width = share(scale.at(at)), share(scale.at(value))
-        parts.append(tag("rect", css=css, x=x, width=width, height="100%"))
-        at += value
-    return plot("bar", label, *parts)
-
-
-def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) -> Markup:
-    """One row of a timeline: when something began and how long it took; never thinner than 4 px."""
-    places = [share(scale.at(tick)) for tick in scale.ticks]
-    grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
-    begin = scale.at(start)
-    x, widths = share(begin), (share(scale.at(start + seconds) - begin), "4")
-    laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
-    return plot("track", label, tag("title", label), *grid, *laps)
-
-
-def ruler(scale: Axis) -> Markup:
-    """The ruler above the rows of a timeline; near an end its texts stay inside."""
-    ticks = []
-    for tick in scale.ticks:
-        at, said = scale.at(tick), formats.duration(tick) if tick else "0"
-        anchor = "start" if at < 4 else "end" if at > 96 else "middle"
-        ticks.append(tag("text", said, x=share(at), y=12, text_anchor=anchor))
-    return plot("ruler", f"time from 0 to {formats.duration(scale.high)}", *ticks)
 
 
 class Candidate(NamedTuple):

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from rekindle import formats
 from rekindle.records import RunRecord, StepRecord
-from rekindle.report import plots, texts, verdicts
+from rekindle.report import texts, verdicts
 from rekindle.report.drawing import Axis, time_axis
 from rekindle.report.readable_log import lines_of
 
@@ -21,15 +19,15 @@ _TAIL_LINES = 40
 _LONGEST_VALUE = 600
 
 Output = tuple[str, str, str]  # its name, what it is, its value
-# a step, its state in a word, its place on the ruler, its outputs, and the link to its log
-Row = tuple[StepRecord, str, Markup, list[Output], str]
+# a step, its state in a word, its start and length in seconds, its outputs, and the link to its log
+Row = tuple[StepRecord, str, tuple[float, float] | None, list[Output], str]
 # a step that failed or was stopped, its error, the end of its log, where that is, and whether lines
 # before it are left out
 Failure = tuple[StepRecord, str, str, str, bool]
 
 
-def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
-    """The steps of the run whose folder is `folder`, below one ruler."""
+def timeline(run: RunRecord, folder: Path) -> tuple[Axis, list[Row]]:
+    """The ruler of the run whose folder is `folder`, and its steps."""
     begin, starts = formats.instant(run.started_at), list[float | None]()  # seconds from there
     for step in run.steps:
         start = formats.instant(step.started_at)
@@ -37,7 +35,7 @@ def timeline(run: RunRecord, folder: Path) -> tuple[Markup, list[Row]]:
     pairs = list(zip(starts, run.steps, strict=True))
     ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
-    return plots.ruler(scale), [_row(step, start, scale, folder) for start, step in pairs]
+    return scale, [_row(step, start, scale, folder) for start, step in pairs]
 
 
 def failures(run: RunRecord, folder: Path) -> list[Failure]:
@@ -76,16 +74,13 @@ def last_lines(path: Path) -> tuple[str, bool]:
 
 def _row(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Row:
     word = "cached" if step.cached and step.status == "succeeded" else step.status
-    track = Markup("")
+    span = None
     if start is not None and step.status not in ("pending", "skipped"):
-        seconds = step.seconds if step.seconds is not None else max(scale.high - start, 0.0)
-        said = f"{step.name}: {word}, began after {formats.duration(start)}"
-        said += f", took {formats.duration(seconds)}"
-        track = plots.track(start, seconds, scale, label=said, css=word)
+        span = start, max(scale.high - start, 0.0) if step.seconds is None else step.seconds
     log = folder / step.log if step.log else None
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
     link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
-    return step, word, track, _outputs(step), link
+    return step, word, span, _outputs(step), link
 
 
 def _outputs(step: StepRecord) -> list[Output]:

@@ -1,32 +1,30 @@
 """Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
-I/O; what is secret in the environment is asked for, to keep it out."""
+I/O; what is secret in the environment is asked for, to keep it out. What most of them say stands in
+checks.yaml, under a name."""
 
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Formatter
 from urllib.parse import unquote, urlsplit
 
+from rekindle import records
 from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.records import (
-    LOWER_IS_BETTER,
-    METRICS,
-    NUMBER_METRICS,
-    TAG_METRICS,
-    TOKEN_METRICS,
-)  # fmt: skip
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
+from rekindle.tables import rows
 
 Finding = tuple[KeyPath, str, str]
 
 NUMERIC = "text_regression"
 CLASSLESS = {"causal_lm": "a language model", NUMERIC: "a regression"}
+_WORDS = Path(__file__).with_suffix(".yaml")
 RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
 
 _PASSWORD = re.compile(rf"://[^/?#@]*:[^/?#@]+@|{DATABASE_LOGIN}")
@@ -42,10 +40,22 @@ def check(spec: Spec) -> list[Finding]:
     return [finding for rule in _RULES for finding in rule(spec)]
 
 
+def _finding(name: str, /, **about: object) -> Finding:
+    """The row of that name in checks.yaml, with the braces filled in from what it is about."""
+    where, what, fix = (text.format(**about) for text in rows(_WORDS)[name])
+    return tuple(where.split(".")), what, fix
+
+
+def _findings(spec: Spec, wrong: Mapping[str, object], /, **about: object) -> Iterator[Finding]:
+    """The rows of checks.yaml that are `wrong`, about the parts of the spec and what else it is."""
+    known = {"data": spec.data, "train": spec.train, "gate": spec.evaluate.gate, **about}
+    return (_finding(name, **known) for name, is_so in wrong.items() if is_so)
+
+
 def _task(spec: Spec) -> Iterator[Finding]:
     if not spec.task:
         if spec.pipeline is None:
-            yield ("task",), "is missing", f"add `task:`, one of {', '.join(BUILTIN_TASKS)}"
+            yield _finding("no task", tasks=", ".join(BUILTIN_TASKS))
     elif ":" not in spec.task and spec.task not in BUILTIN_TASKS:
         fix = did_you_mean(spec.task, BUILTIN_TASKS, cutoff=0.3)
         fix = fix or f"one of {', '.join(BUILTIN_TASKS)}, or path.py:Class"
@@ -54,11 +64,10 @@ def _task(spec: Spec) -> Iterator[Finding]:
 
 def _pipeline(spec: Spec) -> Iterator[Finding]:
     if spec.data is None and spec.pipeline is None:
-        yield ("data",), "is missing", "add `data: {source: ...}`"
+        yield _finding("no data")
     for field in ("arguments", "receives"):
         if getattr(spec, field) and spec.pipeline is None:
-            what = f"`{field}` is for your own pipeline, and there is no `pipeline`"
-            yield (field,), what, "remove it, or set `pipeline`"
+            yield _finding("of a pipeline", field=field)
     for name in spec.arguments if spec.receives != "all" else ():
         if name in spec.receives:
             yield ("arguments", name), "`receives` names it, too", "keep one of them"
@@ -67,32 +76,32 @@ def _pipeline(spec: Spec) -> Iterator[Finding]:
 def _data(spec: Spec) -> Iterator[Finding]:
     if (data := spec.data) is None:
         return
-    total = data.split.train + data.split.validation + data.split.test
-    if data.split.by != "source" and abs(total - 1) > 1e-6:
-        what = f"train + validation + test is {total:g}, not 1"
-        yield ("data", "split"), what, "make the shares add up to 1"
-    if data.split.by == "time" and any(part.columns.time is None for part in data.parts):
-        what = "a split by time needs to know the time"
-        yield ("data", "split", "by"), what, "set data.columns.time"
+    split, own_time = data.split, data.columns.time is not None
+    total = split.train + split.validation + split.test
+    timed = all(part.columns.time is not None for part in data.parts)
+    wrong: dict[str, object] = {
+        "shares": split.by != "source" and abs(total - 1) > 1e-6,
+        "split by time": split.by == "time" and not timed,
+    }
+    yield from _findings(spec, wrong, total=total)
     yield from _sources(spec, data)
     partitioned = any("{window" in part.source for part in data.parts)
-    if data.window and not partitioned and (data.sources or data.columns.time is None):
-        fix = "set data.columns.time, or put {window} into data.source"
-        fix = "put {window} into one of data.sources" if data.sources else fix
-        yield ("data", "window"), "a window needs to know a record's time", fix
-    if partitioned and not data.window:
-        what = "has a {window} but there is no data.window"
-        yield ("data", "source"), what, "add data.window: {size: ...}"
+    unplaced = data.window and not partitioned
+    wrong = {
+        "window of sources": unplaced and data.sources,
+        "window": unplaced and not data.sources and not own_time,
+        "no window": partitioned and not data.window,
+    }
+    yield from _findings(spec, wrong)
     for name in set(data.slices).intersection(RESERVED):
-        what = f"`{name}` cannot be a slice: the examples have a column of this name"
-        yield ("data", "slices"), what, "rename the column"
+        yield _finding("reserved slice", name=name)
     yield from _machines(spec, data)
-    if len(set(data.labels)) != len(data.labels):
-        yield ("data", "labels"), "duplicate label", "name each class once"
-    if len(data.labels) == 1:
-        yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
-    if "\x00" in data.named or "\n" in data.named:
-        yield ("data", "source"), "holds a control character", "write a plain path or URI"
+    wrong = {
+        "label twice": len(set(data.labels)) != len(data.labels),
+        "one label": len(data.labels) == 1,
+        "control character": "\x00" in data.named or "\n" in data.named,
+    }
+    yield from _findings(spec, wrong)
     yield from _rows(spec, data)
     yield from _documents(spec, data)
     yield from _target(spec, data)
@@ -100,100 +109,74 @@ def _data(spec: Spec) -> Iterator[Finding]:
 
 def _rows(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """How rows are read, and which of them are left out."""
-    by = data.split.by
-    if data.columns.group is not None and by != "hash":
-        what = f"a split by {by} does not keep groups together"
-        yield ("data", "columns", "group"), what, "remove it, or set data.split.by: hash"
-    if data.split.gap is not None and by != "time":
-        what = f"a split by {by} knows no time to leave out"
-        yield ("data", "split", "gap"), what, "remove it, or set data.split.by: time"
-    if data.split.salt and by != "hash":
-        what = f"a split by {by} hashes nothing"
-        yield ("data", "split", "salt"), what, "remove it, or set data.split.by: hash"
-    if data.duplicates in ("folded", "near") and spec.task == "image_classification":
-        yield ("data", "duplicates"), "images have neither case nor white space", "use exact"
-    if data.delimiter != "auto" and data.format not in ("auto", "csv"):
-        what = f"{data.format} has nothing between its columns"
-        yield ("data", "delimiter"), what, "remove it, or set data.format: csv"
-    if data.encoding != "utf-8" and data.format not in ("auto", "csv", "jsonl"):
-        yield ("data", "encoding"), f"{data.format} is not text", "remove it"
-    default = type(data).model_fields["max_bad_rows"].default
-    if data.on_bad_rows == "refuse" and data.max_bad_rows != default:
-        what = "no bad row is dropped, so there is no limit for them"
-        yield ("data", "max_bad_rows"), what, "set data.on_bad_rows: drop, or remove it"
+    by, is_image = data.split.by, spec.task == "image_classification"
+    most_bad = type(data).model_fields["max_bad_rows"].default
+    wrong = {
+        "group": data.columns.group is not None and by != "hash",
+        "gap": data.split.gap is not None and by != "time",
+        "salt": data.split.salt and by != "hash",
+        "images alike": data.duplicates in ("folded", "near") and is_image,
+        "delimiter": data.delimiter != "auto" and data.format not in ("auto", "csv"),
+        "encoding": data.encoding != "utf-8" and data.format not in ("auto", "csv", "jsonl"),
+        "bad rows": data.on_bad_rows == "refuse" and data.max_bad_rows != most_bad,
+    }
+    return _findings(spec, wrong)
 
 
 def _sources(spec: Spec, data: DataSpec) -> Iterator[Finding]:
-    if bool(data.source) == bool(data.sources):
-        what = "has both `source` and `sources`" if data.source else "names no source"
-        yield ("data", "source"), what, "set data.source, or data.sources for a mixture"
     weights = [part.weight for part in data.sources if part.weight is not None]
-    if weights and len(weights) < len(data.sources):
-        what = "some of the sources have a weight, and some have none"
-        yield ("data", "sources"), what, "give each source a weight, or none"
-    if data.temperature and (weights or not data.sources):
-        what = "shares follow from it where data.sources have no weights"
-        yield ("data", "temperature"), what, "remove it, or the weights"
-    if (weights or data.temperature) and spec.train.sampling == "balanced":
-        what = "draws by class, and the sources are drawn by weight"
-        yield ("train", "sampling"), what, "remove it, or the weights of data.sources"
-    if (weights or data.temperature) and (spec.train.entrypoint or spec.train.engine == "trainer"):
-        what = "draws rows itself, and not by the weights of sources"
-        yield ("data", "sources"), f"what trains {what}", "remove the weights or data.temperature"
+    drawn, train = bool(weights or data.temperature), spec.train
+    wrong = {
+        "two sources": data.source and data.sources,
+        "no source": not data.source and not data.sources,
+        "some weights": weights and len(weights) < len(data.sources),
+        "temperature": data.temperature and (weights or not data.sources),
+        "drawn twice": drawn and train.sampling == "balanced",
+        "drawn otherwise": drawn and (train.entrypoint or train.engine == "trainer"),
+    }
+    return _findings(spec, wrong)
 
 
 def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     if data.disk_gb and (spec.train.entrypoint or spec.train.engine == "trainer"):
-        what = "reads rows of all shards at any time, so a node has to have them all"
         who = "train.entrypoint" if spec.train.entrypoint else "train.engine: trainer"
-        yield ("data", "disk_gb"), f"{who} {what}", "remove it"
+        yield _finding("all shards", who=who)
     elif data.disk_gb and data.disk_gb < 3 * data.shuffle_gb:
-        what = f"has to hold three windows of data.shuffle_gb ({data.shuffle_gb:g} GB)"
-        yield ("data", "disk_gb"), what, "raise it, or lower data.shuffle_gb"
-    if data.executor == "local" and data.executor_address:
-        what = "names a cluster, and `local` has none"
-        yield ("data", "executor_address"), what, "set data.executor: ray, or spark"
-    if data.executor != "local" and data.nodes > 1:
-        what = f"{data.executor} has machines of its own"
-        yield ("data", "nodes"), what, "leave data.nodes out, or data.executor"
+        yield _finding("little disk", data=data)
+    wrong = {
+        "cluster": data.executor == "local" and data.executor_address,
+        "nodes": data.executor != "local" and data.nodes > 1,
+    }
+    yield from _findings(spec, wrong)
 
 
 def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """Which columns make a text for a language model."""
-    columns = data.columns
     forms = ("messages", "prompt", "completion")
-    given = [name for name in forms if getattr(columns, name) is not None]
-    path = ("data", "columns")
+    given = [name for name in forms if getattr(data.columns, name) is not None]
     if given and spec.task in BUILTIN_TASKS and spec.task != "causal_lm":
-        what = f"`{given[0]}` is used only by causal_lm"
-        yield (*path, given[0]), what, "remove it, or set task: causal_lm"
+        yield _finding("of causal_lm", name=given[0])
     elif "messages" in given and len(given) > 1:
-        yield (*path, given[1]), "the chat in `messages` holds prompts and answers", "keep one form"
-    elif columns.input is not None and "prompt" not in given:
-        yield (*path, "input"), "there is no prompt that it goes with", "set data.columns.prompt"
+        yield _finding("two forms", name=given[1])
+    elif data.columns.input is not None and "prompt" not in given:
+        yield _finding("no prompt")
     elif len(given) == 1 and given != ["messages"]:
         other = "completion" if given == ["prompt"] else "prompt"
-        yield (*path, given[0]), f"needs `{other}` beside it", f"set data.columns.{other}"
+        yield _finding("half a form", name=given[0], other=other)
     if spec.task == "causal_lm" and data.labels:
-        yield ("data", "labels"), "a language model has no classes", "remove them"
+        yield _finding("labels of texts")
 
 
 def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """The number that a regression predicts, and what only models with classes know."""
-    numeric, place = spec.task == NUMERIC, ("data", "columns", "target")
+    numeric, gate = spec.task == NUMERIC, spec.evaluate.gate
     for part in data.parts if spec.task in BUILTIN_TASKS else ():
         if part.columns.target is not None and not numeric:
-            yield place, f"`target` is used only by {NUMERIC}", "remove it, or change the task"
+            yield _finding("target", task=NUMERIC)
         elif part.columns.target is None and numeric:
-            fix = "name one here, or for each of data.sources"
-            yield place, f"no column of {part.named} holds the number to predict", fix
-    gate = spec.evaluate.gate
+            yield _finding("no target", part=part)
     unset = gate.mode == "noninferiority" and "margin" not in gate.model_fields_set
-    if unset and gate.metric in ("rmse", "mae"):
-        what = (
-            f"{gate.metric} has the target's unit, in which {gate.margin:g} may be all or nothing"
-        )
-        yield ("evaluate", "gate", "margin"), what, "name a margin, or compare r2"
+    yield from _findings(spec, {"margin": unset and gate.metric in ("rmse", "mae")})
     for path, given in (
         (("data", "labels"), data.labels),
         (("train", "label_smoothing"), spec.train.label_smoothing),
@@ -208,21 +191,18 @@ def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
 def _train(spec: Spec) -> Iterator[Finding]:
     train = spec.train
     if train.epochs is not None and train.steps is not None:
-        yield ("train", "steps"), "epochs and steps both say how long to train", "keep one of them"
+        yield _finding("epochs and steps")
     size, total = train.micro_batch_size, train.global_batch_size
     if isinstance(size, int) and (size < 1 or total % size):
-        what = f"{size} does not divide the global batch, which is {total}"
         divisors = (d for d in range(1, total + 1) if total % d == 0)
         nearest = min(divisors, key=lambda divisor: abs(divisor - size))
-        yield ("train", "micro_batch_size"), what, f"use {nearest}, or auto"
+        yield _finding("micro-batch", size=size, total=total, nearest=nearest)
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
             yield ("train", field), what, fix
-    yield from _rate(train)
+    yield from _rate(spec)
     yield from _objective(spec)
-    if spec.resources.spot and train.checkpoint.every is None:
-        what = "a spot machine can be reclaimed at any time, and nothing would have been saved"
-        yield ("resources", "spot"), what, "set train.checkpoint.every, or spot: false"
+    yield from _findings(spec, {"spot": spec.resources.spot and train.checkpoint.every is None})
 
 
 def _engine(spec: Spec) -> Iterator[Finding]:
@@ -230,21 +210,17 @@ def _engine(spec: Spec) -> Iterator[Finding]:
     train, engine = spec.train, engine_of(spec.train.engine)
     if engine is None:
         if train.engine_config is not None:
-            what = "rekindle's own engine has no settings beside train"
-            yield ("train", "engine_config"), what, "remove it, or set train.engine"
+            yield _finding("engine config")
     elif train.entrypoint:
-        what = "your own script starts its engine itself"
-        yield ("train", "engine"), what, "remove it, or train.entrypoint"
+        yield _finding("engine of a script")
     else:
         yield from engine.refuse(spec)
 
 
 def _optimizer(spec: Spec) -> Iterator[Finding]:
     """What of the network the optimizer cannot update, and what the layout must not divide."""
-    train = spec.train
-    if spec.task == "image_classification" and train.optimizer != "adamw":
-        what = f"{train.optimizer} updates matrices of transformer blocks, and this task has none"
-        yield ("train", "optimizer"), what, "remove it"
+    train, is_image = spec.train, spec.task == "image_classification"
+    yield from _findings(spec, {"optimizer": is_image and train.optimizer != "adamw"})
     if train.layout != "auto":
         divided = layout.whole(train.layout, train.optimizer)
         for problem in (*divided, *layout.undivided(train.layout, spec.model.lora)):
@@ -257,8 +233,7 @@ def _quantised(spec: Spec) -> Iterator[Finding]:
     if lora is None or lora.base == "full":
         return
     if ":" in spec.task or train.entrypoint or train.engine != "rekindle":
-        what = "a base in 4 bits is for rekindle's own tasks and engine"
-        yield ("model", "lora", "base"), what, "remove it"
+        yield _finding("4 bits")
     for field, refused, fix in (
         ("weights", train.weights != "fp32", "fp32: adapters are trained in full precision"),
         ("precision", train.precision in ("fp16", "fp8", "fp64"), "bf16 or fp32"),
@@ -270,45 +245,41 @@ def _quantised(spec: Spec) -> Iterator[Finding]:
 
 def _entrypoint(spec: Spec) -> Iterator[Finding]:
     """Words of the user's own script that cannot be filled in."""
-    path, given = ("train", "entrypoint"), spec.train.entrypoint
+    given = spec.train.entrypoint
     if given is None:
         return
     try:
         words = shlex.split(given)
         fields = [field for word in words for field in Formatter().parse(word)]
     except ValueError as error:
-        fix = "quote it as for a shell; braces are {{ and }}"
-        yield path, f"cannot be read as words: {error}", fix
+        yield _finding("no words", error=error)
         return
     if not words:
-        yield path, "names no script", "name one, such as train.py --data {data}"
+        yield _finding("no script")
     known = [f"{{{name}}}" for name in ENTRYPOINT_WORDS]
     for _, name, form, _ in fields:
         if name is not None and (name not in ENTRYPOINT_WORDS or "{" in (form or "")):
             unknown = f"{{{name}{':' if form else ''}{form}}}"
             fix = f"{did_you_mean(unknown, known)} there are {', '.join(known)}".strip()
-            yield path, f"unknown placeholder `{unknown}`", f"{fix}; braces are {{{{ and }}}}"
+            yield _finding("placeholder", unknown=unknown, fix=fix)
 
 
 def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
-    train, data = spec.train, spec.data
-    if train.sampling == "balanced" and spec.task in (*CLASSLESS, "token_classification"):
-        yield ("train", "sampling"), f"an example of {spec.task} has no class", "remove it"
-    if train.sampling == train.class_weights == "balanced":
-        what = "together with balanced weights, rare classes count too much"
-        yield ("train", "sampling"), what, "keep one of them"
-    if train.class_weights is not None and spec.task in CLASSLESS:
-        yield ("train", "class_weights"), f"{CLASSLESS[spec.task]} has no classes", "remove it"
+    train, data, task = spec.train, spec.data, spec.task
+    classless = train.class_weights is not None and task in CLASSLESS
+    wrong = {
+        "no class": train.sampling == "balanced" and task in (*CLASSLESS, "token_classification"),
+        "balanced twice": train.sampling == train.class_weights == "balanced",
+        "class weights": classless,
+    }
+    yield from _findings(spec, wrong, task=task, model=CLASSLESS.get(task))
     path = "early_stopping_patience" if train.early_stopping_patience is not None else "checkpoint"
     if train.exports_best and train.entrypoint:
-        yield ("train", path), "your own script decides what it saves", "remove it"
+        yield _finding("best of a script", path=path)
     elif train.exports_best and data and not data.split.validation and data.split.by != "source":
-        what = "without a validation split no weights are the best"
-        yield ("train", path), what, "set data.split.validation, or remove it"
-    if train.budget_hours is not None and train.entrypoint:
-        what, fix = "your own script decides when it ends", "remove it, or set max_hours"
-        yield ("train", "budget_hours"), what, fix
+        yield _finding("no best", path=path)
+    yield from _findings(spec, {"budget": train.budget_hours is not None and train.entrypoint})
     if data is not None and data.labels:
         yield from unknown_classes(train, data.labels)
 
@@ -321,46 +292,42 @@ def unknown_classes(train: TrainSpec, labels: Sequence[str]) -> Iterator[Finding
             yield ("train", "class_weights", label), f"there is no class `{label}`", fix
 
 
-def _rate(train: TrainSpec) -> Iterator[Finding]:
+def _rate(spec: Spec) -> Iterator[Finding]:
     """What of the schedule of the learning rate would be without effect."""
-    if train.lr_schedule == "wsd":
-        if train.warmup + train.decay > 1:
-            what = f"warm-up and decay take {train.warmup + train.decay:g} of the steps"
-            yield ("train", "decay"), what, "make warmup + decay at most 1"
-    elif train.decay != TrainSpec().decay:
-        what = f"the schedule `{train.lr_schedule}` has no decay of its own"
-        yield ("train", "decay"), what, "set lr_schedule: wsd, or remove it"
-    if train.lr_schedule == "constant" and train.min_lr_ratio:
-        fix = "set lr_schedule to linear, cosine or wsd, or remove it"
-        yield ("train", "min_lr_ratio"), "a constant rate does not fall", fix
+    train, taken = spec.train, spec.train.warmup + spec.train.decay
+    is_wsd = train.lr_schedule == "wsd"
+    wrong = {
+        "warm-up and decay": is_wsd and taken > 1,
+        "no decay": not is_wsd and train.decay != TrainSpec().decay,
+        "constant": train.lr_schedule == "constant" and train.min_lr_ratio,
+    }
+    return _findings(spec, wrong, taken=taken)
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
     other = {
-        "causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS,
-        "text_regression": NUMBER_METRICS,
+        "causal_lm": records.TOKEN_METRICS, "token_classification": records.TAG_METRICS,
+        "text_regression": records.NUMBER_METRICS,
     }  # fmt: skip
-    known = other.get(spec.task, METRICS)
-    cluster = spec.evaluate.gate.cluster
-    if cluster is not None and spec.data is not None and cluster not in spec.data.slices:
-        what = f"`{cluster}` is not among data.slices, which are kept with the scores"
-        yield ("evaluate", "gate", "cluster"), what, "add it there"
+    known, is_builtin = other.get(spec.task, records.METRICS), spec.task in BUILTIN_TASKS
+    gate, slices = spec.evaluate.gate, spec.data.slices if spec.data else ()
     fix = f"use one of {', '.join(known)}"
-    compared = spec.evaluate.gate.metric
-    if spec.task in BUILTIN_TASKS and compared is not None and compared not in known:
-        yield ("evaluate", "gate", "metric"), f"{spec.task} has no {compared}", fix
-    if spec.evaluate.slice_floor and spec.data and not {*spec.data.slices} - {cluster}:
-        instead = "name columns in data.slices, or use evaluate.floor"
-        yield ("evaluate", "slice_floor"), "there are no slices", instead
+    lacking = gate.cluster is not None and gate.cluster not in slices
+    wrong = {
+        "cluster column": spec.data and lacking,
+        "metric": is_builtin and gate.metric is not None and gate.metric not in known,
+        "no slices": spec.evaluate.slice_floor and spec.data and not {*slices} - {gate.cluster},
+    }
+    yield from _findings(spec, wrong, task=spec.task, known=", ".join(known))
     for field in ("floor", "slice_floor"):
         for metric, floor in getattr(spec.evaluate, field).items():
             place = "evaluate", field, metric
-            if spec.task in BUILTIN_TASKS and metric not in known:
+            if is_builtin and metric not in known:
                 yield place, f"{spec.task} has no {metric}", fix
             lowest = -math.inf if metric == "r2" else 0
-            if metric not in LOWER_IS_BETTER and not lowest <= floor <= 1:
+            if metric not in records.LOWER_IS_BETTER and not lowest <= floor <= 1:
                 yield place, f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
-            if metric in LOWER_IS_BETTER and not 0 <= floor < math.inf:
+            if metric in records.LOWER_IS_BETTER and not 0 <= floor < math.inf:
                 if floor < 0:
                     yield place, f"{floor:g} cannot be reached: it is never negative", "raise it"
                 else:
@@ -372,10 +339,11 @@ def _answers(spec: Spec) -> Iterator[Finding]:
     if spec.task in CLASSLESS or spec.data is None:
         what = f"{CLASSLESS.get(spec.task)} has no classes to predict"
         what = what if spec.data else "there is no `data`"
-        if spec.evaluate.must_pass is not None:
-            yield ("evaluate", "must_pass"), what, "remove it; see evaluate.floor"
-        if spec.evaluate.gate.max_churn is not None:
-            yield ("evaluate", "gate", "max_churn"), what, "remove it; see evaluate.floor"
+        wrong = {
+            "must pass": spec.evaluate.must_pass is not None,
+            "churn": spec.evaluate.gate.max_churn is not None,
+        }
+        yield from _findings(spec, wrong, what=what)
 
 
 def _published(spec: Spec) -> Iterator[Finding]:
@@ -388,13 +356,11 @@ def _published(spec: Spec) -> Iterator[Finding]:
                 lacking.setdefault(where, (what, f"set {where}"))
         for where, (what, fix) in lacking.items():
             yield tuple(where.split(".")), what, fix
-    if spec.registration.publish and spec.data is None:
-        yield ("register", "publish"), "without data, columns of inputs are unknown", "name data"
+    yield from _findings(spec, {"publish": spec.registration.publish and spec.data is None})
 
 
 def _schedule(spec: Spec) -> Iterator[Finding]:
-    if spec.triggers is not None and spec.data is None:
-        yield ("triggers",), "without data nothing can be watched", "set data.source"
+    yield from _findings(spec, {"triggers": spec.triggers is not None and spec.data is None})
     if spec.schedule is not None:
         for field, what, fix in schedule.findings(spec.schedule):
             yield ("schedule", field), what, fix
@@ -403,14 +369,14 @@ def _schedule(spec: Spec) -> Iterator[Finding]:
 def _monitored(spec: Spec) -> Iterator[Finding]:
     monitor, triggers, data = spec.monitor, spec.triggers, spec.data
     if triggers is not None and triggers.watches and monitor is None:
-        field = "drift" if triggers.drift else "live_drop"
-        yield ("triggers", field), "nothing is monitored", "add the section `monitor: {}`"
+        yield _finding("no monitor", field="drift" if triggers.drift else "live_drop")
     labels = monitor.labels if monitor else ""
-    if monitor and triggers is not None and triggers.live_drop is not None and not labels:
-        yield ("triggers", "live_drop"), "no labels arrive", "set monitor.labels"
-    if labels and data is not None and not data.columns.key:
-        fix = "name the column of ids in data.columns.key, and send it with each instance"
-        yield ("monitor", "labels"), "labels are joined by a key, and the data have none", fix
+    is_live = monitor and triggers is not None and triggers.live_drop is not None
+    wrong = {
+        "no labels": is_live and not labels,
+        "no key": labels and data is not None and not data.columns.key,
+    }
+    yield from _findings(spec, wrong)
 
 
 def _secrets(spec: Spec) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from rekindle.records import HistoryRow, OperatorShare, Profile
 from rekindle.spec.layout import Layout, Shape
 from rekindle.spec.layout_support import Cell, tested
 from rekindle.spec.model import TrainSpec
+from rekindle.tables import rows
 from rekindle.train import modules
 from rekindle.train.batches import Work
 
@@ -127,10 +128,7 @@ Span = tuple[float, float]
 SKIPPED = 3  # the first steps allocate and tune
 SHOWN = 8
 PROFILE = "profile.json"
-_COLLECTIVES = (
-    "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
-    "broadcast", "record_param_comms", "barrier", "wait_tensor",
-)  # fmt: skip
+_TABLES = rows(Path(__file__).with_suffix(".yaml"))
 
 
 class Profiler:
@@ -216,7 +214,7 @@ def verdict(
 
 def is_collective(name: str) -> bool:
     lower = name.lower()
-    return any(word in lower for word in _COLLECTIVES)
+    return any(word in lower for word in _TABLES["collectives"])
 
 
 def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
@@ -226,29 +224,20 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
     def allowed(**change: Any) -> bool:
         return cell is None or dataclasses.replace(cell, **change) in tested()
 
-    def those(*choices: tuple[bool, str]) -> str:
-        return "; or ".join(text for holds, text in choices if holds)
-
-    compiled = not train.compile and allowed(compile=True), "train.compile: true"
-    exact = train.precision in ("fp32", "fp64") and allowed(precision="bf16")
     again, small = train.activation_checkpointing, layout.micro_batch_size * layout.data
-    compute = those(
-        compiled, (exact, "train.precision: bf16"),
-        (again != "none", "train.activation_checkpointing: none, where memory allows"),
-        (cell is not None and cell.kind != "image", "a smaller data.max_length"),
-    )  # fmt: skip
-    together = those(
-        (True, "a larger train.global_batch_size, so that gradients are added up less often"),
-        (layout.tp > 1, "a smaller layout.tp, or one that stays inside a node"),
-        (layout.shard > 1, "layout.dp in place of some of layout.shard"),
-        (layout.pp > 1, "more micro-batches (a smaller train.micro_batch_size)"),
-    )
-    host = those((small < train.global_batch_size, "a larger train.micro_batch_size"), compiled)
-    return {
-        "compute": f"Arithmetic is the limit, as it should be. Faster: {compute or 'more ranks'}.",
-        "communication": f"Ranks wait for each other. Try {together}.",
-        "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
-        "cores.",
-        "host": "Many small operators keep Python busy. "
-        f"Try {host or 'a larger train.global_batch_size'}.",
+    helps = {
+        "compiled": not train.compile and allowed(compile=True),
+        "bf16": train.precision in ("fp32", "fp64") and allowed(precision="bf16"),
+        "kept": again != "none",
+        "shorter": cell is not None and cell.kind != "image",
+        "larger batch": True,
+        "less tp": layout.tp > 1,
+        "less shard": layout.shard > 1,
+        "more micro-batches": layout.pp > 1,
+        "larger micro-batch": small < train.global_batch_size,
     }
+    found = dict[str, str]()
+    for name, advice in _TABLES["advice"].items():
+        changes = [_TABLES["changes"][change] for change in advice["try"] if helps[change]]
+        found[name] = advice["says"].format("; or ".join(changes) or advice.get("else"))
+    return found

@@ -13,7 +13,7 @@ from rekindle import formats
 from rekindle.records import Comparison, Evidence, Registration, RunRecord
 from rekindle.report import evaluation, plots, texts, verdicts
 from rekindle.report.collect import Findings
-from rekindle.report.drawing import axis, drawable, tag, thin, time_axis
+from rekindle.report.drawing import axis, drawable, thin, time_axis
 from rekindle.report.plots import Series, heatmap, mistakes
 from rekindle.report.training import running_mean
 
@@ -98,12 +98,6 @@ def test_a_confusion_matrix_of_any_shape_is_drawn() -> None:
     assert heatmap((), (), label="x") == ""
     ET.fromstring(heatmap(("a",), ((1, 2, 3), ()), label="ragged"))
     assert mistakes(("a", "<b>"), matrix) == (("<b>", "a", 2), ("a", "<b>", 1))
-
-
-def test_an_element_escapes_what_is_not_markup() -> None:
-    assert tag("g", "<", tag("b"), css='"', stroke_width=0.123456) == (
-        '<g class="&#34;" stroke-width="0.1235">&lt;<b></b></g>'
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rekindle.records import CalibrationBin, Check, ClassResult, Contender
+from rekindle.records import LOWER_IS_BETTER, CalibrationBin, Check, ClassResult, Contender
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EPSILON = 1e-12
+
+
+def beats(name: str, metric: str, value: float, than: float, what: str, form: str = ".4f") -> Check:
+    """The check `name`: whether `value` is better than that of an answer blind to the input, which
+    `what` describes; `form` writes both."""
+    passed = value < than if metric in LOWER_IS_BETTER else value > than
+    relation = "beats" if passed else "does not beat"
+    detail = f"{metric} {value:{form}} {relation} {what} ({than:{form}})"
+    return Check(name=name, passed=passed, detail=detail, value=value, threshold=than)
 
 
 class Scores(Protocol):

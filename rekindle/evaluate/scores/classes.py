@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
-from rekindle.records import LOWER_IS_BETTER, OF_CURVES, Check, ClassResult, Contender
+from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores, beats
+from rekindle.records import OF_CURVES, Check, ClassResult, Contender
 
 BINS = 15
 MOST_CURVES = 20  # classes: each is ranked by itself
@@ -189,14 +189,10 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
 
 def beats_majority(metric: str, value: float, blind: float, what: str) -> Check:
     """Whether `value` is better than that of the most frequent class, or of their frequencies."""
-    passed = value < blind if metric in LOWER_IS_BETTER else value > blind
-    relation = "beats" if passed else "does not beat"
     answer = f"the frequency of each {what} as its probability"
     if metric.endswith(("accuracy", "f1")):
         answer = f"the most frequent {what}"
-    detail = f"{metric} {value:.4f} {relation} always answering {answer} ({blind:.4f})"
-    known = {"value": value, "threshold": blind}
-    return Check(name="beats_majority", passed=passed, detail=detail, **known)
+    return beats("beats_majority", metric, value, blind, f"always answering {answer}")
 
 
 def indices_of(found: pa.Array, labels: tuple[str, ...]) -> Ints:

@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Ints, Scores
-from rekindle.records import LOWER_IS_BETTER, NUMBER_METRICS, CalibrationBin, Check, Contender
+from rekindle.evaluate.scores.base import Floats, Ints, Scores, beats
+from rekindle.records import NUMBER_METRICS, CalibrationBin, Check, Contender
 
 BINS = 15
 
@@ -65,11 +65,8 @@ class NumberScores(Scores):
         middle = float(np.median(self.true_N) if metric == "mae" else self.true_N.mean())
         blind = dataclasses.replace(self, values_N=np.full(len(self), middle))
         value, known = self.metrics[metric], blind.measured([metric])[metric]
-        passed = value < known if metric in LOWER_IS_BETTER else value > known
-        relation = "beats" if passed else "does not beat"
-        detail = f"{metric} {value:.4g} {relation} always answering {middle:.4g} ({known:.4g})"
-        limits = {"value": value, "threshold": known}
-        return Check(name="beats_majority", passed=passed, detail=detail, **limits)
+        what = f"always answering {middle:.4g}"
+        return beats("beats_majority", metric, value, known, what, ".4g")
 
     def picked(self, pick_N: np.ndarray) -> Self:
         return type(self)(self.values_N[pick_N], self.true_N[pick_N], self.variance)

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Ints, Scores
+from rekindle.evaluate.scores.base import Floats, Ints, Scores, beats
 from rekindle.records import TOKEN_METRICS, Check, Contender
 
 
@@ -61,11 +61,8 @@ class TokenScores(Scores):
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
     def trivial(self, metric: str) -> Check:
-        value, blind = self.metrics["log_loss"], self.unigram_nats
-        passed, known = value < blind, {"value": value, "threshold": blind}
-        relation = "beats" if passed else "does not beat"
-        detail = f"log_loss {value:.4f} {relation} guessing by the frequency of single tokens"
-        return Check(name="beats_unigram", passed=passed, detail=f"{detail} ({blind:.4f})", **known)
+        value, what = self.metrics["log_loss"], "guessing by the frequency of single tokens"
+        return beats("beats_unigram", "log_loss", value, self.unigram_nats, what)
 
     def picked(self, pick_N: np.ndarray) -> Self:
         names = ("nats_N", "right_N", "targets_N", "bytes_N")
