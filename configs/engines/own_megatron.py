@@ -1,7 +1,7 @@
-"""A Llama in the tensor parallelism of megatron-core: two epochs on rekindle's shards, all ranks one
-group. Saved every 20 steps and on SIGTERM, resumed where it was, on any number of ranks that divides
-the heads; exported under Hugging Face's names. What is kept are whole matrices, cut again at a
-start: weights and both moments of AdamW.
+"""A Llama in the tensor parallelism of megatron-core: two epochs on rekindle's shards, all ranks
+one group. Saved every 20 steps and on SIGTERM, resumed where it was, on any number of ranks that
+divides the heads; exported under Hugging Face's names. What is kept are whole matrices, cut again
+at a start: weights and both moments of AdamW.
 
 megatron-core is made for GPUs; without one, `on_cpu` puts three of its calls out of the way."""
 
@@ -58,8 +58,8 @@ def megatron(config):
 
 
 def names(layers):
-    """Megatron's name of each weight, Hugging Face's names of what it consists of, and the dimension
-    in which it is cut, or None where each rank has all of it."""
+    """Megatron's name of each weight, Hugging Face's names of what it consists of, and the
+    dimension in which it is cut, or None where each rank has all of it."""
     yield "embedding.word_embeddings.weight", ["model.embed_tokens.weight"], 0
     for i in range(layers):
         ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."

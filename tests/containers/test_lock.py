@@ -12,7 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "containers"
-LOCKS = ("requirements.lock", "kfp.lock", "deepspeed.lock", "build.lock", "tensorflow.lock", "megatron.lock")
+LOCKS = (
+    "requirements.lock",
+    "kfp.lock",
+    "deepspeed.lock",
+    "build.lock",
+    "tensorflow.lock",
+    "megatron.lock",
+)
 HASH = r"--hash=sha256:[0-9a-f]{64}"
 
 
@@ -48,7 +55,10 @@ def test_the_locks_hold_all_that_steps_import_in_the_versions_that_are_tested():
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().split()
     )
-    more = [entries((CONTAINERS / f"{name}.lock").read_text()) for name in ("kfp", "deepspeed", "tensorflow", "megatron")]
+    more = [
+        entries((CONTAINERS / f"{name}.lock").read_text())
+        for name in ("kfp", "deepspeed", "tensorflow", "megatron")
+    ]
     for name, line in itertools.chain.from_iterable(one.items() for one in (found, *more)):
         if name in pins:
             assert line.split()[0] == f"{name}=={pins[name]}", "make lock"
