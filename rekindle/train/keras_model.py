@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from rekindle.errors import StepError
-from rekindle.train.modelfolder import KERAS
 
 _FIX = "save a model of Keras 3 from images [B, H, W, D], -1 to 1, to [B, C] scores or softmax"
 
@@ -63,7 +62,7 @@ def _keras() -> Any:
             os.environ["KERAS_BACKEND"] = backend
             import keras
         except ImportError as error:
-            what = f"a {KERAS} needs Keras, which is not installed: {error}"
+            what = f"a model.keras needs Keras, which is not installed: {error}"
             fix = "pip install 'rekindle[keras]', in the image of the step where it has one"
             raise StepError(what, where="train.entrypoint", fix=fix) from None
         finally:
@@ -71,5 +70,5 @@ def _keras() -> Any:
                 del os.environ["KERAS_BACKEND"]
         if (backend := keras.backend.backend()) == "torch":
             return keras
-    what = f"a {KERAS} is computed on torch, and Keras is set to {backend} in this process"
+    what = f"a model.keras is computed on torch, and Keras is set to {backend} in this process"
     raise StepError(what, fix="set KERAS_BACKEND=torch before Keras is imported")
