@@ -265,7 +265,7 @@ def test_links_lead_somewhere(page):
 def test_fields_and_options_in_the_text_exist(page):
     text = page.read_text(encoding="utf-8")
     for section, rest in re.findall(r"`(data|model|train|evaluate|register)\.([a-z_.]+)", text):
-        if rest.partition(".")[0] not in ("py", "yaml", "json"):
+        if rest.partition(".")[0] not in ("py", "yaml", "json", "keras"):
             _check_field(section, *rest.strip(".").split("."))
     for verb, option in re.findall(r"`rekindle (\w+)[^`]*?(--[a-z-]+)", text):
         assert option in _options(verb)
