@@ -25,6 +25,7 @@ _ROWS, _HEAD_BYTES = 50_000, 16 << 20
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _TEXT_NAMES = r"text|body|content|message|review|comment|description|title|question|sentence"
 _LABEL_NAMES = r"label|class|category|target|sentiment|verdict|intent|topic|team|rating|y"
+_TARGET_NAMES = r"target|price|cost|amount|value|score|duration|days|hours|minutes|seconds"
 _PROMPT_NAMES, _INPUT_NAMES = r"prompt|instruction|question|query", r"input|context"
 _COMPLETION_NAMES = r"completion|output|response|answer|reply"
 Column = list[Any]
@@ -122,6 +123,10 @@ def _tabular(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     def pick(names: str, among: Sequence[str]) -> str | None:
         return next((name for name in among if re.fullmatch(names, name.lower())), None)
 
+    def is_many(name: str) -> bool:
+        """Whether a column holds numbers, of which there are too many to be classes."""
+        return _all(columns[name], _is_number) and len(set(map(str, columns[name]))) > 20
+
     roles = dict[str, tuple[str, str]]()
     time = next((n for n, values in columns.items() if _all(values, _is_time)), None)
     if time:
@@ -142,7 +147,11 @@ def _tabular(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
         about = {"name": path.name, "columns": ", ".join(columns) or "none"}
         raise RequestError([_problem("no_text", **about)])
     roles["text"] = text, f"{texts[text]:.0f} words a row"
-    label = pick(_LABEL_NAMES, labels) or (labels[0] if labels else None)
+    label = pick(_LABEL_NAMES, labels)
+    if label is None and (target := pick(_TARGET_NAMES, [*filter(is_many, columns)])):
+        roles["target"] = target, "numbers"
+        return _data("text_regression", roles, columns)
+    label = label or next(iter(labels), None)
     if label is None:
         return _data("causal_lm", roles, columns)
     values = [str(value) for value in columns[label] if value not in (None, "")]

@@ -47,6 +47,10 @@ FILES = {
     "numbers for classes": (
         rows(review=text, stars=lambda i: i % 5), "text_classification", {"text": "review", "label": "stars"},
     ),
+    "numbers to predict": (
+        rows(id=lambda i: i, work=text, shop=lambda i: "ab"[i % 2], minutes=lambda i: i * 7 % 30),
+        "text_regression", {"text": "work", "target": "minutes"},
+    ),
     "dates and a kind": (
         rows(day=lambda i: f"2026-01-{i % 28 + 1:02}", body=text, kind=lambda i: "xyz"[i % 3], label=lambda i: "ab"[i % 2]),
         "text_classification", {"time": "day", "text": "body", "label": "label"},
@@ -70,6 +74,8 @@ def test_columns_are_known_by_name_and_values(tmp_path, made, task, roles, form)
     assert spec.data.columns.model_dump(exclude_unset=True) == roles
     if "time" in roles:
         assert (spec.data.split.by, spec.data.slices) == ("time", ("kind",))
+    if "target" in roles:
+        assert (spec.data.slices, spec.evaluate.floor) == (("shop",), {"r2": 0})
     if "label" in roles:
         assert 0 < spec.evaluate.floor["accuracy"] < 1
 
