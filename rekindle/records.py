@@ -799,8 +799,9 @@ class StepSummary(Record):
 class RunSummary(VersionedRecord):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
-    `earlier` names the runs of a backfill; `warnings` are those of the evidence. `validation` has
-    the last scores on the validation split, `settings` what a training of a grid has for itself."""
+    `earlier` names the runs of a backfill; `warnings` and `audit` are those of the evidence.
+    `validation` has the last scores on the validation split, `settings` what a training of a grid
+    has for itself."""
 
     run_id: str
     run_key: str
@@ -817,6 +818,7 @@ class RunSummary(VersionedRecord):
     settings: tuple[str, ...] = ()
     ignored: tuple[Ignored, ...] = ()
     earlier: tuple[str, ...] = ()
+    audit: Audit | None = None
 
 
 class Turn(VersionedRecord):

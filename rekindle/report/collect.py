@@ -119,7 +119,7 @@ def summarised(
         gate=gate_of(found), model=model_of(found), card=card,
         warnings=evidence.warnings if evidence else (), window=source.window if source else "",
         validation=found.training.validation if found.training else {}, settings=record.settings,
-        ignored=record.ignored,
+        ignored=record.ignored, audit=evidence.audit if evidence else None,
     )  # fmt: skip
 
 

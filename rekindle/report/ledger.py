@@ -28,7 +28,7 @@ from rekindle.report.collect import collect, summarised
 log = logging.getLogger(__name__)
 
 INDEX = ".index.jsonl"
-_FORMAT = [6, rekindle.__version__]
+_FORMAT = [7, rekindle.__version__]
 
 
 class Entry(NamedTuple):

@@ -44,6 +44,8 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
     )  # fmt: skip
     assert not weaker["gate"]["promoted"]
     assert weaker["gate"]["comparison"]["metric"] == "r2"
+    assert weaker["audit"]["rows"] > 20
+    assert weaker["audit"]["champion_metrics"]["r2"] > weaker["audit"]["metrics"]["r2"]
     assert weaker["gate"]["comparison"]["upper"] < 0
     assert registry("repairs")["aliases"] == {"champion": "1", "challenger": "2"}
 

@@ -20,6 +20,7 @@ from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord
 from rekindle.report import comparison
+from rekindle.report.ledger import ledger
 from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
 from tests.report.homes import Home, fingerprint, manifest, spec
 from tests.support import cli as in_process
@@ -133,6 +134,10 @@ def test_rows_that_decide_nothing_do_not_decide_which_model_is_better(tmp_path):
     before, now = accuracy.values
     assert accuracy.changes[1].estimate == pytest.approx(now - before)
     assert found.notes == ()
+    listed = {entry.run_id: entry.summary["audit"] for entry in ledger(tmp_path).entries}
+    assert 0 < listed["a"]["rows"] < ROWS / 2
+    assert listed["a"]["metrics"]["accuracy"] == pytest.approx(0.7, abs=0.15)
+    assert listed["c"] is None
     other = rekindle.compare("a", "c", home=tmp_path).found
     assert other.notes == ("c was judged on other examples than a.",)
 
