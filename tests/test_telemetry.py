@@ -50,6 +50,7 @@ def receiver(monkeypatch):
         yield server
 
 
+@pytest.mark.slow
 def test_a_run_and_its_training_are_received(receiver, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")

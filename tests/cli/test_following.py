@@ -35,6 +35,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_to_its_end_mended_and_stopped(here: Here, capsys: Out) -> None:
     here.stay.touch()
     assert here.submit("--wait") == 1

@@ -331,6 +331,7 @@ def test_a_client_of_a_store_that_fails_is_an_error_like_others(judged):
     assert turns(path_of(Path(".rekindle"), "reviews"))[-1].because.startswith("it could not be")
 
 
+@pytest.mark.slow
 def test_a_platform_gets_one_run_however_often_who_watches_is_killed(world: World, capsys) -> None:
     """Killed at each call, before and after it takes effect."""
     write_jsonl(Path("r.jsonl"), rows(30))

@@ -562,6 +562,7 @@ def test_a_missing_node_is_named(tmp_path, monkeypatch):
     assert caught.value.problems[0].where == "node 1"
 
 
+@pytest.mark.slow
 def test_a_node_waits_for_what_another_has_to_make_again(tmp_path, monkeypatch):
     """The results of an earlier run are there, and its entries are not."""
     source, fields = with_copies(tmp_path)

@@ -18,6 +18,7 @@ from rekindle.spec.platforms import KubeflowSpec, PlatformsSpec, SageMakerSpec, 
 from tests.docs.blocks import ROOT
 from tests.platforms.azureml.conftest import service as azure_service  # noqa: F401 - a fixture
 from tests.platforms.sagemaker.conftest import aws as aws
+from tests.quick import first
 from tests.servers.google.monitoring import Monitored
 from tests.servers.google.rest import HOSTS, PROJECT, REGION, key_file
 from tests.servers.tls_hosts import Hosts
@@ -165,7 +166,7 @@ def test_written_again_changed_edited_and_deleted(service, tmp_path):
     assert service.kept() == {}
 
 
-@pytest.mark.parametrize("name", ["cloudwatch", "cloud_monitoring"])
+@pytest.mark.parametrize("name", first(1, ["cloudwatch", "cloud_monitoring"]))
 def test_only_the_alarms_that_the_config_moves_are_changed(request, name, tmp_path):
     service = request.getfixturevalue(name)
     service.written(tmp_path)
@@ -175,7 +176,7 @@ def test_only_the_alarms_that_the_config_moves_are_changed(request, name, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["cloudwatch", "cloud_monitoring"])
-@pytest.mark.parametrize("actions", [True, False])
+@pytest.mark.parametrize("actions", first(1, [True, False]))
 def test_fields_that_are_zero_or_empty_are_no_edits(request, name, actions, tmp_path):
     """Google's JSON leaves out what is 0, "" or an empty list."""
     service = request.getfixturevalue(name)
@@ -226,7 +227,7 @@ def test_labels_of_an_operator_stay_and_a_broken_file_is_an_edited_one(files, tm
         assert files.written(tmp_path, force=True)[2][0] == ("prometheusrule.yaml", "changed")
 
 
-@pytest.mark.parametrize("name", ["cloud_monitoring", "azure_monitor", "cloudwatch"])
+@pytest.mark.parametrize("name", first(2, ["cloud_monitoring", "azure_monitor", "cloudwatch"]))
 def test_names_that_look_alike_to_a_service_keep_their_own(request, name, tmp_path):
     service = request.getfixturevalue(name)
     made = [service.written(tmp_path, name=config) for config in ("a.b", "a-b", "a_b")]

@@ -59,6 +59,7 @@ def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_log_that_takes_nothing_costs_no_answer_and_is_counted(tmp_path, monkeypatch, caplog):
     (tmp_path / "log").write_text("a file")
     model = watched(tmp_path / "m", tmp_path / "log")

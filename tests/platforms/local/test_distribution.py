@@ -73,6 +73,7 @@ def test_when_one_node_fails_the_others_end_and_its_log_is_named_and_shown(
     assert "is not a length of time" in said("logs", "--since", "soon", code=2)
 
 
+@pytest.mark.slow
 def test_the_time_that_a_distribution_allows_is_kept(home: Path, folder: Path) -> None:
     with pytest.raises(StepError, match=r"timed out after 3\.6 s"):
         run("waits_for_ever", home, {"folder": str(folder)}, grace_seconds=5)
