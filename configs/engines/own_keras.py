@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+os.environ["KERAS_BACKEND"] = "tensorflow"  # on another, Keras would train alone, without a word
+
 import keras
 import tensorflow as tf
 from keras_network import arrays, network

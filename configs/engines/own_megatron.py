@@ -126,6 +126,13 @@ settings, table = shards.manifest.settings, shards.table("train")
 torch.manual_seed(seed)  # the same start on any number of ranks
 network = task.build(ModelSpec(**job["model"]), shards.manifest.labels, settings, shards.assets)
 config, whole = network.config, dict(network.named_parameters())
+held = {part for _, parts, _ in names(config.num_hidden_layers) for part in parts}
+ropes = getattr(config, "rope_parameters", None) or {}
+alike = getattr(config, "hidden_act", ""), ropes.get("rope_type"), held == set(whole)
+if alike != ("silu", "default", True) or config.model_type != "llama":
+    sys.exit("this script trains a Llama with plain RoPE and untied embeddings only")
+if config.head_dim * config.num_attention_heads != config.hidden_size or job["init"]:
+    sys.exit("this script takes no model.init_from, and no heads of another size than their share")
 GROUPS = config.num_key_value_heads
 for what, size in (("key and value heads", GROUPS), ("tokens", config.vocab_size)):
     if size % WORLD:

@@ -30,6 +30,7 @@ dist.all_gather_object(met, (f"{host}:{port}", str(saved[-1]) if saved else ""))
 dist.destroy_process_group()
 workers, begun = [address for address, _ in met], met[0][1]
 task = {"type": "worker", "index": rank}
+os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
 
 import keras  # noqa: E402 - reads TF_CONFIG

@@ -30,10 +30,12 @@ def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
         evidence = shutil.copy(evidence_file, Path(scratch, EVIDENCE))
         # advice on type hints and input examples; the signature is explicit
         warnings.simplefilter("ignore")
+        opened = open_model(folder, code)
+        extras = "train,keras" if opened.of_keras else "train"
         return mlflow.pyfunc.log_model(
-            name="model", python_model=str(CODE), signature=signature(open_model(folder, code)),
+            name="model", python_model=str(CODE), signature=signature(opened),
             artifacts={"model": str(folder), "evidence": str(evidence)},
-            pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
+            pip_requirements=[f"rekindle[{extras}]=={rekindle.__version__}"],
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ mode). Shapes: B images, H x W pixels, D channels, C classes."""
 
 import os
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from rekindle.errors import StepError
 
 _FIX = "save a model of Keras 3 from images [B, H, W, D], -1 to 1, to [B, C] scores or softmax"
+_SLACK_BYTES = 1 << 26
 
 
 class KerasNetwork(torch.nn.Module):
@@ -33,9 +35,11 @@ class KerasNetwork(torch.nn.Module):
 def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNetwork:
     """The network in `file`, on the CPU. Raises StepError without Keras, and for a file that is no
     classifier of images of this shape, [H, W, D]."""
+    _check_size(file)
     keras = _keras()
     height, width, depth = image_shape
-    probe_BDHW = torch.linspace(-1, 1, 2 * depth * height * width).view(2, depth, height, width)
+    chance = torch.Generator().manual_seed(0)
+    probe_BDHW = torch.rand(8, depth, height, width, generator=chance) * 2 - 1
     try:
         with keras.device("cpu"):
             network = KerasNetwork(keras, keras.saving.load_model(file, compile=False)).eval()
@@ -43,32 +47,45 @@ def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNet
                 found = network(probe_BDHW)
     except Exception as error:  # what Keras raises is not documented
         why = re.sub(r"\x1b\[\d*m|\s+", " ", str(error).partition("Arguments received")[0]).strip()
-        what = f"Keras cannot compute images of {height} x {width} x {depth} with {file}: {why}"
-        raise StepError(what, where="train.entrypoint", fix=_FIX) from error
-    if found.shape != (2, classes):
-        what = f"the model in {file} gives {list(found.shape)} for 2 images of {classes} classes"
-        raise StepError(what, where="train.entrypoint", fix=_FIX)
-    sums_B = found.sum(1)
-    network.probabilities = bool((found >= 0).all() and (sums_B - 1).abs().max() < 1e-3)
+        what = f"Keras cannot compute images of {height} x {width} x {depth} with {file}: "
+        raise StepError(what + why[:400], fix=_FIX) from error
+    if found.shape != (8, classes):
+        what = f"the model in {file} gives {list(found.shape)} for 8 images of {classes} classes"
+        raise StepError(what, fix=_FIX)
+    off = (found.sum(1) - 1).abs().max()  # up to 3e-3 where a softmax was rounded to bfloat16
+    network.probabilities = bool((found >= 0).all() and off < 5e-3)
     return network
 
 
+def _check_size(file: Path) -> None:
+    """Raise StepError for what is no archive, or one that holds far more than it takes."""
+    if not zipfile.is_zipfile(file):
+        raise StepError(f"{file} is no whole model of Keras 3", fix=_FIX)
+    with zipfile.ZipFile(file) as parts:
+        size = sum(part.file_size for part in parts.infolist())
+    if size > 10 * file.stat().st_size + _SLACK_BYTES:
+        what = f"{file} would unpack to {size:,} bytes, far more than it has"
+        raise StepError(what, fix="save it by Keras' model.save, which does not compress")
+
+
 def _keras() -> Any:
-    """Keras, computing on torch; StepError where it is not installed, or computes on another."""
+    """Keras, computing on torch; StepError where it cannot be imported, or computes on another."""
     asked = os.environ.get("KERAS_BACKEND")
-    backend = asked or "torch"
-    if backend == "torch":
-        try:
-            os.environ["KERAS_BACKEND"] = backend
-            import keras
-        except ImportError as error:
-            what = f"a model.keras needs Keras, which is not installed: {error}"
-            fix = "pip install 'rekindle[keras]', in the image of the step where it has one"
-            raise StepError(what, where="train.entrypoint", fix=fix) from None
-        finally:
-            if not asked:  # scripts that this process starts may want another
-                del os.environ["KERAS_BACKEND"]
-        if (backend := keras.backend.backend()) == "torch":
-            return keras
-    what = f"a model.keras is computed on torch, and Keras is set to {backend} in this process"
-    raise StepError(what, fix="set KERAS_BACKEND=torch before Keras is imported")
+    os.environ["KERAS_BACKEND"] = "torch"  # whatever scripts that this process starts want
+    try:
+        import keras
+    except ImportError as error:
+        what = f"a model.keras needs Keras, which is not installed: {error}"
+        fix = "pip install 'rekindle[keras]', in the image of the step where it has one"
+        raise StepError(what, fix=fix) from None
+    except Exception as error:
+        fix = "correct keras.json, in ~/.keras or KERAS_HOME"
+        raise StepError(f"Keras cannot be imported: {error}", fix=fix) from error
+    finally:
+        del os.environ["KERAS_BACKEND"]
+        if asked is not None:
+            os.environ["KERAS_BACKEND"] = asked
+    if (backend := keras.backend.backend()) != "torch":
+        what = f"a model.keras is computed on torch, and Keras is on {backend} in this process"
+        raise StepError(what, fix="ask for it in another process")
+    return keras

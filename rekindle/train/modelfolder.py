@@ -242,7 +242,7 @@ def check_start(
     is the field that names it, `code` as for `open_model`."""
     model = open_model(folder, code)
     if model.of_keras:
-        fix = "go on in a script of yours (train.entrypoint), which finds the folder in {init}"
+        fix = "name a model of safetensors; a script (train.entrypoint) finds any folder in {init}"
         raise StepError(f"{folder} holds a model of Keras", where=where, fix=fix)
     labels = shards.manifest.labels
     if model.labels != labels:

@@ -1,6 +1,8 @@
 """A model.keras as a network of PyTorch: what it answers, and what is refused."""
 
+import os
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def test_other_shapes_and_classes_are_refused(keras, saved):
         load_keras(file, (9, 6, 3), 7)
     assert "\x1b" not in str(refused.value)
     assert "from images [B, H, W, D], -1 to 1, to [B, C] scores" in refused.value.problems[0].fix
-    with pytest.raises(StepError, match=r"gives \[2, 7\] for 2 images of 6 classes"):
+    with pytest.raises(StepError, match=r"gives \[8, 7\] for 8 images of 6 classes"):
         load_keras(file, SHAPE, 6)
 
 
@@ -88,21 +90,46 @@ def test_code_that_a_file_brings_is_not_run(keras, saved, tmp_path):
 
 def test_what_is_no_model_is_refused(keras, tmp_path):
     file = tmp_path / "model.keras"
-    file.write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(StepError, match="cannot compute images"):
+    for content in (b"", b"PK\x03\x04 cut off"):
+        file.write_bytes(content)
+        with pytest.raises(StepError, match="is no whole model of Keras 3"):
+            load_keras(file, SHAPE, 7)
+
+
+def test_a_file_that_unpacks_to_far_more_is_not_read(tmp_path):
+    file = tmp_path / "model.keras"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as parts:
+        parts.writestr("config.json", bytes(100 << 20))
+    with pytest.raises(StepError, match="would unpack to 104,857,600 bytes"):
         load_keras(file, SHAPE, 7)
 
 
-def test_keras_is_named_where_it_is_missing(monkeypatch, tmp_path):
+def test_a_softmax_that_was_rounded_is_one(keras, tmp_path):
+    for seed in range(8):
+        keras.utils.set_random_seed(seed)
+        first = [keras.Input(SHAPE), keras.layers.Flatten(dtype="mixed_bfloat16")]
+        last = keras.layers.Dense(2, activation="softmax", dtype="mixed_bfloat16")
+        keras.Sequential([*first, last]).save(tmp_path / "model.keras")
+        assert load_keras(tmp_path / "model.keras", SHAPE, 2).probabilities, seed
+
+
+def test_keras_is_named_where_it_is_missing(monkeypatch, saved):
+    _, file = saved(sys.modules["keras"].layers.Dense(7))
     monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(StepError, match=r"needs Keras, which is not installed") as refused:
-        load_keras(tmp_path / "model.keras", SHAPE, 7)
+        load_keras(file, SHAPE, 7)
     assert "rekindle[keras]" in refused.value.problems[0].fix
+
+
+def test_what_scripts_want_of_keras_is_left_to_them(keras, saved, monkeypatch):
+    _, file = saved(keras.layers.Dense(7))
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    load_keras(file, SHAPE, 7)
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"
 
 
 def test_a_process_whose_keras_computes_on_another_framework_is_told(keras, saved, monkeypatch):
     _, file = saved(keras.layers.Dense(7))
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    with pytest.raises(StepError, match="Keras is set to tensorflow in this process") as refused:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(StepError, match="Keras is on jax in this process"):
         load_keras(file, SHAPE, 7)
-    assert "set KERAS_BACKEND=torch" in refused.value.problems[0].fix
