@@ -22,7 +22,7 @@ def network(source, shape, classes):
     layers += [
         keras.layers.Flatten(),
         keras.layers.Dense(source["hidden"], activation="gelu"),
-        keras.layers.Dropout(source["dropout"]),
+        keras.layers.Dropout(source.get("dropout", 0.1)),
         keras.layers.Dense(classes),
     ]
     return keras.Sequential(layers)

@@ -32,6 +32,7 @@ from rekindle.train.job import Job
 
 ROOT = Path(__file__).parents[2]
 IMAGE, LABEL, USER = "rekindle-cpu", "rekindle.test", "10001"
+TENSORFLOW = "rekindle-cpu-tensorflow"
 HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 NETWORKLESS = (*HARDENED, "--network=none")
 SECONDS = 120
@@ -56,6 +57,7 @@ class Containers:
 
     def __init__(self, docker: Docker, folder: Path, shards: Path) -> None:
         self.docker, self.folder, self.shards = docker, folder, shards
+        self.image = IMAGE
         self.label = f"--label={LABEL}={uuid.uuid4().hex}"
 
     def words(self, *words: str) -> str:
@@ -68,8 +70,9 @@ class Containers:
     def start(self, *words: str, run: tuple[str, ...] = NETWORKLESS) -> str:
         """The id of a container of the image that runs a command."""
         mounts = (f"--volume={self.folder}:/shared", f"--volume={self.shards}:/shards:ro",
-                  f"--volume={Path(__file__).parent}:/tests:ro")  # fmt: skip
-        return self.words("run", "--detach", self.label, *run, *mounts, IMAGE, *words)
+                  f"--volume={Path(__file__).parent}:/tests:ro",
+                  f"--volume={ROOT / 'configs' / 'engines'}:/scripts:ro")  # fmt: skip
+        return self.words("run", "--detach", self.label, *run, *mounts, self.image, *words)
 
     def train(self, job: str, run: tuple[str, ...] = NETWORKLESS, **changes: Any) -> str:
         """The id of a container that trains digits."""
@@ -180,6 +183,21 @@ def test_deepspeed_and_mpirun_train_two_ranks_in_it(containers: Containers) -> N
         "deepspeed",
         "2",
     )
+
+
+def test_keras_trains_in_the_image_with_tensorflow(containers: Containers) -> None:
+    if not containers.docker.image_id(TENSORFLOW):
+        pytest.skip(
+            f"there is no image {TENSORFLOW}; `make images IMAGES=cpu-tensorflow` builds it"
+        )
+    containers.image = TENSORFLOW
+    found = containers.start("python3", "/opt/rekindle/selftest/selftest.py")
+    assert containers.wait(found) == 0, containers.log(found)
+    assert re.search(r"^ok +tensorflow +works$", containers.log(found), re.MULTILINE)
+    container = containers.train("job", entrypoint="/scripts/own_keras.py")
+    assert containers.wait(container) == 0, containers.log(container)
+    assert "MirroredStrategy on 2 devices" in containers.log(container)
+    assert (containers.folder / "job" / "model" / "model.keras").is_file()
 
 
 def test_two_containers_on_a_network_train_together(containers: Containers) -> None:
