@@ -39,26 +39,30 @@ made_base() {
 fill_wheelhouse() {
     local wheels=containers/wheelhouse
     local mark
-    local more=${1:+containers/$1.lock}
-    mark=$(cat containers/{requirements,kfp,deepspeed,build}.lock $more | sha256sum | cut -d' ' -f1)
-    if [ "$(cat $wheels/.filled 2>/dev/null)" = "$mark" ]; then
-        return
+    mark=$(cat containers/{requirements,kfp,deepspeed,build}.lock | sha256sum | cut -d' ' -f1)
+    if [ "$(cat $wheels/.filled 2>/dev/null)" != "$mark" ]; then
+        find "$wheels" -name '*.whl' -delete
+        local pinned
+        pinned=$(mktemp)
+        echo torch >"$pinned.held"
+        sh containers/install.sh locked "$pinned.held" containers/requirements.lock >"$pinned"
+        for lock in "$pinned" containers/build.lock; do
+            fetch -r "$lock"
+        done
+        # another build than PyPI's, where this machine's pip has one
+        .venv/bin/python -m pip download -q --only-binary :all: --no-deps -d "$wheels" -c constraints.txt torch
+        .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt kfp
+        .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt deepspeed
+        rm "$pinned" "$pinned.held"
+        echo "$mark" >"$wheels/.filled"
     fi
-    find "$wheels" -name '*.whl' -delete
-    local pinned
-    pinned=$(mktemp)
-    echo torch >"$pinned.held"
-    sh containers/install.sh locked "$pinned.held" containers/requirements.lock >"$pinned"
-    for lock in "$pinned" containers/build.lock $more; do
-        .venv/bin/python -m pip download -q --only-binary :all: --no-deps --require-hashes \
-            -d "$wheels" -r "$lock"
-    done
-    # another build than PyPI's, where this machine's pip has one
-    .venv/bin/python -m pip download -q --only-binary :all: --no-deps -d "$wheels" -c constraints.txt torch
-    .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt kfp
-    .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt deepspeed
-    rm "$pinned" "$pinned.held"
-    echo "$mark" >"$wheels/.filled"
+    if [ -n "$1" ]; then # pip leaves what is there already
+        fetch -r "containers/$1.lock"
+    fi
+}
+
+fetch() {
+    .venv/bin/python -m pip download -q --only-binary :all: --no-deps --require-hashes -d "$wheels" "$@"
 }
 
 build() {
