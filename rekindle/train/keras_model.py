@@ -46,7 +46,8 @@ def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNet
             with torch.inference_mode():
                 found = network(probe_BDHW)
     except Exception as error:  # what Keras raises is not documented
-        why = re.sub(r"\x1b\[\d*m|\s+", " ", str(error).partition("Arguments received")[0]).strip()
+        cause = str(error).rpartition("Exception encountered: ")[2]  # a config may stand before
+        why = re.sub(r"\x1b\[\d*m|\s+", " ", cause.partition("Arguments received")[0]).strip()
         what = f"Keras cannot compute images of {height} x {width} x {depth} with {file}: "
         raise StepError(what + why[:400], fix=_FIX) from error
     if found.shape != (8, classes):

@@ -78,4 +78,4 @@ def test_megatron_takes_the_command_line_of_a_hundred_billion_parameters(texts):
     args = json.loads(done.stdout.splitlines()[-1])
     assert (args["tensor_model_parallel_size"], args["pipeline_model_parallel_size"]) == (8, 8)
     assert (args["data_parallel_size"], args["train_iters"]) == (1, steps)
-    assert args["params_dtype"] if "params_dtype" in args else args["bf16"]
+    assert (args["bf16"], args["tokenizer_type"]) == (True, "HuggingFaceTokenizer")

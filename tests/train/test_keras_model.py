@@ -88,6 +88,19 @@ def test_code_that_a_file_brings_is_not_run(keras, saved, tmp_path):
     assert not ran.exists()
 
 
+def test_a_layer_that_only_the_script_knows_is_refused(keras, tmp_path):
+    @keras.saving.register_keras_serializable("mine")
+    class Mine(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs
+
+    layers = [keras.Input(SHAPE), keras.layers.Flatten(), Mine(), keras.layers.Dense(7)]
+    keras.Sequential(layers).save(tmp_path / "model.keras")
+    del keras.saving.get_custom_objects()["mine>Mine"]  # as in another process
+    with pytest.raises(StepError, match="Mine"):
+        load_keras(tmp_path / "model.keras", SHAPE, 7)
+
+
 def test_what_is_no_model_is_refused(keras, tmp_path):
     file = tmp_path / "model.keras"
     for content in (b"", b"PK\x03\x04 cut off"):
