@@ -42,6 +42,7 @@ MOST_SLICES = 20  # the most frequent values
 _AHEAD = dt.timedelta(hours=1)  # clocks of servers may be so far ahead
 _POWER = 0.8
 _POINTS = {"unknown": 0.02, "accuracy": 0.03, "r2": 0.03}  # of a share
+_WEIGHTS = {"unknown": 4.0}  # what changes first where texts do, and 1 for each other signal
 _DISTANCE = 0.1  # of two distributions, between 0 and 1
 _SLOWER, _LATER = 0.5, 0.005  # of the median latency before, and in seconds
 _LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
@@ -152,7 +153,8 @@ def judge(
     found = [*_inputs(evidence, rows, min_rows, level), *_predictions(evidence, rows, min_rows)]
     found += _accuracy(evidence, rows, labels, min_rows, level)
     found += _latency(earlier, rows, min_rows) if earlier is not None else ()
-    sure = holm([one.p_value for one in found], level)
+    weights = [_WEIGHTS.get(one.name, 1.0) for one in found]
+    sure = holm([one.p_value for one in found], level, weights)
     return tuple(
         one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one)})
         for one, is_sure in zip(found, sure, strict=True)

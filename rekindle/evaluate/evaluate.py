@@ -465,13 +465,18 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     return checks
 
 
-def holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several changes chance does not explain, all together at this level."""
-    sure = [False] * len(p_values)
-    for done, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[at] > level / (len(p_values) - done):
+def holm(
+    p_values: Sequence[float], level: float, weights: Sequence[float] | None = None
+) -> list[bool]:
+    """Which of several changes chance does not explain, all together at this level; one of a
+    larger weight has a larger part of it (Holm 1979)."""
+    weights = weights or [1.0] * len(p_values)
+    sure, left = [False] * len(p_values), sum(weights)
+    for at in sorted(range(len(p_values)), key=lambda at: p_values[at] / weights[at]):
+        if p_values[at] * left > level * weights[at]:
             break
         sure[at] = True
+        left -= weights[at]
     return sure
 
 
