@@ -4,6 +4,7 @@ Files, the hub (hub.py), and `sklearn:digits`, which comes with scikit-learn: 1,
 8 x 8 pixels, whose 17 intensities are spread over 0..255."""
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import lzma
@@ -23,7 +24,7 @@ from rekindle.data.reference import MOST_BYTES
 from rekindle.data.roles import Columns, time_column
 from rekindle.data.validate import Findings, refusal
 from rekindle.data.window import Window
-from rekindle.errors import RequestError
+from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 
@@ -169,3 +170,16 @@ def open_source(data: DataSpec, modality: str, window: Window | None = None) -> 
     if data.source.startswith(hub.PREFIX) or data.format == "hub":
         return hub.HubSource(data, modality)
     return FileSource(data, modality, window)
+
+
+@contextlib.contextmanager
+def asked_for_by(place: str) -> Iterator[None]:
+    """Errors of this block that are about `data.source` name the `place` that stands for it."""
+    try:
+        yield
+    except (DataError, RequestError) as error:
+        told = [
+            dataclasses.replace(one, where=place) if one.where == "data.source" else one
+            for one in error.problems
+        ]
+        raise type(error)(told) from error

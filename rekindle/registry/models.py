@@ -295,7 +295,7 @@ def served_model(
     if data is None:
         raise RequestError(f"the config of {where.name} names no data, and so no input columns")
     if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise RequestError("there is no registry", where=where.shown_uri, fix="name another --home")
+        raise RequestError([_problem("no_registry", where=where.shown_uri)])
     with where.open(f"ask for the champion of {where.name}") as client:
         asked = client.get_model_version(where.name, version) if version else None
         found = asked or by_alias(client, where, CHAMPION)

@@ -261,6 +261,14 @@ def test_what_cannot_be_monitored_is_refused(job, changed, what):
     assert (done.returncode, what in done.stderr) == (2, True), done.stderr
 
 
+def test_a_source_of_labels_that_is_not_there_is_named_by_its_field(job):
+    logged(job, 3)
+    Path("labels.jsonl").unlink()
+    done = rekindle("monitor", "c.yaml", "--home", "home", check=False)
+    assert done.returncode == 1
+    assert "labels.jsonl names no file\n  where: monitor.labels\n" in done.stderr
+
+
 def test_a_config_without_the_section_is_told_to_add_it(job):
     done = rekindle("monitor", "c.yaml", "--home", "home", "--set", "monitor=null", "--set", "triggers=null", check=False)  # fmt: skip
     assert done.returncode == 2

@@ -151,6 +151,9 @@ def test_rows_that_cannot_be_read_are_named(place, lines, code, said):
 
 def test_what_is_no_output_and_what_is_no_home_are_wrong_requests(place, tmp_path):
     assert "end it with .parquet or .jsonl" in predict(place, "few.jsonl", "out.csv", code=2).stderr
+    done = predict(place, "nowhere.jsonl", "x.jsonl", code=1)
+    assert "nowhere.jsonl names no file\n  where: --input\n" in done.stderr
+    assert not (place / "x.jsonl").exists()
     done = predict(place, "few.jsonl", "x.jsonl", "--home", str(tmp_path), code=2)
     assert "there is no registry" in done.stderr
     assert not (tmp_path / "mlflow.db").exists()
