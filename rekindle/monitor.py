@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from rekindle.data.columns import as_python, number_of, texts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.signals import LOGGED
-from rekindle.data.source import open_source
+from rekindle.data.source import asked_for_by, open_source
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, first_line
 from rekindle.evaluate.evaluate import holm
@@ -104,6 +104,7 @@ class Label(NamedTuple):
     slices: tuple[tuple[str, str], ...] = ()
 
 
+@asked_for_by("monitor.labels")
 def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> dict[str, Label]:
     """The label of each key of `ids` in `source`, the last one of several, with the slices of that
     row; a row without one has yet to get it. Where columns of `data.slices` are missing, there are

@@ -799,7 +799,7 @@ class StepSummary(Record):
 class RunSummary(VersionedRecord):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
-    `earlier` names the runs of a backfill; `warnings` and `audit` are those of the evidence.
+    `earlier` names the runs of a backfill; `audit` is that of the evidence.
     `validation` has the last scores on the validation split, `settings` what a training of a grid
     has for itself."""
 

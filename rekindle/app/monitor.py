@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from rekindle import formats, monitor
 from rekindle.app import champion
 from rekindle.app.deploy import log_to
-from rekindle.data.source import asked_for_by
 from rekindle.data.window import parse_duration, shift
 from rekindle.errors import RequestError
 from rekindle.platforms.local.store import make_home, slug
@@ -49,8 +48,7 @@ def check(
         young = _before(now, asked.label_delay) if asked.label_delay else now
         old = rows.filter(pc.less(rows.column("time"), young))
         modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}
-        with asked_for_by("monitor.labels"):
-            labels = monitor.labels(spec.data, modality, asked.labels, ids)
+        labels = monitor.labels(spec.data, modality, asked.labels, ids)
     earlier = monitor.seen(to.root, model.name, model.digest, _before(start, asked.window), start)
     signals = monitor.judge(
         evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows

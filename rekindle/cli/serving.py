@@ -80,7 +80,6 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 
     model = served(spec, home)
     os.environ.update(compute_threads())  # before torch is imported
-    from rekindle.data.source import asked_for_by
     from rekindle.serve import batch
 
     assert spec.data is not None  # else there is no served model
@@ -88,8 +87,7 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
     def on_part(parts: int, rows: int) -> None:
         click.echo(f"part {parts}: {rows:,} rows", err=True)
 
-    with asked_for_by("--input"):
-        done = batch.predict(model, spec.data, source, output, on_part)
+    done = batch.predict(model, spec.data, source, output, on_part)
     text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
     tell(done, text, as_json)
 

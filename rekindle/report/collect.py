@@ -6,16 +6,18 @@ missing, unreadable or of another version becomes a sentence in `notes`, never a
 
 import dataclasses
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from pydantic import ValidationError
 
-from rekindle import records
+from rekindle import formats, records
 from rekindle.outputs import Planned
 
 HISTORY = "history.jsonl"
 PROFILE = "profile.json"
+_FEWEST = 20  # steps that losses are looked at
 
 _SHOWN = {kind: record for kind, record in records.RECORD_KINDS.items() if kind != "scores"}
 _SHOWN["profile"] = records.Profile
@@ -36,6 +38,38 @@ class Findings:
     plan: Planned | None = None
     notes: tuple[str, ...] = ()
     files: dict[str, Path] = dataclasses.field(default_factory=dict)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know before trusting the metrics, and what the losses say of a model
+        that is below a floor, or no better than always the same answer."""
+        if (evidence := self.evidence) is None:
+            return ()
+        failed = (check.name for check in evidence.checks if not check.passed)
+        below = any(name.startswith(("floor_", "beats_")) for name in failed)
+        return (*evidence.warnings, *(_of_losses(self) if below else ()))
+
+
+def _of_losses(found: Findings) -> tuple[str, ...]:
+    """Whether the model learnt little, or its training rows by heart, or was still learning."""
+    rows = found.history
+    if not rows and "training" in found.files:
+        rows = history_beside(found.files["training"], [])
+    if len(rows) < _FEWEST:
+        return ()
+    end = max(1, len(rows) // 20)
+    first, last = (fmean(row.loss for row in part) for part in (rows[:end], rows[-end:]))
+    checked = [row.validation_loss for row in rows if row.validation_loss is not None]
+    was, now, held = map(formats.metric, (first, last, checked[-1] if checked else None))
+    if last > 0.9 * first:
+        what = f"the loss on training rows hardly fell, from {was} to {now}"
+        return (f"{what}: more epochs or another train.lr may teach the model more",)
+    if checked and checked[-1] > 2 * last:
+        what = f"the loss is {now} on training rows and {held} on the validation split"
+        return (f"{what}: more rows or a pretrained model (model.source) help more than epochs",)
+    if len(checked) > 1 and checked[-1] < 0.98 * min(checked[:-1]):
+        return ("the loss on the validation split still fell at the end: more epochs may help",)
+    return ()
 
 
 def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
@@ -117,7 +151,7 @@ def summarised(
         run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
         seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
         gate=gate_of(found), model=model_of(found), card=card,
-        warnings=evidence.warnings if evidence else (), window=source.window if source else "",
+        warnings=found.warnings, window=source.window if source else "",
         validation=found.training.validation if found.training else {}, settings=record.settings,
         ignored=record.ignored, audit=evidence.audit if evidence else None,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rekindle.data.columns import RawBatch, as_python, content_of, texts
 from rekindle.data.normalise import prompts, with_roles
 from rekindle.data.roles import wanted_columns
-from rekindle.data.source import FileSource, open_source
+from rekindle.data.source import FileSource, asked_for_by, open_source
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
@@ -42,6 +42,7 @@ Row = tuple[str, str, Any]
 """Where it stands, its id, and the value that the model reads."""
 
 
+@asked_for_by("--input")
 def predict(
     served: ServedModel, data: DataSpec, source: str, output: str,
     on_part: Callable[[int, int], None],

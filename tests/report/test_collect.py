@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rekindle.errors import RequestError
@@ -181,3 +182,34 @@ def test_a_profile_says_what_the_training_was_bound_by(tmp_path: Path) -> None:
         "3 recorded steps of 200 ms were bound by waiting for data: 75.0% of the time." in section
     )
     assert "<td>aten::mm</td><td>1,234</td><td>20.0%</td>" in section
+
+
+@pytest.mark.parametrize(
+    ("losses", "checked", "said"),
+    [
+        (np.linspace(1.1, 1.05, 100), [1.09, 1.08], "hardly fell, from 1.0990 to 1.0510: more epochs or another train.lr"),
+        (np.linspace(1.1, 0.1, 100), [0.9, 1.2], "is 0.1202 on training rows and 1.2000 on the validation split: more rows"),
+        (np.linspace(1.1, 0.6, 100), [0.9, 0.7], "on the validation split still fell at the end: more epochs"),
+        (np.linspace(1.1, 0.6, 100), [0.7, 0.72], ""),
+        (np.linspace(1.1, 1.05, 10), [1.09, 1.08], ""),
+    ],
+    ids=["little", "by heart", "too short", "fair", "few steps"],
+)  # fmt: skip
+def test_below_a_floor_the_losses_say_what_may_help(tmp_path, losses, checked, said):
+    """And only there: a gain over the champion that is not certain is no matter of epochs."""
+    home = Home(tmp_path)
+    run = refused_reviews(home)
+    history = artifact(run, "finetune") / "history.jsonl"
+    row = collect(run).history[0].model_dump(mode="json")
+    rows = [{**row, "step": n, "loss": float(loss), "validation_loss": None} for n, loss in enumerate(losses)]  # fmt: skip
+    for n, loss in zip((len(rows) // 2, len(rows) - 1), checked, strict=True):
+        rows[n]["validation_loss"] = loss
+    history.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert summarised(run).warnings == ()
+    file = artifact(run, "evaluate") / "evidence.json"
+    evidence = Evidence.read(file)
+    below = evidence.checks[0].model_copy(update={"passed": False})
+    evidence.model_copy(update={"checks": (below, *evidence.checks[1:])}).write(file)
+    assert [said in one for one in summarised(run).warnings] == ([True] if said else [])
+    html = render_card(tmp_path, run).read_text(encoding="utf-8")
+    assert ("Warning:" in html) == bool(said)
