@@ -29,6 +29,7 @@ from rekindle.spec.model import DataSpec, Outcome, Spec
 from rekindle.spec.schedule import TriggersSpec
 
 FAILED = "failed"
+_UNDECIDED = "it could not be decided"
 MOST_BYTES = 4 << 20  # of the turns of a name; the older half goes
 
 # runs what is due: the id of the run, what came of it in words, and for whom to hear
@@ -59,7 +60,7 @@ def turn(
         except Exception as error:
             is_ours = isinstance(error, errors.RekindleError)
             what = errors.first_line(error, None if is_ours else repr(error))
-            undecided = _noted(path, begun, because=f"it could not be decided: {what}")
+            undecided = _noted(path, begun, because=f"{_UNDECIDED}: {what}")
             if not before or before[-1].because != undecided.because:
                 tell(spec.notify, "failure", f"{spec.name}: {undecided.because}")
             if isinstance(error, errors.RekindleError | OSError):
@@ -69,8 +70,8 @@ def turn(
         if decided.turn == begun.turn:
             _noted(path, decided)
         if decided.decision == "suggested":
-            lately = itertools.takewhile(lambda one: one.decision != "ran", before[::-1])
-            if all(one.decision != "suggested" for one in lately):
+            decided_before = (one for one in before[::-1] if not one.because.startswith(_UNDECIDED))
+            if getattr(next(decided_before, None), "decision", "") != "suggested":
                 tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
         if decided.decision != "ran":
             return decided
@@ -86,6 +87,8 @@ def _decided(
     known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
     if going := _going_on(known, home):
         return begun.model_copy(update={"because": f"{going} goes on"})
+    # what was asked just now may have ended
+    known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
     past, found = _past(known, before, home)
     held = arrivals(spec.task, data, found.fingerprint, found.shards)
     if last is not None and (past.because == last.because or not past.has_judged(held)):
@@ -137,7 +140,9 @@ def _noted(path: Path, one: Turn, **facts: object) -> Turn:
     """The turn with these facts, on disk."""
     one = one.model_copy(update=facts)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = [line for line in text.splitlines() if line]
+    lines = [
+        line for line in text.split("\n") if line
+    ]  # texts in them may hold other ends of lines
     if len(text) > MOST_BYTES:
         lines = lines[len(lines) // 2 :]
     write_atomically(path, "".join(f"{line}\n" for line in (*lines, one.to_json())))
@@ -147,8 +152,11 @@ def _noted(path: Path, one: Turn, **facts: object) -> Turn:
 
 def _going_on(known: list[Entry], home: Path) -> str:
     """The id of a run that has not ended, as its platform says where it has one."""
+    newest = next((entry for entry in known if entry.status == "succeeded"), None)
     for entry in known:
-        if entry.status in (*ENDED_RUN, "submitting"):
+        # what the newest left may have been out of reach when it ended
+        unread = entry is newest and entry.platform != "local" and not entry.summary["gate"]
+        if entry.status == "submitting" or (entry.status in ENDED_RUN and not unread):
             continue
         if entry.platform == "local":
             goes_on = is_alive(home, entry.run_id)
@@ -163,8 +171,7 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
     """What runs came to, and what the last one that was judged left."""
     dated = {one.run_id: one.at for one in before}
     times = {run.run_id: formats.instant(dated.get(run.run_id, run.started_at)) for run in known}
-    failed = (one.outcome.startswith(FAILED) for one in before[::-1] if one.decision == "ran")
-    lost = max(_lost(known), sum(1 for _ in itertools.takewhile(bool, failed)))
+    lost = max(_lost(known), _failed(known, before, times, home))
     past = Past(tuple(time for time in times.values() if time), lost=lost)
     ended = (run.summary for run in known if run.status == "succeeded")
     # one training of a grid has no gate: the best of them is judged in a run of its own
@@ -186,5 +193,25 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
 def _lost(known: list[Entry]) -> int:
     """How many of the newest runs in a row failed, or had a candidate that was refused."""
     ended = (run for run in known if run.status in ("succeeded", "failed"))
-    gates = ((run.summary["gate"] or {}).get("decision", run.status) for run in ended)
-    return sum(1 for _ in itertools.takewhile(lambda gate: gate in ("refused", "failed"), gates))
+    return sum(1 for _ in itertools.takewhile(_is_lost, ended))
+
+
+def _is_lost(run: Entry) -> bool:
+    return (run.summary["gate"] or {}).get("decision", run.status) in ("refused", "failed")
+
+
+def _failed(
+    known: list[Entry], before: list[Turn], times: dict[str, dt.datetime | None], home: Path
+) -> int:
+    """How many of the newest turns in a row failed, with no run by hand since that did not."""
+    ran = (one for one in before[::-1] if one.decision == "ran")
+    failed = list(itertools.takewhile(lambda one: one.outcome.startswith(FAILED), ran))
+    ats = [formats.instant(one.at) for one in failed]
+    good = [
+        time
+        for run in known
+        if ats and run.status == "succeeded" and not _is_lost(run)
+        if (time := times[run.run_id]) and time > min(filter(None, ats), default=time)
+        if not read_run(home, run.run_id).because  # a turn whose deployment failed has a run, too
+    ]
+    return sum(1 for at in ats if not good or (at and at > max(good)))

@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rekindle.app import follow
 from rekindle.app.triggers import Past, due
 from rekindle.app.watch import turn
 from rekindle.cli.main import invoke
 from rekindle.data.arrivals import Arrivals
 from rekindle.data.fingerprint import fingerprint
-from rekindle.errors import PlatformError, PreemptedError, StepError
+from rekindle.errors import PlatformError, PreemptedError, RequestError, StepError
 from rekindle.platforms.local.store import locked
+from rekindle.platforms.snapshot import RunSnapshot
+from rekindle.records import Submission
 from rekindle.report.ledger import path_of, turns
 from rekindle.spec.load import load_target
+from rekindle.spec.model import NotifySpec
 from rekindle.spec.schedule import TriggersSpec
 from tests.cli.turns import NOW, ago, past
 from tests.cli.world import World
@@ -28,6 +32,7 @@ from tests.cli.world import served as served
 from tests.cli.world import world as world
 from tests.data.corpora import rows, write_jsonl
 from tests.report import homes, runs
+from tests.servers.webhook import webhook as listening
 from tests.support.cli import rekindle
 
 
@@ -222,14 +227,22 @@ def _ends(error):
     return act
 
 
-def _judged_by_hand(home, number):
-    """What a run of now leaves that was begun by hand."""
+def _left(home, number, make=runs.refused_reviews, **fields):
+    """What a run of now leaves."""
     spec, root = load_target("c.yaml"), homes.Home(home)
-    run = runs.refused_reviews(root, f"20261122-10150{number}-reviews-0000")
+    run = make(root, f"20261122-10150{number}-reviews-0000")
     known = fingerprint(spec.task, spec.data, spec.model, spec.train, champion=None)
     root.artifact(run.run_id, "fingerprint", "fingerprint", known)
-    run.model_copy(update={"number": number}).write(home / "runs" / run.run_id / "run.json")
-    return run.run_id
+    count = Path("r.jsonl").read_text().count("\n")
+    held = homes.manifest("text_classification", "r.jsonl", ("bad",), {"train": count - 50, "test": 50})  # fmt: skip
+    root.artifact(run.run_id, "shard", "shards", held)
+    run = run.model_copy(update={"name": "reviews", "number": number, **fields})
+    run.write(home / "runs" / run.run_id / "run.json")
+    return run
+
+
+def _judged_by_hand(home, number):
+    return _left(home, number).run_id
 
 
 def _open_turn(home, error):
@@ -268,6 +281,104 @@ def test_a_failure_is_over_once_a_run_by_hand_was_judged(judged):
     spec = _open_turn(home, StepError("it broke"))
     by_hand = _judged_by_hand(home, 9)
     assert by_hand in turn(spec, home, _nothing_runs).because
+
+
+def test_turns_that_failed_before_a_run_by_hand_that_did_not_hold_nothing_back(judged):
+    home, days = Path(".rekindle"), [NOW.replace(year=2027, day=day) for day in (2, 4, 8, 9, 11)]
+    triggers = {"triggers": TriggersSpec(new_rows=20, cooldown="1 day")}
+    spec = load_target("c.yaml").model_copy(update=triggers)
+    _left(home, 8, runs.promoted_digits)
+    write_jsonl(Path("r.jsonl"), rows(330))
+    for day in days[:3]:
+        with pytest.raises(StepError):
+            turn(spec, home, _ends(StepError("no deployment")), day)
+    _left(home, 9, runs.promoted_digits, started_at=days[3].isoformat())
+    write_jsonl(Path("r.jsonl"), rows(390))
+    assert (
+        turn(spec, home, lambda _: ("r", "promoted: it is better", None), days[4]).decision == "ran"
+    )
+
+
+def test_who_follows_suggestions_hears_of_the_next(judged, monkeypatch):
+    with listening() as (heard, address):
+        monkeypatch.setenv("HOOK", address)
+        spec = load_target("c.yaml").model_copy(update={"notify": NotifySpec(webhook="env:HOOK")})
+        for number, count in enumerate((320, 340, 360)):
+            write_jsonl(Path("r.jsonl"), rows(count))
+            assert turn(spec, Path(".rekindle"), _nothing_runs).decision == "suggested"
+            assert turn(spec, Path(".rekindle"), _nothing_runs).decision == "suggested"
+            assert len(heard.told) == number + 1
+            _judged_by_hand(Path(".rekindle"), number + 2)
+            assert turn(spec, Path(".rekindle"), _nothing_runs).decision == "skipped"
+
+
+def test_an_outcome_that_names_values_with_other_ends_of_lines_stays_one_line(judged):
+    """U+2028, U+2029 and U+0085, at which Python's splitlines cuts and JSON does not."""
+    home, ran = Path(".rekindle"), []
+    spec = load_target("c.yaml").model_copy(update={"triggers": TriggersSpec(new_rows=20)})
+    write_jsonl(Path("r.jsonl"), rows(330))
+
+    def act(begun):
+        ran.append(_left(home, 9, because=begun.because).run_id)
+        return ran[-1], "refused: slice region=a\u2028b\u2029c\u0085d loses 0.1 of accuracy", None
+
+    for day in (1, 2, 3):
+        turn(spec, home, act, NOW.replace(year=2027, day=day))
+    assert len(ran) == 1
+    assert turns(path_of(home, "reviews"))[0].outcome.endswith(
+        "a\u2028b\u2029c\u0085d loses 0.1 of accuracy"
+    )
+
+
+class Elsewhere:
+    """A platform whose run leaves what `run` has; `state` is what it says of it, `answers` whether
+    its store does."""
+
+    def __init__(self, run):
+        self.run, self.state, self.answers = run, "running", True
+
+    def describe(self, id):
+        bare = {"status": self.state, "artifacts": {}}
+        return RunSnapshot(
+            self.state, tuple(step.model_copy(update=bare) for step in self.run.steps)
+        )
+
+    def artifacts(self, id, step):
+        if not self.answers:
+            raise PlatformError("the store does not answer")
+        return next(one for one in self.run.steps if one.name == step.name).artifacts
+
+    def read(self, uri):
+        return Path(uri).read_bytes()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["at once", "later"])
+def test_a_run_elsewhere_that_ended_since_the_last_look_is_the_last_judged_one(
+    judged, monkeypatch, answers
+):
+    home, sent = Path(".rekindle"), []
+    spec = load_target("c.yaml").model_copy(update={"triggers": TriggersSpec(new_rows=20)})
+    write_jsonl(Path("r.jsonl"), rows(330))
+
+    def act(begun):
+        run = _left(home, 9, because=begun.because)
+        sent.append(Elsewhere(run))
+        submission = Submission(definition="d", token=begun.turn, id=run.run_id)
+        going = {"platform": "kubeflow", "status": "running", "submission": submission, "steps": ()}
+        run.model_copy(update=going).write(home / "runs" / run.run_id / "run.json")
+        return run.run_id, "submitted to kubeflow", None
+
+    monkeypatch.setattr(follow, "place_of", lambda record: (sent[0], record.submission))
+    look_at = lambda: turn(spec, home, act, NOW.replace(year=2027))  # noqa: E731
+    assert look_at().decision == "ran"
+    assert look_at().because.endswith(" goes on")
+    sent[0].state, sent[0].answers = "succeeded", answers
+    if not answers:
+        with pytest.raises(RequestError, match="without a fingerprint"):
+            look_at()
+        sent[0].answers = True
+    assert look_at().because.startswith("the data have not changed since ")
+    assert len(sent) == 1
 
 
 def test_a_pipeline_that_judges_nothing_is_refused_once_that_is_known(job):
