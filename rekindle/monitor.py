@@ -62,7 +62,9 @@ def seen(root: str, name: str, model: str, start: dt.datetime, end: dt.datetime)
     """What is logged below `root` of the predictions of the model of this name whose files have the
     digest `model`, from `start` to `end` (UTC); nothing where there is no log."""
     fs, folder = fsspec.core.url_to_fs(f"{root.rstrip('/')}/{name}")
-    days = {f"date={start.date() + dt.timedelta(days=i)}" for i in range((end - start).days + 2)}
+    # a file lies where its first row does, and its last may be of the next day
+    around = range(-1, (end - start).days + 2)
+    days = {f"date={start.date() + dt.timedelta(days=i)}" for i in around}
     left_out, total = collections.Counter[str](), 0
     drawn = list[tuple[np.ndarray, pa.Table]]()
     for path in sorted(path for path in fs.find(folder) if path.endswith(".parquet")):
@@ -190,14 +192,14 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
     for name, values in {**evidence.reference.inputs, **sure}.items():
         before_M = np.array(values)
         now_N = _numbers(rows, "probability" if name == "confidence" else name)
+        if name != "value":  # a reference of 4 digits; more would tell equals apart
+            now_N = np.round(now_N, 4)
         if min(len(before_M), len(now_N)) < least:
             continue
         means = float(before_M.mean()), float(now_N.mean())
         if name == "unknown":
             effect, p_value = means[1] - means[0], _greater(now_N, before_M)
         else:
-            # a reference of 4 digits; more would tell constants apart
-            now_N = now_N if name == "value" else np.round(now_N, 4)
             effect, p_value = ks_2samp(before_M, now_N, method="asymp")
         deviation = float(before_M.std()) * math.sqrt(1 / len(before_M) + 1 / len(now_N))
         yield Signal(

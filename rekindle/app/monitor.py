@@ -64,7 +64,8 @@ def check(
     make_home(home)
     file = home / "monitored" / f"{slug(spec.name)}.jsonl"
     file.parent.mkdir(exist_ok=True)
-    before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    before = text.rstrip("\n").split("\n") if text else []
     write_atomically(file, "\n".join([*before[-_MOST_KEPT:], found.to_json(), ""]))
     _push(found, platform)
     return found

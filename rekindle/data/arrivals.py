@@ -36,14 +36,15 @@ def arrivals(
     raises DataError if it holds nothing."""
     modality = load_task(task).modality
     window, content, _ = content_in_window(data, modality)
+    by_time = window is not None and not any("{window" in part.source for part in data.parts)
     if before is not None and (content, str(window or "")) == (before.data, before.window):
-        return Arrivals(content, before.window, had := _had(shards), had)
+        return Arrivals(content, before.window, had := _had(shards, by_time), had)
     rows = _rows(data, modality, window)
     if not rows:
         raise DataError([refusal("no rows", data=data)])
     if before is None:
         return Arrivals(content, str(window or ""), rows, new=rows)
-    old, had = parse_window(before.window), _had(shards)
+    old, had = parse_window(before.window), _had(shards, by_time)
     kept = rows
     if window is not None and old is not None and old != window:
         start, end = max(window.start, old.start), min(window.end, old.end)
@@ -51,11 +52,13 @@ def arrivals(
     return Arrivals(content, str(window or ""), rows, had, rows - min(had, kept))
 
 
-def _had(shards: ShardManifest | None) -> int:
-    """Rows that a run read, as `_rows` counts: no unparsed ones; one with two faults twice."""
+def _had(shards: ShardManifest | None, by_time: bool) -> int:
+    """Rows that a run read, as `_rows` counts: no unparsed ones, and none whose time cannot be read
+    where that tells whether they are in the window; one with two faults twice."""
     if shards is None:
         return 0
-    bad = {kind: number for kind, number in shards.bad_rows.items() if kind != "malformed"}
+    aside = ("malformed", "time") if by_time else ("malformed",)
+    bad = {kind: number for kind, number in shards.bad_rows.items() if kind not in aside}
     counts = (shards.rows, shards.dropped, bad, shards.left_out)
     return sum(number for count in counts for number in count.values())
 

@@ -6,7 +6,7 @@ signals (data/signals.py), of classes `label` and `probability`, `hash` of the c
 where it is wanted. The rows that prove a deployment are left out. A file appears whole, the first
 after `FLUSH_SECONDS`, later ones after up to `MOST_SECONDS`; a server that is killed loses what
 waits. Up to `MOST_ROWS` wait; further rows are dropped and counted, as they are when the storage
-does not take any: no request waits for the log."""
+does not take any: no request waits for the log. So are rows beyond `MOST_BYTES` of contents."""
 
 import datetime as dt
 import hashlib
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS, MOST_SECONDS = 5.0, 300.0
 MOST_ROWS, FILE_ROWS = 20_000, 5_000
+MOST_BYTES = 128 << 20  # of contents that wait
 
 
 class PredictionLog:
@@ -47,6 +48,7 @@ class PredictionLog:
         self._proofs = {row.content for row in proofs}
         self._storage = storage_of(f"{to.root.rstrip('/')}/{model.name}")
         self._rows = deque[tuple[dt.datetime, str, Any, Prediction, float]]()
+        self._bytes, self._counts = 0, threading.Lock()
         self._ends, self._full = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._write_on, daemon=True)
         self._thread.start()
@@ -56,12 +58,16 @@ class PredictionLog:
         seconds: float,
     ) -> None:  # fmt: skip
         """Have the instances of a request logged; returns at once."""
-        room = max(0, MOST_ROWS - len(self._rows))
         now = dt.datetime.now(dt.UTC)
-        rows = zip(ids or [""] * len(contents), contents, found, strict=True)
-        self._rows.extend([(now, *row, seconds) for row in rows][:room])
-        self.dropped += max(0, len(contents) - room)
-        if len(self._rows) >= FILE_ROWS:
+        with self._counts:
+            for row in zip(ids or [""] * len(contents), contents, found, strict=True):
+                size = _size_of(row[1])
+                if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
+                    self.dropped += 1
+                else:
+                    self._rows.append((now, *row, seconds))
+                    self._bytes += size
+        if len(self._rows) >= FILE_ROWS or self._bytes > MOST_BYTES // 2:
             self._full.set()
 
     def close(self, seconds: float = 10.0) -> None:
@@ -87,8 +93,9 @@ class PredictionLog:
                     return
                 continue
             told, seconds = False, min(MOST_SECONDS, seconds * 2) if rows else seconds
-            for _ in rows:
-                self._rows.popleft()
+            with self._counts:
+                for _ in rows:
+                    self._bytes -= _size_of(self._rows.popleft()[2])
 
     def _write(self, rows: list[tuple[dt.datetime, str, Any, Prediction, float]]) -> None:
         table = [
@@ -106,6 +113,11 @@ class PredictionLog:
         pq.write_table(pa.Table.from_pylist(table, LOGGED), sink, compression="zstd")
         name = f"date={rows[0][0]:%Y-%m-%d}/hour={rows[0][0]:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
+
+
+def _size_of(content: Any) -> int:
+    """About how many bytes of memory it takes."""
+    return content.nbytes if isinstance(content, np.ndarray) else len(_text_of(content))
 
 
 def _hash_of(content: Any) -> str:

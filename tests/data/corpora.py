@@ -54,13 +54,14 @@ def ingested(
 
 
 def sharded(
-    data: DataSpec, out: Path, task: str = "Words", workers: int | None = None, store: str = ""
-) -> ShardManifest:
+    data: DataSpec, out: Path, task: str = "Words", workers: int | None = None, store: str = "",
+    window: str = "",
+) -> ShardManifest:  # fmt: skip
     """Examples in `out/examples`, shards in `out/shards`, by so many workers."""
     data, modality = data.model_copy(update={"workers": workers or data.workers}), "text"
     if task == "Pixels":
         modality = "image"
-    ingest(data, modality, "", out / "examples", store=store)
+    ingest(data, modality, window, out / "examples", store=store)
     made = shard(
         out / "examples", data, ModelSpec(), f"{TASKS}:{task}", out / "shards", store=store
     )

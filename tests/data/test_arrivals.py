@@ -49,6 +49,19 @@ def test_rows_that_were_dropped_were_had_too(tmp_path):
     assert arrivals(TASK, data, before, shards).new == 7
 
 
+def test_rows_without_a_time_that_can_be_read_hide_no_new_ones(tmp_path):
+    lost = [{**row, "month": "n/a"} for row in rows(20)]
+    path = write_jsonl(tmp_path / "r.jsonl", [*rows(300), *lost])
+    window, columns = {"size": "3 months", "end": "2026-05"}, {"time": "month"}
+    data = text_spec(path, window=window, columns=columns, on_bad_rows="drop", max_bad_rows=99)
+    before = taken(data)
+    shards = sharded(data, tmp_path / "out", window=before.window)
+    assert shards.bad_rows == {"time": 20}
+    write_jsonl(path, [*rows(300), *lost, *[row for row in rows(300) if row["month"] == "2026-05"]])
+    found = arrivals(TASK, data, before, shards)
+    assert (found.had, found.new) == (90, 30)
+
+
 def test_a_month_that_fills_and_one_that_begins_count(tmp_path):
     months = rows(300)  # 30 a month, ten months
     window = {"size": "3 months", "every": "1 month"}

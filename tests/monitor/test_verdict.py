@@ -26,7 +26,11 @@ PLAIN_SEEN = PLAIN.model_copy(update={"reference": Reference()})
 
 def evidence_of(rows, labels, right=None, names=()):
     """The evidence of rows of signals and confidence, answered so."""
-    inputs = {name: tuple(row[name] for row in rows) for name in rows[0] if name != "probability"}
+    inputs = {  # rounded, as a real one is
+        name: tuple(round(row[name], 4) for row in rows)
+        for name in rows[0]
+        if name != "probability"
+    }
     reference = Reference(inputs=inputs, confidence=tuple(row["probability"] for row in rows))
     counts = collections.Counter(labels)
     classes = tuple(ClassResult(label=n, rows=0, predicted=counts[n]) for n in names or counts)
@@ -297,6 +301,15 @@ def test_rows_that_are_all_alike_and_classes_that_are_one_are_no_alarm_against_t
     assert "prediction" in alarms_of(evidence, rows, ["b"] * 200)
 
 
+def test_shares_of_short_texts_that_do_not_change_are_no_alarm():
+    """1/3 and 1/6, of which a reference keeps four digits."""
+    rows = [{"unknown": share, "probability": 0.9} for share in (1 / 3, 1 / 6, 0.0)] * 100
+    evidence = evidence_of(rows, ["a"] * 300)
+    found = {one.name: one for one in judge(evidence, table(rows, ["a"] * 300), {}, 100, 0.05)}
+    assert (found["unknown"].alarm, found["unknown"].p_value > 0.3) == (False, True)
+    assert found["unknown"].effect == pytest.approx(0, abs=1e-12)
+
+
 def test_many_rows_do_not_alarm_about_nothing():
     """50,000 rows tell a hundredth of a deviation from none; it is below the floor of effects."""
     draw = np.random.default_rng(4)
@@ -344,6 +357,17 @@ def test_of_two_answers_for_a_key_the_later_one_counts(tmp_path):
     plain = PLAIN.model_copy(update={**update, "reference": Reference(inputs={}, confidence=())})
     (accuracy,) = judge(plain, rows, {"k": Label("new")}, 1, 0.05)
     assert (accuracy.now, accuracy.rows) == (1.0, 1)
+
+
+def test_a_file_that_began_on_the_day_before_is_read(tmp_path):
+    """It lies where its first row does, and holds what waited for minutes."""
+    midnight = dt.datetime(2026, 10, 2, tzinfo=dt.UTC)
+    written(tmp_path, "a", id="k", time=midnight + dt.timedelta(minutes=3), label="new")
+    assert "date=2026-10-01" in str(next(tmp_path.rglob("a.parquet")))
+    for days, count in ((0, 1), (-1, 0)):
+        start = midnight + dt.timedelta(days=days)
+        found = seen(str(tmp_path), "tickets", "m", start, start + dt.timedelta(days=1))
+        assert found.total == count
 
 
 @pytest.mark.parametrize("size", [0, 400])

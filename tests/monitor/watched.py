@@ -31,7 +31,7 @@ def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
     rows = [signals(one, words) for one in texts(300, seed=1)]
     reference = Reference(
         words=base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode(),
-        inputs={name: tuple(row[name] for row in rows) for name in ("length", "unknown")},
+        inputs={name: tuple(round(row[name], 4) for row in rows) for name in ("length", "unknown")},
         confidence=tuple(np.random.default_rng(2).uniform(0.5, 1, 300)),
     )  # fmt: skip
     classes = tuple(ClassResult(label=name, rows=100, predicted=100) for name in models.LABELS)

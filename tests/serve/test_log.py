@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -11,6 +12,7 @@ from rekindle.serve import log
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import LogTo
 from tests.monitor.watched import texts, watched
+from tests.serve import models
 from tests.serve.servers import running
 
 
@@ -72,6 +74,18 @@ def test_a_log_that_takes_nothing_costs_no_answer_and_is_counted(tmp_path, monke
     kept = PredictionLog(model.log, model)
     kept.put([], ["x"] * 8, [{"label": "other", "probability": 0.5}] * 8, 0.1)
     assert kept.dropped == 3
+    kept.close(1)
+
+
+def test_contents_that_wait_are_bounded_in_bytes(tmp_path, monkeypatch):
+    """A queue of images would else take gigabytes where the storage is away."""
+    monkeypatch.setattr(log, "MOST_BYTES", 10 * 3 * 8 * 8)
+    (tmp_path / "log").write_text("a file")
+    kept = PredictionLog(LogTo(str(tmp_path / "log"), ""), models.made(tmp_path / "m", "image"))
+    for _ in range(4):
+        pixels = [np.zeros((8, 8, 3), np.uint8)] * 4
+        kept.put([], pixels, [{"label": "other", "probability": 0.5}] * 4, 0.1)
+    assert kept.dropped == 6
     kept.close(1)
 
 

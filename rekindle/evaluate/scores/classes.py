@@ -6,7 +6,7 @@ the top probability) and what curves tell, of all examples and of resamples."""
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -74,14 +74,11 @@ class ClassScores(Scores):
             picked_N = np.clip(probabilities_NC[np.arange(len(labels_N)), labels_N], EPSILON, 1.0)
             return np.asarray(-np.log(picked_N)[picks_RN].mean(1), np.float64)
         if metric == "macro_f1":
-            classes = probabilities_NC.shape[1]
-            flat_N = labels_N * classes + guessed_N
-            counts = np.stack([np.bincount(flat_N[row], minlength=classes**2) for row in picks_RN])
-            confusion_RCC = counts.reshape(-1, classes, classes)
-            hits = np.diagonal(confusion_RCC, axis1=1, axis2=2).astype(np.float64)
-            either = confusion_RCC.sum(1) + confusion_RCC.sum(2)
+            classes, right_N = probabilities_NC.shape[1], guessed_N == labels_N
+            hits_RC = _counted(labels_N, (row[right_N[row]] for row in picks_RN), classes)
+            either_RC = sum(_counted(x_N, picks_RN, classes) for x_N in (labels_N, guessed_N))
             # NaN for a class that neither occurs nor is predicted
-            each_RC = np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan)
+            each_RC = np.where(either_RC > 0, 2 * hits_RC / np.maximum(either_RC, 1), np.nan)
             return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
         if metric in OF_CURVES:
             return _of_curves(metric, probabilities_NC, labels_N, picks_RN)
@@ -140,6 +137,11 @@ class ClassScores(Scores):
             )
             for i, in_N in bins if in_N.any()
         )  # fmt: skip
+
+
+def _counted(classes_N: Ints, picks: Iterable[Ints], classes: int) -> Ints:
+    """[R, C]: how often each class is among the rows of each pick."""
+    return np.stack([np.bincount(classes_N[row], minlength=classes) for row in picks])
 
 
 def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
