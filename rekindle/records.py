@@ -627,6 +627,13 @@ class Evidence(VersionedRecord):
     audit: Audit | None = None
 
     @property
+    def is_only_incomparable(self) -> bool:
+        """Whether nothing speaks against the model but that the champion is of other classes, or
+        of another kind: a person may promote it."""
+        failed = {check.name for check in self.checks if not check.passed}
+        return bool(failed) and failed <= {"same_classes", "same_task"}
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know before trusting the metrics: classes that are never
         predicted."""

@@ -29,9 +29,11 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     if found.registration is None or found.evidence is None:
         what = f"the run {record.run_id} registered no model"
         raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
-    if not found.evidence.promote:
+    if not found.evidence.promote and not (reason and found.evidence.is_only_incomparable):
         what = f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}"
         fix = "a refused candidate cannot be approved; change the config and run again"
+        if found.evidence.is_only_incomparable:
+            fix = "say why it is to be the champion all the same: --reason TEXT"
         raise RequestError(what, fix=fix)
     where = registry_of(Spec.model_validate(record.spec), home)
     version, before = found.registration.version, models.aliases(where).get("champion", "")

@@ -54,12 +54,12 @@ def _words(change: ChampionChange) -> str:
 @click.command("promote")
 @click.argument("run")
 @click.option("--reason", default="", metavar="TEXT",
-              help="Promote also what was compared with another champion, or was rolled "
-              "back; kept in the history of champions.")  # fmt: skip
+              help="Promote also what was compared with another champion, or cannot be (other "
+              "classes), or was rolled back; kept in the history of champions.")  # fmt: skip
 @shared
 def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
     """Make the candidate of RUN the champion, after its evidence has been checked again. A
-    candidate that the gate refused is never promoted."""
+    candidate that the gate refused for other reasons is never promoted."""
     registration, done = promote_run(home, find_run(home, run), reason)
     how = "already the champion; nothing changed" if done else "now the champion"
     tell(registration, f"{registration.name} version {registration.version} is {how}", as_json)

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self, TypeVar
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
@@ -39,6 +40,10 @@ _SPLIT_WORDS: dict[str, str] = _TABLES["splits"]
 # what people leave beside data
 _NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
 _READ_BYTES, _AT_ONCE = 1 << 20, 8
+if "zstd" not in fsspec.available_compressions():  # where a package that fsspec knows is missing
+    fsspec.compression.register_compression(
+        "zstd", lambda file, **_: io.BufferedReader(pa.CompressedInputStream(file, "zstd")), "zst"
+    )
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""
 _STRONG = ("ETag", "etag", "generation", "version_id")

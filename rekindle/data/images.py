@@ -6,17 +6,25 @@ refused. Alpha and palettes become RGB, and EXIF rotation is applied."""
 
 import io
 import math
+import struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rekindle.data.validate import Findings
 
 Pixels = npt.NDArray[np.uint8]
-_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError)
+_UNREADABLE = (
+    OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError, struct.error
+)  # fmt: skip
+_WAYS = Image.Transpose
+_TURNS = {  # by the orientation that EXIF 2.3 tells
+    2: _WAYS.FLIP_LEFT_RIGHT, 3: _WAYS.ROTATE_180, 4: _WAYS.FLIP_TOP_BOTTOM, 5: _WAYS.TRANSPOSE,
+    6: _WAYS.ROTATE_270, 7: _WAYS.TRANSVERSE, 8: _WAYS.ROTATE_90,
+}  # fmt: skip
 
 
 class PixelError(ValueError):
@@ -75,7 +83,9 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     with found as opened:
         if opened.mode.startswith(("I", "F")):
             raise ValueError(f"mode {opened.mode}: more than 8 bits a channel; convert it to 8")
-        picture = ImageOps.exif_transpose(opened)
+        # not by ImageOps.exif_transpose, which writes all tags again, and fails of an odd one
+        way = _TURNS.get(opened.getexif().get(ExifTags.Base.Orientation, 1))
+        picture = opened if way is None else opened.transpose(way)
         return _array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
 
 

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import itertools
 import logging
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -231,6 +232,8 @@ class _Ingestion:
         rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
+        if (alike := _alike(labels)) and not data.labels:
+            log.warning("%s may be one class: correct them, or set data.labels", alike)
         left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
@@ -407,3 +410,11 @@ def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[
             gap += int(np.count_nonzero(~inside_N))
             splits.add(pa.table(batch).filter(pa.array(inside_N)), indices[inside_N])
     return {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap}
+
+
+def _alike(labels: Sequence[str]) -> str:
+    """The first that differ in capitals, spaces around or a `.0` alone; "" for none."""
+    by_word = collections.defaultdict[str, list[str]](list)
+    for label in labels:
+        by_word[re.sub(r"(?<=\d)\.0+$", "", label.strip().casefold())].append(label)
+    return next((" and ".join(map(repr, each)) for each in by_word.values() if len(each) > 1), "")

@@ -90,7 +90,7 @@ class _RowLines(io.RawIOBase):
         value = f'(?:(?!"){plain}|{quoted}{plain})'
         row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
         self._row = re.compile(row.encode(), re.DOTALL)
-        self._stream, self._rest, self._line = stream, b"", line
+        self._stream, self._rest, self._line, self._held = stream, b"", line, b""
         self._begins = True
         self._lock = threading.Lock()
         # lines of the rows from `_first` on, and those rows that are left out, the header first
@@ -102,7 +102,10 @@ class _RowLines(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes, once the rows that end in them are known."""
-        piece = self._stream.read(size)
+        piece = self._held + self._stream.read(size - len(self._held) if size > 0 else size)
+        # pyarrow drops a newline that begins a block behind a carriage return, within quotes, too
+        self._held = b"\r" if len(piece) > 1 and piece.endswith(b"\r") else b""
+        piece = piece.removesuffix(self._held)
         text = self._rest + (piece or b"\n" * bool(self._rest))
         if self._begins:
             text = text.removeprefix(b"\xef\xbb\xbf")

@@ -81,9 +81,11 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
-    elif record.incomparable:
-        verdict = refused(*record.incomparable)
     else:
+        if record.incomparable:  # judged as a first model is, for a person to decide
+            name, detail = record.incomparable
+            may = "a person may promote it, by `rekindle promote RUN --reason TEXT`"
+            further.append(Check(name=name, passed=False, detail=f"{detail}; {may}"))
         confidence = _left(spec.gate, record.compared.get(epoch, 0))
         seen = (slices, slice_metric, further, clusters_N, confidence)
         verdict = judge(spec, metric, ours, theirs, *seen)

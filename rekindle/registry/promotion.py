@@ -55,7 +55,7 @@ def promote(
 ) -> Registration:
     """Make the registered version the champion if the evidence, the version's tags and files, and
     the registry of this moment all agree. With a person's `reason` also a version that was compared
-    with another champion, or was rolled back."""
+    with another champion, or could not be compared with it, or was rolled back."""
     version, evidence = registered.version, Evidence.read(evidence_file)
     how: ChangeKind = "reason" if reason else "gate"
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
@@ -132,8 +132,10 @@ def _may_replace(
     changed = file_sha256(evidence_file) != tags.get("evidence_sha256")
     same_version, replaced = now == evidence.champion_version, digest != evidence.champion_digest
     rolled_back = tags.get("decision") == "rolled_back"
+    # without a comparison a person decides
+    refused = not evidence.promote or not all(check.passed for check in evidence.checks)
     doubts = {
-        "the evidence does not say `promote`": not evidence.promote,
+        "the gate refused it": refused and not (reason and evidence.is_only_incomparable),
         "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
         "the evidence belongs to other files than were registered": other_files,
         "the evidence was changed after it was registered": changed,
@@ -142,7 +144,6 @@ def _may_replace(
         f"the champion, version {now}, is another model now than the one that the candidate was "
         "compared with": not reason and same_version and replaced,
         f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason and rolled_back,
-        "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
     if found := [doubt for doubt, true in doubts.items() if true]:
         raise where.error("doubts", doubts="; ".join(found))

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.data.columns import RawBatch, as_python, content_of, texts
+from rekindle.data.columns import RawBatch, Source, as_python, content_of, texts
 from rekindle.data.normalise import prompts, with_roles
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, asked_for_by, open_source
@@ -59,11 +60,11 @@ def predict(
     data = data.model_copy(update={**plain, "source": source})
     modality, findings, storage = inputs.modality, Findings(), storage_of(output)
     opened = open_source(data, modality)
-    held = opened.fingerprint()
-    work = digest([held, served.identity, inputs.column, data.columns.key or "", suffix])
+    held, names = opened.fingerprint(), (inputs.column, data.columns.input, data.columns.key)
+    how = [*names, data.delimiter, data.encoding, data.image_size, suffix, *_ids_from(opened, data)]
+    work = digest([held, served.identity, how])
     _check(storage, output, work)
     kinds = wanted_columns(data, modality)
-    names = (inputs.column, data.columns.input, data.columns.key)
     wanted = {n: kinds[n] for n in names if n in kinds}
     batches = opened.read(wanted, findings)
     rows = (row for raw in batches for row in _rows(raw, inputs, data.columns, findings))
@@ -96,6 +97,13 @@ def predict(
     return done
 
 
+def _ids_from(opened: Source, data: DataSpec) -> list[str]:
+    """The names that are parts of ids where rows have no key."""
+    if not isinstance(opened, FileSource) or data.columns.key:
+        return []
+    return [file.name for file in opened.files.files]
+
+
 def _check(storage: Storage, output: str, work: str) -> None:
     """Raise RequestError where this output is of something else."""
     if storage.read(WORK) not in (None, work.encode()):
@@ -104,7 +112,12 @@ def _check(storage: Storage, output: str, work: str) -> None:
 
 
 def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings) -> Iterator[Row]:
-    ids = texts(raw, names.key, "scalar", findings).values if names.key else raw.ids()
+    ids = raw.ids()
+    if names.key:
+        keys = texts(raw, names.key, "scalar", findings)
+        ids = keys.values
+        for row in np.flatnonzero(keys.blank).tolist():
+            findings.add("empty key", raw.place(row))
     values: Any = raw.columns[inputs.column]
     if inputs.modality == "text" or inputs.form in ("text", "completion"):
         values = texts(raw, inputs.column, "text", findings).values

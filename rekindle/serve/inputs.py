@@ -47,7 +47,8 @@ class Inputs:
         column = {**columns, "completion": names.prompt}.get(form or modality) or names.text
         key = model.log.key if model.log else ""
         shape = tuple(shape) if shape else None
-        return cls(modality, column, form, model.image_size, shape, key, opened.task.objective)
+        size = (shape[0], shape[1]) if shape and model.image_size else None  # the version's own
+        return cls(modality, column, form, size, shape, key, opened.task.objective)
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
         """The contents of a request's instances; RefusedError 400 for the first that has none."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rekindle.data.columns import scalar_text
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.work import Options, Prediction, RefusedError
 from rekindle.tasks.base import ANSWERS
@@ -83,7 +84,7 @@ def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any)
     asked = read(Predict, body)
     contents, options = inputs.contents(asked.instances), _options(asked.parameters, inputs)
     keys = [one.get(inputs.key) for one in asked.instances] if inputs.key else []
-    ids = ["" if key is None else str(key) for key in keys]
+    ids = ["" if key is None else scalar_text(key) or str(key) for key in keys]  # as labels have it
 
     def render(found: list[Prediction]) -> bytes:
         return dumped({"predictions": found, "model": about})

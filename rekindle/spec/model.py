@@ -41,7 +41,8 @@ Pixels = Annotated[int, Field(ge=1, le=10_000)]
 ImageSize = Annotated[
     tuple[Pixels, Pixels],
     BeforeValidator(
-        lambda n: (n, n) if type(n) is int else n, json_schema_input_type=int | list[int]
+        lambda n: (n, n) if type(n) is int else tuple(n) if isinstance(n, list) else n,
+        json_schema_input_type=int | list[int],
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]

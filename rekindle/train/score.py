@@ -134,6 +134,9 @@ def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None
     forms = [model.settings.get("form") for model in (candidate, champion)]
     if forms[0] != forms[1]:
         return "same_task", f"the champion was trained on the form {forms[1]}, not {forms[0]}"
+    shapes = [model.settings.get("image_shape") for model in (candidate, champion)]
+    if shapes[0] != shapes[1]:  # pixels as many would be read in another order
+        return "same_task", f"the champion reads images of {shapes[1]}, the candidate {shapes[0]}"
     if champion.labels != candidate.labels:
         both = f"{list(champion.labels)}, the candidate {list(candidate.labels)}"
         return "same_classes", f"the champion knows the classes {both}: they cannot be compared"

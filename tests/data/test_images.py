@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from rekindle.data.fingerprint import fingerprint
+from rekindle.data.images import to_pixels
 from rekindle.errors import DataError
-from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from tests.data.corpora import all_examples, ingested, text_spec, write_jsonl
 from tests.support.data_images import png
 
@@ -52,7 +56,8 @@ def test_folders_may_name_the_splits(tmp_path):
 @pytest.mark.parametrize(("size", "shape"), [([8, 5], (8, 5, 3)), (10, (10, 10, 3))])
 def test_images_are_scaled_on_request(size, shape, tmp_path):
     image_folder(tmp_path / "p", change=lambda i, image: image[: 2 + i % 3])
-    data = text_spec(tmp_path / "p", image_size=size)
+    said = json.dumps({"image_size": size})  # as YAML has it
+    data = text_spec(tmp_path / "p", image_size=DataSpec.model_validate_json(said).image_size)
     summary = ingested(data, tmp_path / "out", modality="image")
     assert summary.image_shape == shape
 
@@ -180,3 +185,25 @@ def test_faulty_files_are_refused_with_their_names(tmp_path):
     }
     unreadable = next(where for what, where in told.items() if "cannot be read" in what)
     assert all(name in unreadable for name in ("cat/1.png", "cat/3.png", "cat/9.png (mode I;16"))
+
+
+def turned(image, orientation, odd=False):
+    """A JPEG with that orientation, and with a tag of a type that it should not have."""
+    entries = [(0x0112, 3, 1, struct.pack("<HH", orientation, 0))]
+    entries += [(0x0128, 2, 2, b"2\0\0\0")] * odd  # ResolutionUnit as text
+    tags = b"".join(
+        struct.pack("<HHI", tag, kind, count) + value for tag, kind, count, value in entries
+    )
+    tiff = b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + b"\0" * 4
+    sink = io.BytesIO()
+    image.save(sink, "jpeg", exif=b"Exif\0\0" + tiff)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_as_their_exif_says_whatever_else_is_in_it(orientation):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8))
+    plain = turned(image, orientation)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(plain))))
+    assert np.array_equal(to_pixels(plain), expected)
+    assert np.array_equal(to_pixels(turned(image, orientation, odd=True)), expected)

@@ -43,6 +43,13 @@ def as_parquet(records):
     return sink.getvalue().to_pybytes()
 
 
+def zstd(content):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
 WRITERS = {
     "a.jsonl": as_jsonl,
     "a.csv": as_csv,
@@ -51,6 +58,8 @@ WRITERS = {
     "tabs.csv": lambda records: as_csv(records, "\t"),
     "a.parquet": as_parquet,
     "a.jsonl.gz": lambda records: gzip.compress(as_jsonl(records)),
+    "a.jsonl.zst": lambda records: zstd(as_jsonl(records[:100])) + zstd(as_jsonl(records[100:])),
+    "a.csv.zst": lambda records: zstd(as_csv(records)),
     "a.csv.gz": lambda records: gzip.compress(as_csv(records)),
     "blank.csv": lambda records: b"\n\n" + as_csv(records),
     "bom.csv": lambda records: b"\xef\xbb\xbf" + as_csv(records),
@@ -113,6 +122,19 @@ def test_a_row_of_a_csv_is_called_by_the_line_where_it_begins(values, end):
             texts = [value.as_py().decode() for value in raw.columns["text"]]
             found += zip(texts, raw.lines.tolist(), strict=True)
     assert found == expected
+
+
+@pytest.mark.parametrize("size", range(100, 132))
+def test_a_line_end_within_quotes_that_blocks_cut_keeps_both_its_characters(monkeypatch, size):
+    """pyarrow drops a newline that begins a block behind a carriage return."""
+    text = "text,label\r\n" + '"one\r\ntwo\r\n\r\nthree",a\r\n' * 40
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/ends/x.csv", text.encode())
+    monkeypatch.setattr(readers, "BLOCK_BYTES", size)
+    file = SourceFile(memory, "/ends", "/ends/x.csv", "x.csv", 0)
+    found = readers.read_csv(file, {"text": "text", "label": "scalar"}, Findings())
+    texts = [value.as_py() for raw in found for value in raw.columns["text"]]
+    assert texts == [b"one\r\ntwo\r\n\r\nthree"] * 40
 
 
 ODD_LINES = [

@@ -262,7 +262,7 @@ def test_a_champion_of_another_form_or_kind_is_not_compared(chat, tmp_path, chan
     shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
-    assert [check.name for check in found.checks] == ["same_task"]
+    assert found.checks[-1].name == "same_task"
     assert says in found.reason
 
 
@@ -274,7 +274,7 @@ def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):
     shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
-    assert [check.name for check in found.checks] == ["same_task"]
+    assert found.checks[-1].name == "same_task"
 
 
 def test_a_champion_without_scores_refuses_and_is_not_taken_for_none(chat, tmp_path):

@@ -59,7 +59,7 @@ def test_a_version_keeps_what_it_was_promoted_for_when_a_later_champion_beats_it
 
     again, evidence = registered(where, first, better=False, **now)
     assert (again.version, again.decision, again.created) == ("1", "refused", False)
-    with pytest.raises(RegistryError, match="the evidence does not say `promote`"):
+    with pytest.raises(RegistryError, match="the gate refused it"):
         promote(where, again, evidence)
     with where.open("look") as client:
         tags = client.get_model_version("digits", "1").tags

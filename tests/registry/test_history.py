@@ -113,7 +113,7 @@ def test_a_reason_promotes_what_was_rolled_back_and_what_was_compared_with_anoth
 
 def test_a_reason_promotes_nothing_that_the_gate_refused(three):
     bad = registered(three.where, model_in(three.folder / "bad", b"bad"), better=False)
-    with pytest.raises(RegistryError, match="the evidence does not say `promote`"):
+    with pytest.raises(RegistryError, match="the gate refused it"):
         promote(three.where, *bad, "please")
     with pytest.raises(RegistryError, match="version 4 of digits was never champion"):
         roll_back(three.where, "please", "4")

@@ -128,14 +128,33 @@ def test_an_output_of_something_else_is_left_alone(place):
     assert {path.name: path.read_bytes() for path in (place / "mine.parquet").iterdir()} == before
 
 
+def test_predictions_of_a_config_that_was_corrected_are_not_taken_for_those_of_it_now(place):
+    predict(place, "few.jsonl", "coded.jsonl")
+    config = (place / "tickets.yaml").read_text()
+    try:
+        (place / "tickets.yaml").write_text(
+            config.replace("source: train", "encoding: cp1252, source: train")
+        )
+        done = predict(place, "few.jsonl", "coded.jsonl", code=2)
+        assert "holds predictions of another input, model or config" in done.stderr
+        (place / "tickets.yaml").write_text(config.replace(", key: id", ""))
+        (place / "renamed.jsonl").write_bytes((place / "few.jsonl").read_bytes())
+        predict(place, "few.jsonl", "named.jsonl")
+        done = predict(place, "renamed.jsonl", "named.jsonl", code=2)
+        assert "holds predictions of another input, model or config" in done.stderr
+    finally:
+        (place / "tickets.yaml").write_text(config)
+
+
 @pytest.mark.parametrize(
     ("lines", "code", "said"),
     [
+        (['{"id": null, "body": "a"}'], 1, "key"),
         (['{"id": 1, "text": "a"}'], 1, "there is no column `body`"),
         (['{"id": 1, "body": "a"}', '{"id": 2, "body": " "}'], 1, "bad.jsonl:2, `body`: a text that is not empty is needed"),
         (['{"id": 1, "body": "a"}', "{"], 1, "1 row that cannot be parsed"),
     ],
-    ids=["column", "blank", "half"],
+    ids=["key", "column", "blank", "half"],
 )  # fmt: skip
 def test_rows_that_cannot_be_read_are_named(place, lines, code, said):
     (place / "bad.jsonl").write_text("\n".join(lines) + "\n")
