@@ -4,6 +4,7 @@ learned of the old version 1 counts for the new one."""
 import pytest
 
 from rekindle.errors import RegistryError
+from rekindle.records import Check
 from rekindle.registry.models import champion_state, comparisons, fetch_model
 from rekindle.registry.promotion import promote
 from rekindle.train.modelfolder import digest_of
@@ -82,3 +83,23 @@ def test_comparisons_are_counted_by_epoch_and_an_exact_rerun_is_the_same_look(tm
         "a": {}, "b": {}, "c": {"first": 1}, "d": {"first": 2}, "e": {"first": 2, "second": 1},
     }  # fmt: skip
     assert {name: comparisons(where, model) for name, model in models.items()} == counted
+
+
+def test_what_cannot_be_compared_needs_a_persons_reason_and_nothing_else_against_it(tmp_path):
+    """Else a class more would block every later model."""
+    where = registry_in(tmp_path)
+    first, second, third = (model_in(tmp_path / name, name.encode()) for name in "123")
+    promote(where, *registered(where, first))
+    now = {"champion_version": "1", "champion_digest": champion_state(where).digest}
+    other = Check(name="same_classes", passed=False, detail="the champion knows other classes")
+    floor = Check(name="floor_accuracy", passed=False, detail="accuracy 0.1 is not at least 0.7")
+    bad = registered(where, second, better=False, checks=(other, floor), **now)
+    for reason in ("", "new classes"):
+        with pytest.raises(RegistryError, match="the gate refused it"):
+            promote(where, *bad, reason)
+    good = registered(where, third, better=False, checks=(other,), **now)
+    assert good[0].decision == "refused"
+    with pytest.raises(RegistryError, match="the gate refused it"):
+        promote(where, *good)
+    assert promote(where, *good, "new classes").decision == "promoted"
+    assert champion_state(where).version == good[0].version

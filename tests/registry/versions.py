@@ -49,9 +49,8 @@ def registered(where, model, judged=None, code="", better=True, **champion):
     in the folder `judged`, if it is given."""
     run_key = json.loads((model / "rekindle.json").read_text())["run_key"]
     evidence = Evidence(
-        run_key=run_key, model_digest=digest_of(judged or model), promote=better, reason="judged", checks=(),
-        metrics={}, rows=9, examples="e",
-        **champion,
+        run_key=run_key, model_digest=digest_of(judged or model), promote=better, reason="judged",
+        metrics={}, rows=9, examples="e", **{"checks": (), **champion},
     )  # fmt: skip
     path = model.parent / f"{model.name}-evidence.json"
     evidence.write(path)
