@@ -12,7 +12,7 @@ from typing import Any
 
 from rekindle import formats
 from rekindle.app.forecast import Forecast
-from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run, wanted
+from rekindle.app.runs import all_runs, found_records, home_of, read_run, wanted
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
@@ -168,7 +168,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def run(
-    spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path = DEFAULT_HOME,
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path | None = None,
     fresh: bool = False, from_step: str | None = None, quiet: bool = False,
 ) -> Run:  # fmt: skip
     """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec` is a spec,
@@ -178,18 +178,18 @@ def run(
     from rekindle.app.run import Options, execute
 
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    options = Options(Path(home), fresh, from_step)
+    options = Options(home_of(home), fresh, from_step)
     if quiet:
-        return Run(execute(resolved, options), Path(home).resolve())
+        return Run(execute(resolved, options), home_of(home).resolve())
     with Progress() as progress:
         record = execute(resolved, options, progress.changed, progress.event)
-    return Run(record, Path(home).resolve())
+    return Run(record, home_of(home).resolve())
 
 
 def planned(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
     region: str = "", examples: int | None = None,
-    prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
+    prices: Sequence[str | Path] = (), home: str | Path | None = None,
 ) -> Forecast:  # fmt: skip
     """What training the spec needs, how long it takes and what it costs, by the options of
     `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
@@ -200,60 +200,62 @@ def planned(
     if platform and platform not in known:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    return Forecast(figures(resolved, platform, region, examples, Path(home), [*map(Path, prices)]))
+    return Forecast(
+        figures(resolved, platform, region, examples, home_of(home), [*map(Path, prices)])
+    )
 
 
 def submit(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
-    home: str | Path = DEFAULT_HOME, token: str | None = None,
+    home: str | Path | None = None, token: str | None = None,
 ) -> Run:  # fmt: skip
     """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
     `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
     from rekindle.app.submit import submitted
 
-    resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), Path(home)
+    resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), home_of(home)
     record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
 
 def deploy(
     spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "local",
-    port: int | None = None, wait: bool = False, home: str | Path = DEFAULT_HOME,
+    port: int | None = None, wait: bool = False, home: str | Path | None = None,
 ) -> Deployment:  # fmt: skip
     """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
     Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
     from rekindle.app.deploy import Options, deploy
 
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    found = deploy(resolved, Path(home), Options(platform, port=port, wait=wait))
+    found = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
     assert found is not None  # it may
     return found
 
 
-def champion(target: Spec | str | None = None, home: str | Path = DEFAULT_HOME) -> ChampionRecord:
+def champion(target: Spec | str | None = None, home: str | Path | None = None) -> ChampionRecord:
     """Which version is champion, of the model of a spec, a name, a run or a config (None: of the
     latest run), with its history and where it answers here."""
     from rekindle.app.deploy import champion_here
 
-    spec = target if isinstance(target, Spec) else wanted(target, Path(home))[0]
-    return champion_here(spec, Path(home))
+    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
+    return champion_here(spec, home_of(home))
 
 
 def rollback(
-    target: Spec | str | None, reason: str, to: str = "", home: str | Path = DEFAULT_HOME
+    target: Spec | str | None, reason: str, to: str = "", home: str | Path | None = None
 ) -> ChampionRecord:
     """Make the champion before, or `to`, the champion again; deployments of this home follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
-    spec = target if isinstance(target, Spec) else wanted(target, Path(home))[0]
-    roll_back(spec, Path(home), reason, to)
-    return champion_here(spec, Path(home))
+    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
+    roll_back(spec, home_of(home), reason, to)
+    return champion_here(spec, home_of(home))
 
 
-def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:
+def runs(home: str | Path | None = None) -> list[Run]:
     """All runs under `home`, oldest first."""
-    root = Path(home).resolve()
+    root = home_of(home).resolve()
     return [Run(record, root) for record in all_runs(root)]
 
 
@@ -277,10 +279,10 @@ class Comparison:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
+def compare(*wanted: Run | str, home: str | Path | None = None) -> Comparison:
     """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`. Raises
     RekindleError for an id that is not there, fewer than two runs or more than twenty."""
-    root = Path(home).resolve()
+    root = home_of(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
     records = found_records(root, [one.record if isinstance(one, Run) else one for one in wanted])
     runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jinja2
 import yaml
 
+from rekindle.data.files import delimiter_of
 from rekindle.errors import RequestError
 from rekindle.spec.checks import RESERVED
 from rekindle.tables import problems_in
@@ -39,7 +41,9 @@ def drafted(path: Path, named: str) -> tuple[str, str]:
         found: dict[str, Any] = {"task": "image_classification", **_usual(_images(path))}
     else:
         rows, reading = _rows(path)
-        columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
+        if not rows:
+            raise RequestError([_problem("no_rows", name=path.name)])
+        columns = {name: [row.get(name) for row in rows] for name in rows[0]}
         found = {"reading": reading, **_tabular(path, columns)}
     name = re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower()).strip("-._")[:60] or "model"
     environment = jinja2.Environment(  # noqa: S701 - YAML, in which names are quoted
@@ -53,7 +57,7 @@ def drafted(path: Path, named: str) -> tuple[str, str]:
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The first rows, and what a config has to say of how they are read."""
-    name, reading = path.name.lower(), list[str]()
+    name, reading = re.sub(r"\.(gz|bz2|xz)$", "", path.name.lower()), list[str]()
     if name.endswith(".parquet"):
         import pyarrow.parquet
 
@@ -64,7 +68,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         return batch.to_pylist() if batch is not None else [], reading
     if not name.endswith((".csv", ".tsv", ".jsonl", ".ndjson")):
         raise RequestError([_problem("form", name=path.name)])
-    with path.open("rb") as file:
+    with fsspec.open(str(path), "rb", compression="infer") as file:
         head = file.read(_HEAD_BYTES)
     if len(head) == _HEAD_BYTES:
         head = head[: head.rfind(b"\n")]
@@ -83,7 +87,8 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 return found, reading
         raise RequestError([_problem("json_lines", name=path.name)])
     rows, delimiter = _csv_rows(text, "\t" if name.endswith(".tsv") else ",")
-    if delimiter != ",":
+    # what "auto" finds by itself is not said, so that files with others can be read, too
+    if delimiter != delimiter_of(name, text.lstrip("\r\n").encode()):
         reading.append(f"delimiter: {json.dumps(delimiter)}")
     return rows, reading
 

@@ -4,6 +4,7 @@ submitted for them."""
 import datetime
 import itertools
 import logging
+import os
 import secrets
 import shlex
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,15 @@ from rekindle.spec.model import Spec
 log = logging.getLogger(__name__)
 
 DEFAULT_HOME = Path(".rekindle")
+HOME = "REKINDLE_HOME"  # the variable that names another
 DEFINITION = "definition"  # folder of a run with what was submitted
 MOST_COMPARED = 20
 _problem = problems_in(__file__)
+
+
+def home_of(named: str | Path | None) -> Path:
+    """The home that is named, else that of `REKINDLE_HOME`, else `.rekindle`."""
+    return Path(named or os.environ.get(HOME) or DEFAULT_HOME)
 
 
 def all_runs(home: Path) -> list[RunRecord]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rekindle.app.runs import DEFAULT_HOME
+from rekindle.app.runs import DEFAULT_HOME, HOME
 from rekindle.data.window import parse_time
 from rekindle.errors import RequestError
 from rekindle.masking import masked
@@ -88,7 +88,7 @@ def at_home(function: Decorated) -> Decorated:
     verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False,
                            callback=_set_verbose, help=words)  # fmt: skip
     home = click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
-                        envvar="REKINDLE_HOME", show_envvar=True,
+                        envvar=HOME, show_envvar=True,
                         help="Folder of runs, artifacts and the embedded registry.")  # fmt: skip
     return home(verbose(function))
 

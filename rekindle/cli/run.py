@@ -124,7 +124,8 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         new = "new" if model.created else "known"
         lines.append(("model", f"{model.name} version {model.version}{aliases}, {new}"))
-    lines.append(("card", result.card))
+    if Path(result.card).is_file():
+        lines.append(("card", result.card))
     for name, text in lines:
         console.print(f"{name:8}{text}", highlight=False, markup=False, soft_wrap=True)
 

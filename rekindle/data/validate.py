@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rekindle.errors import DataError, Problem, did_you_mean
+from rekindle.spec.model import ColumnsSpec
 from rekindle.tables import rows
 
 SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
@@ -123,7 +124,8 @@ class Findings:
             known = (roles for names, roles in _FORMS.items() if {*names.split()} <= {*present})
             if name == "text" and not meant and (roles := next(known, "")):
                 fix = f"causal_lm reads rows like these with {roles} in"
-            self.note(f"there is no column `{name}`", where=file, fix=f"{fix} data.columns")
+            place = "data.columns" + " or data.slices" * (name not in ColumnsSpec.model_fields)
+            self.note(f"there is no column `{name}`", where=file, fix=f"{fix} {place}")
         return bool(absent)
 
     def to_json(self) -> dict[str, Any]:

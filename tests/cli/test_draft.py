@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -137,6 +138,27 @@ def test_odd_csv_files_are_read(tmp_path, name, content):
     assert task == "text_classification"
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "mark"),
+    [
+        ("x.csv.gz", "body", ";"),
+        ("x.csv", "body", ";"),
+        ("x.csv", "bo,dy", ";"),
+        ("x.csv", "body", "|"),
+    ],
+)
+def test_a_delimiter_is_said_only_where_auto_would_not_find_it(tmp_path, name, first, mark):
+    """Else the config would refuse a file with commas, such as one to predict."""
+    lines = [f"{first}{mark}team", *(f"{text(i)}{mark}{'ab'[i % 2]}" for i in range(60))]
+    content = "\n".join(lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    words, _ = drafted(tmp_path / name, str(tmp_path / name))
+    (tmp_path / "made.yaml").write_text(words)
+    data = load_target(tmp_path / "made.yaml").data
+    assert (data.columns.text, data.columns.label) == (first, "team")
+    assert data.delimiter == (mark if "," in first or mark == "|" else "auto")
+
+
 def test_a_folder_of_images_is_one_class_a_folder(tmp_path):
     for name in ("cats", "dogs"):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -152,7 +174,7 @@ def test_a_folder_of_images_is_one_class_a_folder(tmp_path):
     [
         ("x.xlsx", "PK", "neither CSV, JSON lines nor Parquet"),
         ("x.csv", "a,b\n1,2\n3,4\n", "no column of x.csv holds texts: it has a, b"),
-        ("x.csv", "", "it has none"),
+        ("x.csv", "", "holds no rows"),
         ("x.jsonl", '{"text": "a"}\n[1]\n', "is not a JSON object"),
         ("x.parquet", "PAR1", "x.parquet cannot be read"),
     ],

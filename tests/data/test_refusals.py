@@ -44,7 +44,7 @@ REFUSED = {
         "x.jsonl", lines({}), {"columns": {"label": "lable"}}, ["no column `lable`", "did you mean `label`?", "x.jsonl"],
     ),
     "a missing column of a CSV": ("x.csv", b"text,y\na,b\n", {}, ["no column `label`", "it has `text`, `y`"]),
-    "a missing slice": ("x.jsonl", lines({}), {"slices": ["catgory"]}, ["no column `catgory`", "`category`"]),
+    "a missing slice": ("x.jsonl", lines({}), {"slices": ["catgory"]}, ["no column `catgory`", "`category`", "data.slices"]),
     "a column that stands twice": ("x.csv", b"text,text,label\na,b,c\n", {}, ["duplicate column `text`"]),
     "a column that stands twice in Parquet": (
         "x.parquet", parquet(["text", "label", "text"]), {}, ["duplicate column `text`", "x.parquet"],

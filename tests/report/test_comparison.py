@@ -277,8 +277,10 @@ def test_runs_that_cannot_be_compared_are_refused(home, words, said):
     assert said in cli(home, *words, code=2).stderr
 
 
-def test_a_notebook_shows_what_differs(home):
-    runs = rekindle.runs(home=home)
+def test_a_notebook_shows_what_differs(home, monkeypatch):
+    monkeypatch.setenv("REKINDLE_HOME", str(home))  # as the commands do
+    runs = rekindle.runs()
+    assert [run.id for run in runs] == [run.id for run in rekindle.runs(home=home)] != []
     compared = rekindle.compare(*runs[:2], home=home)
     assert "train.epochs" in repr(compared)
     assert "<pre>" in compared._repr_html_()

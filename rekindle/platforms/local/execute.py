@@ -73,7 +73,7 @@ def execute(
         with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
-                store, record.run_id, graph.name, record.started_at or utc_now(), env,
+                store, record.run_id, record.name, graph.name, record.started_at or utc_now(), env,
                 source_hash, own_code, grace_seconds, Control(), fork_server, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)

@@ -37,6 +37,7 @@ class Surroundings:
 
     store: Store
     run_id: str
+    name: str
     pipeline: str
     started_at: str
     env: Mapping[str, str]
@@ -98,6 +99,11 @@ class Job:
     @property
     def slug(self) -> str:
         return slug(self.around.pipeline, self.step.path)
+
+    @property
+    def last(self) -> str:
+        """Under which what a step is compared with is kept: of one config."""
+        return slug(self.around.name, self.around.pipeline, self.step.path)
 
     @property
     def folder(self) -> Path:
@@ -163,7 +169,7 @@ def _perform(job: Job, step: Step) -> Outcome:
         outputs, reason = cache.look_up(store, identity)
         if outputs:
             return Outcome(step, "succeeded", outputs, True, reason, identity.key)
-        reason = reason or cache.explain_miss(store, job.slug, identity)
+        reason = reason or cache.explain_miss(store, job.last, identity)
         return _run(job, step, identity, reason, keep=True)
 
 
@@ -247,7 +253,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
             artifacts = cache.stored(ended.result["artifacts"])
             outputs = Values(ended.result["parameters"], artifacts)
             if keep and _is_what_it_was(job, step, identity):
-                cache.save(around.store, job.slug, identity, around.run_id, outputs)
+                cache.save(around.store, job.last, identity, around.run_id, outputs)
     except _AttemptFailed:
         assert failed is not None
         return failed

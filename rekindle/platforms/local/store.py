@@ -6,7 +6,7 @@
     runs/<run_id>/steps/<path>/        log.txt, and the task and result of the shim
     artifacts/<step>/<key>-<attempt>/  a file or folder an output; never written again once complete
     cache/<key>.json                   a cached result: written last, it is what makes it count
-    cache/last/<step>.json             what the newest result of a step was made of
+    cache/last/<step>.json             of a config: what the newest result of a step was made of
 
 An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an unlocked
 marker is a killed attempt's, and the next attempt of the same step clears both away. Folders

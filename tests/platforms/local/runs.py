@@ -51,7 +51,7 @@ def run(
     run_id = options.pop("run_id", f"run-{uuid.uuid4().hex[:8]}")
     record = RunRecord(
         run_id=run_id,
-        name="test",
+        name=options.pop("name", "test"),
         platform="local",
         status="running",
         started_at="2026-01-01T00:00:00Z",

@@ -56,6 +56,16 @@ def test_a_changed_input_reruns_only_what_its_content_reaches(home: Path, folder
     }
 
 
+def test_what_changed_is_told_of_the_runs_of_one_config(home: Path, folder: Path) -> None:
+    """All shipped configs have one pipeline: another's inputs are no change of this one's."""
+    arguments = {"folder": str(folder)}
+    run("chain", home, {**arguments, "text": "abc"}, name="one")
+    other = run("chain", home, {**arguments, "text": "xyz"}, name="other")
+    assert reasons(other)["make"] == "ran: first run of this step"
+    again = run("chain", home, {**arguments, "text": "defg"}, name="one")
+    assert reasons(again)["make"] == "ran: input `text` changed"
+
+
 def test_our_own_code_is_part_of_the_key(home: Path, folder: Path) -> None:
     run("chain", home, {"folder": str(folder)}, source_hash="a")
     record = run("chain", home, {"folder": str(folder)}, source_hash="b")
