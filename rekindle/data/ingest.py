@@ -35,6 +35,7 @@ from rekindle.data.store import Entry, Store, kept
 from rekindle.data.validate import Findings, check_splits, refusal
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
+from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.checks import RESERVED
 from rekindle.spec.identity import digest
@@ -233,7 +234,8 @@ class _Ingestion:
         found = {label for counts in class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if labelled else ()
         if (alike := _alike(labels)) and not data.labels:
-            log.warning("%s may be one class: correct them, or set data.labels", alike)
+            text = f"{alike} may be one class: correct them, or set data.labels"
+            emit("notice", text=text)
         left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:

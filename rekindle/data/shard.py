@@ -27,6 +27,7 @@ from rekindle.data.order import best_fit
 from rekindle.data.split import stored_hashes
 from rekindle.data.store import Entry, Store, kept
 from rekindle.errors import DataError
+from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import MixedRows, ShardFile, ShardManifest
 from rekindle.spec.identity import digest
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _FACTS = ("rows", "bytes", "tokens", "longest", "sequences", "examples")
 _FIT_BATCHES = 512  # at most a million rows and 2 GB
+_FEW = 0.01  # of the texts, of whose being cut nothing is said
 _BATCHES_A_WORKER = 8  # a process takes a second to begin
 
 
@@ -73,6 +75,7 @@ def shard(
         order = {
             "task": task_name, "labels": list(summary.labels), "settings": settings,
             "examples": str(examples), "assets": str(assets), "store": kept.root, "shared": False,
+            "most": data.max_length,
         }  # fmt: skip
         batches = sum(len(file.batches) for file in summary.files)
         executor = executor_of(data, kept, batches // _BATCHES_A_WORKER)
@@ -99,10 +102,18 @@ def shard(
         drawn=data.temperature is not None or any(part.weight for part in data.sources),
     )  # fmt: skip
     manifest.write(out / MANIFEST)
-    total = sum(file.bytes for file in shards)
-    new = sum(entry["new"] for entry in entries)
+    _tell_of_cut(sum(entry.get("full", 0) for entry in entries), sum(rows.values()), data)
+    total, new = sum(file.bytes for file in shards), sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
     return manifest
+
+
+def _tell_of_cut(full: int, rows: int, data: DataSpec) -> None:
+    """A text that is cut is as long as one may be, as few others are by chance."""
+    if full > _FEW * rows:
+        what = f"{full:,} of {rows:,} texts"
+        text = f"{what} are cut at data.max_length ({data.max_length:,} tokens), or fill it"
+        emit("notice", text=text)
 
 
 def _encoding(settings: Settings) -> Settings:
@@ -228,19 +239,22 @@ def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, A
                 sink = pa.PythonFile(file, mode="w")
                 writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
             writer.write_batch(batch)
-    facts = _facts(folder / SHARD, order["settings"]) if rows else {}
+    facts = _facts(folder / SHARD, order["settings"], order["most"]) if rows else {}
     return {"encoded": encoded, "rows": rows, **facts}
 
 
-def _facts(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest says of a shard beside its rows and hash."""
+def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """What the manifest says of a shard beside its rows and hash, and how many rows have `most`
+    tokens."""
     with pa.memory_map(str(path)) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
         lengths, packed = row_tokens(table), settings.get("packing")
+        are_tokens = "input_ids" in table.schema.names
         hashes = b"".join(map(stored_hashes, table.column("hash").chunks))
         return {
             "bytes": path.stat().st_size, "longest": int(lengths.max()),
-            "tokens": int(lengths.sum()) if "input_ids" in table.schema.names else 0,
+            "full": int((lengths == most).sum()) if are_tokens else 0,
+            "tokens": int(lengths.sum()) if are_tokens else 0,
             "sequences": best_fit(lengths, settings["max_length"])[1] if packed else 0,
             "examples": hashlib.sha256(hashes).hexdigest()[:32],
         }  # fmt: skip

@@ -11,9 +11,10 @@ from rekindle.data.examples import SUMMARY
 from rekindle.data.quarantine import QUARANTINE
 from rekindle.data.readers import MOST_LINE_BYTES
 from rekindle.errors import DataError, SpecError
+from rekindle.launch.events import parse
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec
-from tests.data.corpora import all_examples, content, ingested, rows, sharded, text_spec
+from tests.data.corpora import all_examples, content, ingested, rows, sharded, text_spec, write_jsonl
 
 
 def damaged(folder, count=1_000):
@@ -140,3 +141,22 @@ def test_a_limit_without_dropping_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"set data\.on_bad_rows: drop"):
         load_target(path)
     assert load_target(path, ["data.on_bad_rows=drop"]).data.max_bad_rows == 0.1
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("0", "1", "0.0", "1.0"), "'0' and '0.0' may be one class"),
+        (("spam", "ham", "spam ", "Ham"), "'Ham' and 'ham' may be one class"),
+        (("a", "b", "A b", "b1"), ""),
+    ],
+)
+def test_classes_that_may_be_one_are_told_of(tmp_path, capfd, labels, said):
+    made = [{"text": f"row {i}", "label": labels[i % 4]} for i in range(200)]
+    data = text_spec(write_jsonl(tmp_path / "r.jsonl", made))
+    ingested(data, tmp_path / "out")
+    told = [event["text"] for line in capfd.readouterr().out.splitlines() if (event := parse(line))]
+    assert [said in one for one in told] == ([True] if said else [])
+    named = data.model_copy(update={"labels": labels})
+    ingested(named, tmp_path / "named")
+    assert not capfd.readouterr().out

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from rekindle.data import examples
+from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
 from rekindle.errors import DataError, StepError
+from rekindle.launch.events import parse
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, ModelSpec
 from tests.data.corpora import (
@@ -143,3 +145,16 @@ def test_batches_end_by_bytes_too(tmp_path, monkeypatch):
     for batch in examples.open_examples(tmp_path / "out", "train"):
         sizes = [len(text) for text in batch["text"].to_pylist()]
         assert sum(sizes[:-1]) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(4, "300 of 300 texts are cut at data.max_length (4 tokens), or fill it"), (64, "")],
+)
+def test_texts_that_are_cut_are_told_of(tmp_path, capfd, most, said):
+    data = text_spec(write_jsonl(tmp_path / "r.jsonl", rows(300)), max_length=most)
+    model = ModelSpec(source={"model_type": "distilbert"}, tokenizer={"vocab_size": 200})
+    ingest(data, "text", "", tmp_path / "examples")
+    shard(tmp_path / "examples", data, model, "text_classification", tmp_path / "shards")
+    events = map(parse, capfd.readouterr().out.splitlines())
+    assert [event["text"] for event in events if event] == ([said] if said else [])
