@@ -14,7 +14,15 @@ from rekindle.errors import DataError, SpecError
 from rekindle.launch.events import parse
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec
-from tests.data.corpora import all_examples, content, ingested, rows, sharded, text_spec, write_jsonl
+from tests.data.corpora import (
+    all_examples,
+    content,
+    ingested,
+    rows,
+    sharded,
+    text_spec,
+    write_jsonl,
+)
 
 
 def damaged(folder, count=1_000):
