@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesWriter, label_counts
 from rekindle.data.executor import Executor, Order
+from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
 from rekindle.data.store import Entry, Store, kept
 from rekindle.data.validate import Findings
@@ -39,6 +41,7 @@ _HASHED = np.dtype([("low", "<u8"), ("high", "<u8"), ("row", "<u4")])  # the row
 _ENTRY = np.dtype([*_HASHED.descr, ("file", "<u4")])
 _ROW = np.dtype("<u4")
 _DEALT, _STARTS = "dealt", "starts"
+_WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\S)+")
 _WORDS, _BANDS, _ROWS = 5, 14, 8
 _RANDOM = np.frombuffer(hashlib.shake_128(b"near").digest(8 * (_WORDS + _BANDS * _ROWS)), "<u8")
 _WEIGHTS, _FACTORS = _RANDOM[:_WORDS] | np.uint64(1), _RANDOM[_WORDS:]
@@ -242,7 +245,7 @@ def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any
 
 def _bands(text: str) -> bytes:
     """16 bytes for each band of a text's MinHash: near texts have some in common."""
-    words = np.array([_word_hash(word) for word in text.split() or [""]], np.uint64)
+    words = np.array([_word_hash(word) for word in _WORD.findall(text) or [""]], np.uint64)
     weights = _WEIGHTS[: len(words)]
     runs = np.lib.stride_tricks.sliding_window_view(words, len(weights)) @ weights
     least = np.full(len(_FACTORS), np.iinfo(np.uint64).max)

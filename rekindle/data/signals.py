@@ -24,7 +24,10 @@ from rekindle.data.examples import open_examples
 from rekindle.records import Reference
 
 MOST_WORDS, MOST_ROWS, TRAINING_ROWS = 32_768, 2_000, 100_000
-_WORD = re.compile(r"\w\w+(?:['’]\w+)*")
+# scripts without spaces: Thai and Lao, Burmese, Khmer, kana, Han
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_LETTER = rf"(?:(?![{UNSPACED}])\w)"
+_WORD = re.compile(rf"{_LETTER}{{2,}}(?:['’]{_LETTER}+)*|[{UNSPACED}](?=([{UNSPACED}]?))")
 _BRIGHTEST = 255.0
 Shape = tuple[int, ...] | None
 LOGGED = pa.schema(
@@ -105,5 +108,6 @@ def prompt_of(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def _hashes(content: Any) -> list[int]:
     parts: Iterable[str] = [content] if isinstance(content, str) else content
     texts = (part if isinstance(part, str) else part[1] for part in parts)
-    words = (word for text in texts for word in _WORD.findall(text.lower()))
+    found = (match for text in texts for match in _WORD.finditer(text.lower()))
+    words = (match[0] + (match[1] or "") for match in found)  # of those scripts each pair is one
     return [zlib.crc32(word.encode(errors="replace")) for word in words]

@@ -124,6 +124,17 @@ def test_near_copies_are_left_out_and_texts_that_share_half_stay(tmp_path, monke
     )
 
 
+def test_near_copies_in_a_script_without_spaces_are_found(tmp_path):
+    made = random.Random(1)
+    texts = [
+        "".join(made.choices("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往", k=40)) for _ in range(300)
+    ]
+    near = [f"{text[:-1]}新" for text in texts[:60]]
+    records = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate([*texts, *near])]
+    data = text_spec(write_jsonl(tmp_path / "x.jsonl", records), duplicates="near")
+    assert 55 <= ingested(data, tmp_path / "a").left_out["duplicate"] <= 62
+
+
 @pytest.mark.parametrize("form", ["chat", "tags"])
 def test_turns_and_words_are_folded_each(tmp_path, form):
     def record(i, text):

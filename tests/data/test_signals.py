@@ -31,6 +31,14 @@ def test_texts_words_and_turns_have_a_length_and_unknown_words(content, length, 
     assert signals(content, ()) == {"length": length}
 
 
+def test_scripts_without_spaces_are_known_by_pairs_of_characters():
+    """Not by whole sentences, of which each would be an unknown word."""
+    known = hashed("电池", "池很", "很好", "好", "good")
+    assert signals("电池很好，Good", known) == {"length": 5.0, "unknown": 0.0}
+    assert signals("屏幕很好", known) == {"length": 4.0, "unknown": 0.5}
+    assert signals("とても", ())["length"] == signals("ดีมาก", ())["length"] - 2 == 3.0
+
+
 def test_images_have_brightness_and_contrast():
     pixels = np.array([[[0], [255]], [[0], [255]]], np.uint8)
     assert signals(pixels, ()) == {"brightness": 0.5, "contrast": 0.5}
