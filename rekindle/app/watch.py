@@ -140,9 +140,8 @@ def _noted(path: Path, one: Turn, **facts: object) -> Turn:
     """The turn with these facts, on disk."""
     one = one.model_copy(update=facts)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = [
-        line for line in text.split("\n") if line
-    ]  # texts in them may hold other ends of lines
+    # not by splitlines: what they say may hold other ends of lines
+    lines = [line for line in text.split("\n") if line]
     if len(text) > MOST_BYTES:
         lines = lines[len(lines) // 2 :]
     write_atomically(path, "".join(f"{line}\n" for line in (*lines, one.to_json())))
@@ -205,13 +204,14 @@ def _failed(
 ) -> int:
     """How many of the newest turns in a row failed, with no run by hand since that did not."""
     ran = (one for one in before[::-1] if one.decision == "ran")
-    failed = list(itertools.takewhile(lambda one: one.outcome.startswith(FAILED), ran))
-    ats = [formats.instant(one.at) for one in failed]
-    good = [
-        time
+    failed = itertools.takewhile(lambda one: one.outcome.startswith(FAILED), ran)
+    began = [at for one in failed if (at := formats.instant(one.at))]
+    mended = [
+        at
         for run in known
-        if ats and run.status == "succeeded" and not _is_lost(run)
-        if (time := times[run.run_id]) and time > min(filter(None, ats), default=time)
-        if not read_run(home, run.run_id).because  # a turn whose deployment failed has a run, too
+        if began and run.status == "succeeded" and not _is_lost(run)
+        if (at := times[run.run_id]) and at > min(began)
+        # by hand: a turn whose deployment failed has a run that succeeded, too
+        if not read_run(home, run.run_id).because
     ]
-    return sum(1 for at in ats if not good or (at and at > max(good)))
+    return sum(1 for at in began if not mended or at > max(mended))
