@@ -5,11 +5,14 @@ import collections
 import contextlib
 import csv
 import datetime as dt
+import gzip
 import io
 import itertools
 import json
+import lzma
 import math
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,12 +67,15 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_ROWS), None)
         except (OSError, pyarrow.ArrowInvalid) as error:
-            raise RequestError([_problem("parquet", name=path.name, error=error)]) from None
+            raise RequestError([_problem("unreadable", name=path.name, error=error)]) from None
         return batch.to_pylist() if batch is not None else [], reading
     if not name.endswith((".csv", ".tsv", ".jsonl", ".ndjson")):
         raise RequestError([_problem("form", name=path.name)])
-    with fsspec.open(str(path), "rb", compression="infer") as file:
-        head = file.read(_HEAD_BYTES)
+    try:
+        with fsspec.open(str(path), "rb", compression="infer") as file:
+            head = file.read(_HEAD_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise RequestError([_problem("unreadable", name=path.name, error=error)]) from None
     if len(head) == _HEAD_BYTES:
         head = head[: head.rfind(b"\n")]
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"

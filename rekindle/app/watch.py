@@ -84,11 +84,9 @@ def _decided(
 ) -> Turn:  # fmt: skip
     """The turn with its decision, or the `last` of those `before` that ran, to be completed."""
     path, triggers = path_of(home, slug(spec.name)), spec.triggers or TriggersSpec()
-    known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
-    if going := _going_on(known, home):
+    if going := _going_on(_known(spec, home), home):
         return begun.model_copy(update={"because": f"{going} goes on"})
-    # what was asked just now may have ended
-    known = [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
+    known = _known(spec, home)  # what was asked just now may have ended
     past, found = _past(known, before, home)
     held = arrivals(spec.task, data, found.fingerprint, found.shards)
     if last is not None and (past.because == last.because or not past.has_judged(held)):
@@ -149,6 +147,11 @@ def _noted(path: Path, one: Turn, **facts: object) -> Turn:
     return one
 
 
+def _known(spec: Spec, home: Path) -> list[Entry]:
+    """The runs of the config's name, the newest first."""
+    return [entry for entry in ledger(home).entries[::-1] if entry.name == spec.name]
+
+
 def _going_on(known: list[Entry], home: Path) -> str:
     """The id of a run that has not ended, as its platform says where it has one."""
     newest = next((entry for entry in known if entry.status == "succeeded"), None)
@@ -206,7 +209,7 @@ def _failed(
     ran = (one for one in before[::-1] if one.decision == "ran")
     failed = itertools.takewhile(lambda one: one.outcome.startswith(FAILED), ran)
     began = [at for one in failed if (at := formats.instant(one.at))]
-    mended = [
+    good = [
         at
         for run in known
         if began and run.status == "succeeded" and not _is_lost(run)
@@ -214,4 +217,4 @@ def _failed(
         # by hand: a turn whose deployment failed has a run that succeeded, too
         if not read_run(home, run.run_id).because
     ]
-    return sum(1 for at in began if not mended or at > max(mended))
+    return sum(1 for at in began if not good or at > max(good))

@@ -61,7 +61,7 @@ def predict(
     modality, findings, storage = inputs.modality, Findings(), storage_of(output)
     opened = open_source(data, modality)
     held, names = opened.fingerprint(), (inputs.column, data.columns.input, data.columns.key)
-    how = [*names, data.delimiter, data.encoding, data.image_size, suffix, *_ids_from(opened, data)]
+    how = [*names, data.delimiter, data.encoding, suffix, *_ids_from(opened, data)]
     work = digest([held, served.identity, how])
     _check(storage, output, work)
     kinds = wanted_columns(data, modality)

@@ -175,12 +175,15 @@ def test_a_folder_of_images_is_one_class_a_folder(tmp_path):
         ("x.xlsx", "PK", "neither CSV, JSON lines nor Parquet"),
         ("x.csv", "a,b\n1,2\n3,4\n", "no column of x.csv holds texts: it has a, b"),
         ("x.csv", "", "holds no rows"),
+        ("x.csv.gz", gzip.compress(b"text,label\n" * 999)[:-9], "x.csv.gz cannot be read"),
+        ("x.csv.gz", b"text,label\na,b\n", "x.csv.gz cannot be read"),
+        ("x.csv.xz", b"text,label\na,b\n", "x.csv.xz cannot be read"),
         ("x.jsonl", '{"text": "a"}\n[1]\n', "is not a JSON object"),
         ("x.parquet", "PAR1", "x.parquet cannot be read"),
     ],
 )
 def test_what_cannot_be_guessed_is_refused(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(RequestError, match=says):
         drafted(tmp_path / name, name)
 

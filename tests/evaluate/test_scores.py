@@ -30,11 +30,12 @@ from rekindle.tasks import load_task
 from rekindle.train import score_rank
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.objectives import tokens as linear_loss
-from rekindle.train.score import job_of
+from rekindle.train.score import _incomparable, job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference
 from tests.evaluate.scoring import judged, scored
 from tests.quick import first, only
+from tests.serve import models
 from tests.support.evaluate_scores import OWN, SLICES, model_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -264,6 +265,21 @@ def test_a_champion_of_another_form_or_kind_is_not_compared(chat, tmp_path, chan
     assert not found.promote
     assert found.checks[-1].name == "same_task"
     assert says in found.reason
+
+
+@pytest.mark.parametrize(("shape", "said"), [([4, 16, 1], "reads images of"), ([8, 8, 1], None)])
+def test_a_champion_of_images_of_another_shape_is_not_compared(tmp_path, shape, said):
+    """Of as many pixels, which would be read in another order."""
+    models.made(tmp_path / "made", "image")
+    ours = tmp_path / "made" / "model"
+    theirs = tmp_path / "theirs"
+    shutil.copytree(ours, theirs)
+    described = json.loads((ours / "rekindle.json").read_text())
+    for folder, size in ((ours, [8, 8, 1]), (theirs, shape)):
+        settings = {**described["settings"], "image_shape": size}
+        (folder / "rekindle.json").write_text(json.dumps({**described, "settings": settings}))
+    found = _incomparable(ours, theirs, "image_classification")
+    assert (found[0], said in found[1]) == ("same_task", True) if said else found is None
 
 
 def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):

@@ -1,7 +1,10 @@
 """What a real server logs of its predictions, and that it serves on where it cannot."""
 
+import dataclasses
+import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,8 +12,11 @@ import pytest
 
 from rekindle.records import Evidence
 from rekindle.serve import log
+from rekindle.serve.inputs import Inputs
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import LogTo
+from rekindle.serve.wire import predict
+from rekindle.train.modelfolder import open_model
 from tests.monitor.watched import texts, watched
 from tests.serve import models
 from tests.serve.servers import running
@@ -87,6 +93,22 @@ def test_contents_that_wait_are_bounded_in_bytes(tmp_path, monkeypatch):
         kept.put([], pixels, [{"label": "other", "probability": 0.5}] * 4, 0.1)
     assert kept.dropped == 6
     kept.close(1)
+
+
+def test_keys_are_logged_as_labels_have_them(tmp_path):
+    """A column of numbers with a gap comes as 17.0, and its labels as 17 or 17.0."""
+    model = watched(tmp_path / "m", tmp_path / "log")
+    inputs = Inputs.of(model, open_model(Path(model.path), model.code))
+    rows = [{"body": "a text", "id": key} for key in (17.0, 18, True, "x", 1.5, None)]
+    asked = predict(json.dumps({"instances": rows}).encode(), {}, inputs, None)
+    assert asked.ids == ["17", "18", "true", "x", "1.5", ""]
+
+
+def test_images_are_scaled_as_the_version_was_trained(tmp_path):
+    """Also where the config of today has another size."""
+    model = dataclasses.replace(models.made(tmp_path / "m", "image"), image_size=(16, 16))
+    inputs = Inputs.of(model, open_model(Path(model.path), model.code))
+    assert (inputs.image_size, inputs.image_shape) == ((8, 8), (8, 8, 1))
 
 
 def test_texts_are_kept_only_where_they_are_wanted(tmp_path):
