@@ -71,13 +71,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         return batch.to_pylist() if batch is not None else [], reading
     if not name.endswith((".csv", ".tsv", ".jsonl", ".ndjson")):
         raise RequestError([_problem("form", name=path.name)])
-    try:
-        with fsspec.open(str(path), "rb", compression="infer") as file:
-            head = file.read(_HEAD_BYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise RequestError([_problem("unreadable", name=path.name, error=error)]) from None
-    if len(head) == _HEAD_BYTES:
-        head = head[: head.rfind(b"\n")]
+    head = _head(path)
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = head.decode(encoding)
@@ -97,6 +91,16 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if delimiter != delimiter_of(name, text.lstrip("\r\n").encode()):
         reading.append(f"delimiter: {json.dumps(delimiter)}")
     return rows, reading
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes, decompressed; whole lines of a file with more."""
+    try:
+        with fsspec.open(str(path), "rb", compression="infer") as file:
+            head: bytes = file.read(_HEAD_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise RequestError([_problem("unreadable", name=path.name, error=error)]) from None
+    return head[: head.rfind(b"\n")] if len(head) == _HEAD_BYTES else head
 
 
 def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
