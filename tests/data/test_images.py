@@ -17,7 +17,8 @@ from PIL import Image, ImageOps
 from rekindle.data.fingerprint import fingerprint
 from rekindle.data.images import to_pixels
 from rekindle.errors import DataError
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.load import load_target
+from rekindle.spec.model import ModelSpec, TrainSpec
 from tests.data.corpora import all_examples, ingested, text_spec, write_jsonl
 from tests.support.data_images import png
 
@@ -55,10 +56,15 @@ def test_folders_may_name_the_splits(tmp_path):
 
 @pytest.mark.parametrize(("size", "shape"), [([8, 5], (8, 5, 3)), (10, (10, 10, 3))])
 def test_images_are_scaled_on_request(size, shape, tmp_path):
+    """As a config says it."""
     image_folder(tmp_path / "p", change=lambda i, image: image[: 2 + i % 3])
-    said = json.dumps({"image_size": size})  # as YAML has it
-    data = text_spec(tmp_path / "p", image_size=DataSpec.model_validate_json(said).image_size)
-    summary = ingested(data, tmp_path / "out", modality="image")
+    source = {"channels": [8], "hidden": 16}
+    config = {
+        "name": "pets", "task": "image_classification", "model": {"source": source},
+        "data": {"source": str(tmp_path / "p"), "image_size": size},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    summary = ingested(load_target(tmp_path / "c.yaml").data, tmp_path / "out", modality="image")
     assert summary.image_shape == shape
 
 
