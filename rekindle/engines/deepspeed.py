@@ -15,15 +15,16 @@ import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.engines import base
 from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, untaken
-from rekindle.errors import StepError, did_you_mean
+from rekindle.errors import CheckpointError, StepError, did_you_mean
 from rekindle.tables import rows
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec, TrainSpec
 
 log = logging.getLogger(__name__)
+
+# of what a block's tp ranks divide, by DeepSpeed's word for how: the names of modules
+Divided = Mapping[str, Sequence[str]]
 
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -54,9 +58,7 @@ class DeepSpeed(Engine):
     def refuse(self, spec: Spec) -> Iterator[Finding]:
         """What DeepSpeed does not know, and keys that rekindle decides: absent, "auto" or equal."""
         train = spec.train
-        if train.layout != AUTO:
-            fix = "remove it, and set zero_optimization.stage in train.engine_config"
-            yield ("train", "layout"), "DeepSpeed divides the work by its own stages", fix
+        yield from _layout(spec)
         yield from untaken("deepspeed", train, _TABLES["fields"])
         given = train.engine_config or {}
         if train.precision == "bf16" and at(given, "zero_optimization", "stage") == 0:
@@ -81,9 +83,10 @@ class DeepSpeed(Engine):
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
-        what a micro-batch holds and which is a step's last."""
+        what a micro-batch holds and which is a step's last. `start` adds what tp ranks divide."""
         given = _decided(train.engine_config or {})
-        merged = {key: value for key, value in given.items() if key not in _REFUSED}
+        left = {*_REFUSED, "train_batch_size", "tensor_parallel"}
+        merged = {key: value for key, value in given.items() if key not in left}
         zero = dict(merged.get("zero_optimization") or {})
         zero["stage"] = int(zero.get("stage", 1))
         moved = at(zero, "offload_optimizer", "device") == "cpu"
@@ -96,12 +99,14 @@ class DeepSpeed(Engine):
         return {
             **merged, "zero_optimization": zero,
             "optimizer": {"type": "AdamW", "params": params},
-            "train_batch_size": world, "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1, "gradient_clipping": train.clip_norm or 0.0,
+            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+            "gradient_clipping": train.clip_norm or 0.0,
             "bf16": {**(merged.get("bf16") or {}), "enabled": train.precision == "bf16"},
         }  # fmt: skip
 
-    def start(self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device) -> Zero:
+    def start(
+        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device, divided: Divided
+    ) -> Zero:
         """Take over the filled part. StepError where what is in effect was not asked for."""
         import torch.distributed as dist
 
@@ -114,6 +119,8 @@ class DeepSpeed(Engine):
             raise StepError(what, where="train.engine", fix=fix) from None
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = self.config(train, dist.get_world_size())
+        if divided:
+            config["tensor_parallel"] = _autotp(_tp(train), divided)
         config["optimizer"]["params"]["lr"] = rate
         if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
             fix = "stage: 1, or precision: fp32"
@@ -131,6 +138,8 @@ class DeepSpeed(Engine):
             model=part, model_parameters=[g for g in base.by_decay(trained) if g["params"]],
             config=config, dist_init_required=False,
         )  # fmt: skip
+        if divided:  # it compares what tp ranks get by pickles
+            engine.first_dataloader_check.remove()
         for name, buffer in part.named_buffers():
             if name in exact and buffer.dtype != exact[name].dtype:
                 buffer.data = exact[name]  # positions, which bf16 would round
@@ -182,7 +191,9 @@ class Zero:
         import torch
         import torch.distributed as dist
 
-        self.module, self.zero, self.world = engine, engine.optimizer, dist.get_world_size()
+        self.module, self.zero, self.ranks = engine, engine.optimizer, engine.dp_world_size
+        self.world = dist.get_world_size()
+        self.tp = self.world // self.ranks
         self.stage = engine.zero_optimization_stage()
         self.named = {n: p for n, p in part.network.named_parameters() if p.requires_grad}
         self.inner = engine.basic_optimizer
@@ -203,7 +214,7 @@ class Zero:
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         self.module.set_gradient_accumulation_boundary(last)
-        self.module.backward(loss * self.world)
+        self.module.backward(loss * self.ranks)
 
     def step(self, rate: float) -> float:
         """Update at this rate, if finite; returns the gradients' norm before clipping."""
@@ -228,10 +239,27 @@ class Zero:
         self.updates.fill_(float(counts[0]) if counts else 0.0)
         found = {"updates": Fragment(self.updates, 0, 1)}
         for name, parameter in self.named.items():
+            part = self._part(parameter)
             for key in ("", *_MOMENTS):
                 if fragment := self._fragment(parameter, key):
-                    found[f"{name}.{key}" if key else name] = fragment
+                    found[(f"{name}.{key}" if key else name) + part] = fragment
         return found
+
+    def require_parts(self, layout: str) -> None:
+        """CheckpointError where a checkpoint of that layout holds the parts of other tp ranks."""
+        found = re.search(r"\btp (\d+)", layout)
+        if (degree := int(found[1]) if found else 1) != self.tp:
+            what = (
+                f"its checkpoints hold what each of {degree} tp ranks has of DeepSpeed's matrices"
+            )
+            fix = f"set train.layout.tp to {degree}, or remove them to start over"
+            raise CheckpointError(what, where="train.layout", fix=fix)
+
+    def _part(self, parameter: Any) -> str:
+        """What the name of a tensor ends with of which each tp rank holds another part."""
+        if not hasattr(parameter, "gather_params"):
+            return ""
+        return f"@{self.module.mpu.get_tensor_model_parallel_rank()} of tp {self.tp}"
 
     def _fragment(self, parameter: Any, key: str) -> Fragment | None:
         if self.stage == 3:
@@ -266,6 +294,13 @@ class Zero:
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """The whole value in full precision of a parameter; a collective."""
+        part = self._exact(parameter)
+        if gather := getattr(parameter, "gather_params", None):
+            gather([part := part.clone()])  # it puts the whole in the tensor's place
+        return part
+
+    def _exact(self, parameter: torch.Tensor) -> torch.Tensor:
+        """In full precision, what this tp rank holds of it."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
@@ -286,18 +321,20 @@ class Zero:
 
         places = {part: getattr(self.module, f"zero_offload_{part}")() for part in _MOVED}
         offload = [part for part, place in places.items() if place and place.device == "cpu"]
+        divided = any(self._part(parameter) for parameter in self.named.values())
         return {
             "deepspeed": deepspeed.__version__, "ZeRO stage": str(self.stage),
             "optimizer": type(self.inner).__name__, "backend": dist.get_backend(),
-            "ranks": str(self.module.dp_world_size), "offload": ", ".join(offload) or "none",
+            "ranks": str(self.ranks * self.tp), "offload": ", ".join(offload) or "none",
             "precision": "bf16" if self.module.bfloat16_enabled() else "fp32",
+            **({"tp": str(self.tp if divided else 1)} if self.tp > 1 else {}),
         }  # fmt: skip
 
     def require(self, config: Mapping[str, Any]) -> None:
         """StepError where what is in effect is not what the config asks for, or where weights in
         full precision are found in other places than those that a step computes with."""
         for name, parameter in self.named.items():
-            ours, theirs = map(_beginning, (self.whole(parameter), self._computed_with(parameter)))
+            ours, theirs = map(_beginning, (self._exact(parameter), self._computed_with(parameter)))
             if (ours - theirs).abs().max() > _ROUNDED:
                 what = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"
@@ -308,6 +345,7 @@ class Zero:
             "ZeRO stage": str(zero["stage"]), "ranks": str(self.world),
             "offload": ", ".join(moved) or "none",
             "precision": "bf16" if config["bf16"]["enabled"] else "fp32",
+            **({"tp": str(config["tensor_parallel"]["autotp_size"])} if self.tp > 1 else {}),
         }  # fmt: skip
         facts = self.facts()
         for name, value in wanted.items():
@@ -315,6 +353,41 @@ class Zero:
                 what = f"DeepSpeed trains with {name} {facts[name]}, not {value}"
                 fix = "see the log of the step for its warnings"
                 raise StepError(what, where="train.engine_config", fix=fix)
+
+
+def _tp(train: TrainSpec) -> int:
+    return 1 if isinstance(train.layout, str) else train.layout.tp
+
+
+def _autotp(tp: int, divided: Divided) -> dict[str, Any]:
+    """DeepSpeed's AutoTP: it divides the matrices that are named, and no vocabulary."""
+    specs = [
+        {
+            "patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names],
+            "partition_type": how, "grad_allreduce": how == "skip",
+        }
+        for how, names in divided.items()
+    ]  # fmt: skip
+    rules = {"use_default_specs": False, "layer_specs": specs}
+    return {"autotp_size": tp, "vocab_parallel_lm_head": False, "partition_config": rules}
+
+
+def _layout(spec: Spec) -> Iterator[Finding]:
+    """Axes that DeepSpeed does not divide by, and what its tensor parallelism is not known with."""
+    given, tp = spec.train.engine_config or {}, _tp(spec.train)
+    for axis in ("shard", "pp", "cp"):
+        if getattr(spec.train.layout, axis, 1) > 1:
+            fix = "remove it, and set zero_optimization.stage in train.engine_config"
+            yield ("train", "layout", axis), f"DeepSpeed does not divide by {axis}", fix
+    if (said := at(given, "tensor_parallel", "autotp_size")) not in (None, AUTO, tp):
+        what = f"`autotp_size` is {said} here, and train.layout.tp is {tp}"
+        yield (*CONFIG, "tensor_parallel", "autotp_size"), what, 'write "auto", or remove it'
+    if tp > 1 and at(given, "zero_optimization", "stage") == 0:
+        what = "stage 0 clips by a norm of its own on each tp rank"
+        yield (*CONFIG, "zero_optimization", "stage"), what, "stage: 1"
+    if tp > 1 and spec.model.lora is not None:
+        what = "DeepSpeed's tensor parallelism does not divide adapters"
+        yield ("train", "layout", "tp"), what, "remove model.lora, or use rekindle's engine"
 
 
 def _adamw(train: TrainSpec) -> dict[str, Any]:

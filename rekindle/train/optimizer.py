@@ -308,7 +308,11 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
     if not isinstance(engine, DeepSpeed):
         return None
     (stage,) = parts.stages
-    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device)
+    divided: dict[str, Sequence[str]] = {}
+    if parts.mesh.layout.tp > 1:
+        known = modules.required(parts.network, "tensor-parallel")
+        divided = {"column": known.column, "row": known.row, "skip": known.per_head}
+    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device, divided)
     stages = (dataclasses.replace(stage, module=stepper.module),)
     return dataclasses.replace(parts, stages=stages, stepper=stepper)
 
@@ -347,11 +351,12 @@ class Stepped:
 
     def weights(self) -> dict[str, Any]:
         """Weights in full precision, as flat pieces."""
-        return {n: p for n, p in self._pieces().items() if n in self.names}
+        return {n: p for n, p in self._pieces().items() if n.partition("@")[0] in self.names}
 
     def tensors(self) -> dict[str, Any]:
         """The engine's state beside them."""
-        return {n: p for n, p in self._pieces().items() if n not in self.names}
+        held = self.weights()
+        return {n: p for n, p in self._pieces().items() if n not in held}
 
     def facts(self) -> dict[str, str]:
         return dict(self.stepper.facts())

@@ -117,7 +117,9 @@ def build(
     if train.precision == "fp8":
         quantised.convert(network, mesh.device)
     tokens = task.objective == "tokens"
-    sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
+    ours = train.engine == "rekindle"  # another engine divides parts that are filled
+    tp = layout.tp if ours else 1
+    sequence = tp > 1 and tensor.along_sequence(network, tokens)
     kernel: Kernel = "sdpa"
     used = kernel
     if modules.known(network) is not None:
@@ -128,19 +130,22 @@ def build(
     for index in stages_of(layout, mesh.place("pp")):
         piece = cut(network, index, layout) if layout.pp > 1 else network
         first, last = index == 0, index == layout.stages - 1
-        if layout.tp > 1:
+        if tp > 1:
             tensor.divide(piece, network, mesh, tokens)
+        tensor.narrow(piece, layout.tp)
         if hasattr(piece, "config") and modules.known(piece) is not None:
             place = mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp")
             peers = attention.Peers(*place, kernel, takes_groups(mesh.device))
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
-        part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence, scores)
-        stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
+        group = mesh.group("tp") if tp > 1 else None
+        part = Part(task, piece, goal, first, last, group, sequence, scores)
+        module = _distribute(part, train, mesh) if ours else part
+        stages.append(Stage(index, layout.stages, part, module))
     for stage in stages:
         put(stage.part, mesh.device)
-    partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
+    partial = tensor.shared_by_share(network, tokens) if tp > 1 else frozenset()
     tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
     return Parts(tuple(stages), mesh, partial, tied, origins, scaling, used)

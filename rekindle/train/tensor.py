@@ -123,10 +123,14 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
             _divide_block(block, known, peers)
     if tokens:
         _divide_vocabulary(network, known, peers)
-    for module in network.modules():  # GPT-2 splits what its fused projection returns
+
+
+def narrow(network: nn.Module, tp: int) -> None:
+    """Let modules expect a rank's columns: GPT-2 splits what its fused projection returns."""
+    for module in network.modules():
         if hasattr(module, "split_size"):
             divided: Any = module
-            divided.split_size //= mesh.layout.tp
+            divided.split_size //= tp
 
 
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:

@@ -161,7 +161,7 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
-    if job.task not in TASKS:
+    if job.task not in TASKS or job.train.engine != "rekindle":
         return None
     return cell_of(KIND_OF[job.task], layout, job.train, job.model.lora is not None)
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from rekindle.data.fingerprint import fingerprint
 from rekindle.engines.deepspeed import _SEEN, DeepSpeed
-from rekindle.errors import SpecError
+from rekindle.errors import RequestError, SpecError
+from rekindle.plan.request import asked_of
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec, Spec, TrainSpec
@@ -80,6 +81,43 @@ def test_every_other_stage_trains_as_rekindle_does(tmp_path, texts, ours, stage)
     in_effect = TrainingSummary.read(tmp_path / "training-1" / "training.json").in_effect
     assert in_effect["ZeRO stage"] == stage[0]
     assert in_effect["offload"] == ("optimizer, param" if "offloaded" in stage else "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_tensor_parallel_ranks_train_as_rekindle_does(tmp_path, texts, ours, stage):
+    same(gang(tmp_path, texts, STAGES[stage], layout={"tp": 2}).start().finish(), ours)
+    summary = TrainingSummary.read(tmp_path / "training-1" / "training.json")
+    assert (summary.layout, summary.in_effect["tp"]) == ("tp 2", "2")
+
+
+@pytest.mark.slow
+def test_replicas_of_tensor_parallel_ranks_lose_one_and_go_on(tmp_path, texts, ours):
+    killed = gang(tmp_path, texts, STAGES["2"], layout={"tp": 2})
+    killed.ranks = 4
+    killed.start().until_committed().workers()[1].send_signal(signal.SIGKILL)
+    killed.finish()
+    assert "resumed from the checkpoint of step" in killed.said
+    same(killed, ours)
+
+
+@pytest.mark.slow
+def test_matrices_of_two_ranks_go_on_with_other_replicas_and_another_stage_only(
+    tmp_path, texts, ours
+):
+    stopped = gang(tmp_path, texts, STAGES["1"], layout={"tp": 2}).start().until_step(LM_EVERY + 2)
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    undivided = gang(tmp_path, texts, STAGES["1"])
+    undivided.attempt = 1
+    undivided.start().finish(1)
+    assert "what each of 2 tp ranks has of DeepSpeed's matrices" in undivided.said
+    assert "set train.layout.tp to 2, or remove them to start over" in undivided.said
+    resumed = gang(tmp_path, texts, STAGES["3"], layout={"tp": 2})
+    resumed.attempt, resumed.ranks = 2, 4
+    resumed.start().finish()
+    assert f"of {LM_STEPS} on 4 ranks" in resumed.said
+    same(resumed, ours)
 
 
 OTHERWISE = {
@@ -181,13 +219,13 @@ def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
         "name: x\ntask: causal_lm\ndata: {source: a.jsonl}\nmodel: {source: {model_type: gpt2}}\n"
-        "train: {engine: deepspeed, engine_config: ds.json, layout: {tp: 2}, precision: fp16}\n"
+        "train: {engine: deepspeed, engine_config: ds.json, layout: {pp: 2}, precision: fp16}\n"
     )
     with pytest.raises(SpecError) as caught:
         load_target(path)
     said = [problem.what.split(": ", 1)[1] for problem in caught.value.problems]
     assert said == [
-        "DeepSpeed divides the work by its own stages",
+        "DeepSpeed does not divide by pp",
         "the engine deepspeed does not train in fp16",
         "DeepSpeed has no `zero_optimisation`",
         "`scheduler` is not for rekindle",
@@ -198,6 +236,27 @@ def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
         "offload to NVMe is not supported",
     ]
     assert all(f"{path}:5" in problem.where for problem in caught.value.problems)
+
+
+def test_what_deepspeed_s_tensor_parallelism_does_not_do_is_refused():
+    ds = {"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 4}}
+    train = {"engine": "deepspeed", "engine_config": ds, "layout": {"tp": 2}}
+    given = {"name": "x", "task": "causal_lm", "model": {"lora": {}}, "train": train}
+    assert [what for _, what, _ in DeepSpeed().refuse(Spec.model_validate(given))] == [
+        "`autotp_size` is 4 here, and train.layout.tp is 2",
+        "stage 0 clips by a norm of its own on each tp rank",
+        "DeepSpeed's tensor parallelism does not divide adapters",
+    ]
+    ds |= {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": "auto"}}
+    del given["model"]
+    spec = Spec.model_validate(
+        {**given, "data": {"source": "a.jsonl"}, "model": {"source": GPT2.source}}
+    )
+    assert not [*DeepSpeed().refuse(spec)]
+    with pytest.raises(
+        RequestError, match="does not know what DeepSpeed's tensor parallelism holds"
+    ):
+        asked_of(spec)
 
 
 def test_settings_of_zero_that_ask_for_nothing_are_taken():
@@ -309,3 +368,28 @@ def test_what_a_file_says_identifies_the_work(tmp_path):
         found.append(load_target(tmp_path / "c.yaml").train)
     assert found[0] != found[1]
     assert found[1].engine_config == {"zero_optimization": {"stage": 2}}
+
+
+QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_norms_of_heads_are_trained_by_every_tensor_parallel_rank(tmp_path):
+    """Each rank has the whole norm, and a share of its gradient."""
+    model = GPT2.model_copy(update={"source": QWEN3})
+    texts = written(tmp_path, "causal_lm", model)
+    done = []
+    for name, more in {
+        "ours": {},
+        "theirs": {"engine": "deepspeed", "layout": {"tp": 2}, "activation_checkpointing": "full"},
+    }.items():
+        train = TrainSpec.model_validate(LM_TRAIN.model_dump() | more)
+        done.append(
+            Gang(tmp_path / name, texts, train=train, task="causal_lm", model=model)
+            .start()
+            .finish()
+        )
+    same(done[1], done[0])
