@@ -196,11 +196,10 @@ class RunRecord(VersionedRecord):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
-    platform does not honour; `plan` what was planned before (answers.Planned).
-    `started_at` is UTC, ISO 8601; `number` counts the runs of the home, whatever the clock says;
-    `home` is the path of the home when the record was written. `settings` of a training of a grid
-    are the values that it has for itself, such as `train.lr=1e-3`. `because` of what `rekindle
-    watch` began it."""
+    platform does not honour; `plan` what was planned before (answers.Planned). `started_at` is UTC,
+    ISO 8601; `number` counts the runs of the home, whatever the clock says; `home` is the path of
+    the home when the record was written. `settings` of a training of a grid are the values that it
+    has for itself, such as `train.lr=1e-3`. `because` of what `rekindle watch` began it."""
 
     run_id: str
     number: int = 0
@@ -806,9 +805,8 @@ class StepSummary(Record):
 class RunSummary(VersionedRecord):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
-    `earlier` names the runs of a backfill; `audit` is that of the evidence.
-    `validation` has the last scores on the validation split, `settings` what a training of a grid
-    has for itself."""
+    `earlier` names the runs of a backfill; `audit` is that of the evidence. `validation` has the
+    last scores on the validation split, `settings` what a training of a grid has for itself."""
 
     run_id: str
     run_key: str

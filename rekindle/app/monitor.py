@@ -34,7 +34,8 @@ def check(
         fix = "add `monitor: {}`, deploy, and send requests"
         raise RequestError("the config has no section `monitor`", where="monitor", fix=fix)
     now = now or dt.datetime.now(dt.UTC)
-    start = _before(now, asked.window)
+    window = parse_duration(asked.window)
+    start = shift(now, window, back=True)
     model = served_model(champion.registry_of(spec, home), spec.data, spec.task)
     evidence = Evidence.read(model.evidence) if model.evidence else None
     if evidence is None or evidence.reference is None:
@@ -45,11 +46,14 @@ def check(
     rows, labels = seen.rows, dict[str, monitor.Label]()
     answers = (rows.column(name).null_count < len(rows) for name in ("label", "value"))
     if asked.labels and len(rows) and any(answers):
-        young = _before(now, asked.label_delay) if asked.label_delay else now
+        young = now
+        if asked.label_delay:
+            young = shift(now, parse_duration(asked.label_delay), back=True)
         old = rows.filter(pc.less(rows.column("time"), young))
         modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}
         labels = monitor.labels(spec.data, modality, asked.labels, ids)
-    earlier = monitor.seen(to.root, model.name, model.digest, _before(start, asked.window), start)
+    begin = shift(start, window, back=True)
+    earlier = monitor.seen(to.root, model.name, model.digest, begin, start)
     signals = monitor.judge(
         evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows
     )
@@ -84,10 +88,6 @@ def _push(found: Monitored, platform: str) -> None:
         named = {f"monitor.signal.{name}": value for name, value in figures.items()}
         telemetry.set({**named, "monitor.signal.alarm": one.alarm}, signal=one.name)
     telemetry.close()
-
-
-def _before(now: dt.datetime, length: str) -> dt.datetime:
-    return shift(now.replace(tzinfo=None), parse_duration(length), back=True).replace(tzinfo=dt.UTC)
 
 
 def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dict[str, str]:

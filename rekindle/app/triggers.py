@@ -7,7 +7,7 @@ import math
 from typing import Self
 
 from rekindle.data.arrivals import Arrivals
-from rekindle.data.window import Duration, parse_duration, shift
+from rekindle.data.window import parse_duration, shift
 from rekindle.records import Fingerprint, Monitored
 from rekindle.spec.schedule import TriggersSpec
 
@@ -74,7 +74,8 @@ def _fired(
         needed = asked if isinstance(asked, int) else max(1, math.ceil(asked * held.had))
         found.append((held.new >= needed, f"{held.new:,} new rows (due from {needed:,})"))
     if triggers.every is not None:
-        at = _after(past.judged_at, triggers.every) if past.judged_at else now
+        every = parse_duration(triggers.every)
+        at = shift(past.judged_at, every) if past.judged_at else now
         ago = f"the last judged run began at least {triggers.every} ago"
         words = ago if at <= now else f"due at {_said(at)}"
         found.append((at <= now, words))
@@ -102,18 +103,14 @@ def _held_back(triggers: TriggersSpec, now: dt.datetime, past: Past) -> str:
     """What stands against a run that is due, if anything does."""
     if triggers.cooldown is not None and past.began:
         factor = 2 ** min(past.lost, MOST_DOUBLED)
-        if (at := _after(past.began[0], triggers.cooldown, factor)) > now:
+        pause = parse_duration(triggers.cooldown) * factor
+        if (at := shift(past.began[0], pause)) > now:
             lost = f" (x {factor}: {past.lost} in a row refused or failed)" if past.lost else ""
             return f"the cooldown of {triggers.cooldown}{lost} ends at {_said(at)}"
     lately = [time for time in past.began if time > now - _WEEK]
     if triggers.max_per_week is not None and len(lately) >= triggers.max_per_week:
         return f"{len(lately)} runs began within seven days, and {triggers.max_per_week} may"
     return ""
-
-
-def _after(time: dt.datetime, length: str, times: int = 1) -> dt.datetime:
-    span: Duration = parse_duration(length) * times
-    return shift(time.replace(tzinfo=None), span).replace(tzinfo=dt.UTC)
 
 
 def _said(time: dt.datetime) -> str:

@@ -73,9 +73,7 @@ def turn(
             decided_before = (one for one in before[::-1] if not one.because.startswith(_UNDECIDED))
             if getattr(next(decided_before, None), "decision", "") != "suggested":
                 tell(spec.notify, "suggestion", f"{spec.name}: a run is due: {decided.because}")
-        if decided.decision != "ran":
-            return decided
-        return _acted(path, spec, decided, last, act)
+        return decided if decided.decision != "ran" else _acted(path, spec, decided, last, act)
 
 
 def _decided(
@@ -173,7 +171,9 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
     """What runs came to, and what the last one that was judged left."""
     dated = {one.run_id: one.at for one in before}
     times = {run.run_id: formats.instant(dated.get(run.run_id, run.started_at)) for run in known}
-    lost = max(_lost(known), _failed(known, before, times, home))
+    over = (run for run in known if run.status in ("succeeded", "failed"))
+    in_a_row = len([*itertools.takewhile(_is_lost, over)])
+    lost = max(in_a_row, _failed(known, before, times, home))
     past = Past(tuple(time for time in times.values() if time), lost=lost)
     ended = (run.summary for run in known if run.status == "succeeded")
     # one training of a grid has no gate: the best of them is judged in a run of its own
@@ -190,12 +190,6 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
         past, judged=record.run_id, judged_at=times[record.run_id], because=record.because,
         read=found.fingerprint, refused=judged["gate"]["decision"] == "refused",
     ), found  # fmt: skip
-
-
-def _lost(known: list[Entry]) -> int:
-    """How many of the newest runs in a row failed, or had a candidate that was refused."""
-    ended = (run for run in known if run.status in ("succeeded", "failed"))
-    return sum(1 for _ in itertools.takewhile(_is_lost, ended))
 
 
 def _is_lost(run: Entry) -> bool:

@@ -1,16 +1,17 @@
 """`rekindle gc`: lists what old runs left under the home folder, and removes it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from rekindle import formats
+from rekindle.app.champion import registry_of
 from rekindle.cli.options import agree, answer, shared, yes
 from rekindle.outputs import Collected, HomeItem
 from rekindle.platforms.local.removal import remove
-from rekindle.records import RunRecord
+from rekindle.registry.models import aliases
 from rekindle.report.index import render_index
 from rekindle.report.retention import Retention
 from rekindle.spec.model import Spec
@@ -37,7 +38,10 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     run stays if its model version has an alias in the registry, or if its candidate waits for
     approval. Nothing is removed from the registry."""
     place = home.resolve()
-    retention = Retention(place, lambda record: _aliases(record, place), keep_runs, days)
+    retention = Retention(
+        place, lambda run: aliases(registry_of(Spec.model_validate(run.spec), place)),
+        keep_runs, days,
+    )  # fmt: skip
     shown = list(retention.look())
     going = [item for item in shown if not item.stays]
     _table(shown)
@@ -51,13 +55,6 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
         click.echo(f"removed {len(gone):,} things, {_size(gone)}", err=True)
     if as_json:
         answer(Collected(items=tuple(shown)))
-
-
-def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:
-    from rekindle.registry.models import Registry, aliases
-
-    spec = Spec.model_validate(record.spec)
-    return aliases(Registry(spec.registration, spec.model_name, str(home)))
 
 
 def _table(items: Sequence[HomeItem]) -> None:

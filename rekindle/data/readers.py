@@ -51,7 +51,9 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
     delimiter = delimiter_of(file.name, head) if file.delimiter == "auto" else file.delimiter
     if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
-    header = _first_line(head) if file.start else b""
+    # the line that names the columns, with blank ones before it
+    begin = len(head) - len(head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"))
+    header = head[: head.find(b"\n", begin) + 1] if file.start else b""
     with file.open(header) as stream:
         lines = _RowLines(stream, delimiter, file.line - header.count(b"\n"))
 
@@ -158,12 +160,6 @@ class _RowLines(io.RawIOBase):
     def unclosed(self) -> int:
         """At the end, the line of a last row whose quote is not closed; 0 for none."""
         return 0 if self._skipped else self.quote_at_the_end
-
-
-def _first_line(head: bytes) -> bytes:
-    """The line that names the columns, with blank ones before it."""
-    begin = len(head) - len(head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"))
-    return head[: head.find(b"\n", begin) + 1]
 
 
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:

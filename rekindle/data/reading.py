@@ -53,7 +53,9 @@ class _Reading:
         before = self._needed.get(now[0].split, {})
         needed = self._needed[now[0].split] = {file.path: file for file in [*now, *soon]}
         if self.away is not None:
-            self._check_room()
+            held = sum(file.bytes for files in self._needed.values() for file in files.values())
+            if held > self.manifest.disk_bytes:
+                raise RequestError([refusal("no room", held=size(held))])
             for name in set(before) - set(needed):
                 (self.files / name).unlink(missing_ok=True)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -67,11 +69,6 @@ class _Reading:
         column = self.away.column
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from pool.map(lambda file: column(file.key, SHARD, "hash"), files)
-
-    def _check_room(self) -> None:
-        held = sum(file.bytes for files in self._needed.values() for file in files.values())
-        if held > self.manifest.disk_bytes:
-            raise RequestError([refusal("no room", held=size(held))])
 
     def _try(self, files: Sequence[ShardFile]) -> None:
         try:

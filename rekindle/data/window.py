@@ -90,17 +90,17 @@ def parse_time(text: str) -> dt.datetime:
 
 def shift(time: dt.datetime, by: Duration, *, back: bool = False) -> dt.datetime:
     """`time` moved by a duration, months first; held within the years 1 to 9999."""
-    sign = -1 if back else 1
+    sign, end = (-1, dt.datetime.min) if back else (1, _DEADLINE)
     month = time.year * 12 + time.month - 1 + sign * by.months
     if not 12 <= month < 120_000:
-        return dt.datetime.min if back else _DEADLINE
+        return end.replace(tzinfo=time.tzinfo)
     year, month = month // 12, month % 12 + 1
     day = min(time.day, calendar.monthrange(year, month)[1])
     try:
         moved = time.replace(year=year, month=month, day=day)
         return moved + dt.timedelta(seconds=sign * by.seconds)
     except OverflowError:
-        return dt.datetime.min if back else _DEADLINE
+        return end.replace(tzinfo=time.tzinfo)
 
 
 def floor(time: dt.datetime, unit: str) -> dt.datetime:

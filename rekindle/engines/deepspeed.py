@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.engines import base
 from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, Fragment, at, untaken
-from rekindle.errors import CheckpointError, StepError, did_you_mean
+from rekindle.errors import StepError, did_you_mean
 from rekindle.tables import rows
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec, TrainSpec
 
 log = logging.getLogger(__name__)
-
-# of what a block's tp ranks divide, by DeepSpeed's word for how: the names of modules
-Divided = Mapping[str, Sequence[str]]
 
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -105,9 +102,11 @@ class DeepSpeed(Engine):
         }  # fmt: skip
 
     def start(
-        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device, divided: Divided
-    ) -> Zero:
-        """Take over the filled part. StepError where what is in effect was not asked for."""
+        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device,
+        divided: Mapping[str, Sequence[str]],
+    ) -> Zero:  # fmt: skip
+        """Take over the filled part. StepError where what is in effect was not asked for. Tp ranks
+        divide the modules of these names by "column" or "row", and add up slopes of "skip"."""
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -120,7 +119,17 @@ class DeepSpeed(Engine):
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = self.config(train, dist.get_world_size())
         if divided:
-            config["tensor_parallel"] = _autotp(_tp(train), divided)
+            specs = [
+                {
+                    "patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names],
+                    "partition_type": how, "grad_allreduce": how == "skip",
+                }
+                for how, names in divided.items()
+            ]  # fmt: skip
+            config["tensor_parallel"] = {
+                "autotp_size": getattr(train.layout, "tp", 1), "vocab_parallel_lm_head": False,
+                "partition_config": {"use_default_specs": False, "layer_specs": specs},
+            }  # fmt: skip
         config["optimizer"]["params"]["lr"] = rate
         if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
             fix = "stage: 1, or precision: fp32"
@@ -245,16 +254,6 @@ class Zero:
                     found[(f"{name}.{key}" if key else name) + part] = fragment
         return found
 
-    def require_parts(self, layout: str) -> None:
-        """CheckpointError where a checkpoint of that layout holds the parts of other tp ranks."""
-        found = re.search(r"\btp (\d+)", layout)
-        if (degree := int(found[1]) if found else 1) != self.tp:
-            what = (
-                f"its checkpoints hold what each of {degree} tp ranks has of DeepSpeed's matrices"
-            )
-            fix = f"set train.layout.tp to {degree}, or remove them to start over"
-            raise CheckpointError(what, where="train.layout", fix=fix)
-
     def _part(self, parameter: Any) -> str:
         """What the name of a tensor ends with of which each tp rank holds another part."""
         if not hasattr(parameter, "gather_params"):
@@ -292,19 +291,15 @@ class Zero:
         elif self.zero is not self.inner:
             self.zero.update_lp_params()
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The whole value in full precision of a parameter; a collective."""
-        part = self._exact(parameter)
-        if gather := getattr(parameter, "gather_params", None):
-            gather([part := part.clone()])  # it puts the whole in the tensor's place
-        return part
-
-    def _exact(self, parameter: torch.Tensor) -> torch.Tensor:
-        """In full precision, what this tp rank holds of it."""
+    def whole(self, parameter: torch.Tensor, of_tp: bool = True) -> torch.Tensor:
+        """The whole value in full precision of a parameter, or of its tp rank; a collective."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-        return self._computed_with(parameter) if found is None else found.detach()
+        part = self._computed_with(parameter) if found is None else found.detach()
+        if of_tp and (gather := getattr(parameter, "gather_params", None)):
+            gather([part := part.clone()])  # it puts the whole in the tensor's place
+        return part
 
     def _computed_with(self, parameter: torch.Tensor) -> torch.Tensor:
         import deepspeed
@@ -334,7 +329,9 @@ class Zero:
         """StepError where what is in effect is not what the config asks for, or where weights in
         full precision are found in other places than those that a step computes with."""
         for name, parameter in self.named.items():
-            ours, theirs = map(_beginning, (self._exact(parameter), self._computed_with(parameter)))
+            ours, theirs = map(
+                _beginning, (self.whole(parameter, False), self._computed_with(parameter))
+            )
             if (ours - theirs).abs().max() > _ROUNDED:
                 what = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"
@@ -355,38 +352,21 @@ class Zero:
                 raise StepError(what, where="train.engine_config", fix=fix)
 
 
-def _tp(train: TrainSpec) -> int:
-    return 1 if isinstance(train.layout, str) else train.layout.tp
-
-
-def _autotp(tp: int, divided: Divided) -> dict[str, Any]:
-    """DeepSpeed's AutoTP: it divides the matrices that are named, and no vocabulary."""
-    specs = [
-        {
-            "patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names],
-            "partition_type": how, "grad_allreduce": how == "skip",
-        }
-        for how, names in divided.items()
-    ]  # fmt: skip
-    rules = {"use_default_specs": False, "layer_specs": specs}
-    return {"autotp_size": tp, "vocab_parallel_lm_head": False, "partition_config": rules}
-
-
 def _layout(spec: Spec) -> Iterator[Finding]:
     """Axes that DeepSpeed does not divide by, and what its tensor parallelism is not known with."""
-    given, tp = spec.train.engine_config or {}, _tp(spec.train)
+    given, tp = spec.train.engine_config or {}, getattr(spec.train.layout, "tp", 1)
     for axis in ("shard", "pp", "cp"):
         if getattr(spec.train.layout, axis, 1) > 1:
-            fix = "remove it, and set zero_optimization.stage in train.engine_config"
-            yield ("train", "layout", axis), f"DeepSpeed does not divide by {axis}", fix
+            what = f"DeepSpeed does not divide by {axis}"
+            yield ("train", "layout", axis), what, "use its stages"
     if (said := at(given, "tensor_parallel", "autotp_size")) not in (None, AUTO, tp):
         what = f"`autotp_size` is {said} here, and train.layout.tp is {tp}"
         yield (*CONFIG, "tensor_parallel", "autotp_size"), what, 'write "auto", or remove it'
     if tp > 1 and at(given, "zero_optimization", "stage") == 0:
-        what = "stage 0 clips by a norm of its own on each tp rank"
+        what = "stage 0 clips each tp rank alone"
         yield (*CONFIG, "zero_optimization", "stage"), what, "stage: 1"
     if tp > 1 and spec.model.lora is not None:
-        what = "DeepSpeed's tensor parallelism does not divide adapters"
+        what = "DeepSpeed does not divide adapters"
         yield ("train", "layout", "tp"), what, "remove model.lora, or use rekindle's engine"
 
 

@@ -48,7 +48,7 @@ from rekindle.records import (
     Slice,
 )
 from rekindle.spec.identity import digest
-from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec, SplitSpec
+from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
 
@@ -73,7 +73,8 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     if not record.same_targets:
         metric = slice_metric = "bits_per_byte"
     columns = [name for name in data.slices if name != spec.gate.cluster]
-    clusters_N, epoch = _clusters(rows, spec.gate.cluster), _epoch(data.split)
+    clusters_N, split = _clusters(rows, spec.gate.cluster), data.split
+    epoch = digest([split.by, round(split.test, 9), split.salt, split.gap])  # of the test rows
     slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
@@ -353,11 +354,6 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
 
 def _too_few(clusters_N: Ints | None) -> bool:
     return clusters_N is not None and len(np.unique(clusters_N)) < _FEWEST
-
-
-def _epoch(split: SplitSpec) -> str:
-    """Tells apart what draws other test rows: not how the rest is divided."""
-    return digest([split.by, round(split.test, 9), split.salt, split.gap])
 
 
 def _left(spec: GateSpec, earlier: int) -> float:

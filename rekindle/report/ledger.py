@@ -14,7 +14,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import rekindle
 from rekindle import formats
@@ -26,6 +26,8 @@ from rekindle.report import costs, verdicts
 from rekindle.report.collect import collect, summarised
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", Turn, Monitored)
 
 INDEX = ".index.jsonl"
 _FORMAT = [7, rekindle.__version__]
@@ -132,25 +134,25 @@ def path_of(home: Path, slug: str) -> Path:
 
 def turns(path: Path) -> list[Turn]:
     """The turns in such a file, the oldest first, each as it ended; none where there is no file."""
-    found = dict[str, Turn]()
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut short, or of another version
-                one = Turn.model_validate_json(line)
-                found[one.turn] = one
-    return list(found.values())
+    return list({one.turn: one for one in _read(path, Turn)}.values())
 
 
 def checks(home: Path) -> dict[str, list[Monitored]]:
     """What monitors found under `home`, the oldest first, by the name of the config."""
     found = dict[str, list[Monitored]]()
     for path in sorted((home / "monitored").glob("*.jsonl")):
-        with contextlib.suppress(OSError), path.open("rb") as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):  # cut short, or of another version
-                    one = Monitored.model_validate_json(line)
-                    found.setdefault(one.name, []).append(one)
+        with contextlib.suppress(OSError):
+            for one in _read(path, Monitored):
+                found.setdefault(one.name, []).append(one)
     return found
+
+
+def _read(path: Path, kind: type[R]) -> Iterator[R]:
+    """The records in the lines of a file, if it is there; damaged ones are left out."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # cut short, or of another version
+                yield kind.model_validate_json(line)
 
 
 def record_in(folder: Path, run_id: str) -> RunRecord:

@@ -175,9 +175,7 @@ def _anchored(field: str, value: str, folder: Path) -> str:
         "source": not _is_hub_name(value, folder),
         "tokenizer": not _is_hub_name(value, folder),
     }.get(field, True)
-    if not is_path:
-        return value
-    return str((folder / Path(value).expanduser()).absolute())
+    return value if not is_path else str((folder / Path(value).expanduser()).absolute())
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:

@@ -103,9 +103,10 @@ def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = N
         dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
-        what = f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}"
+        of = checkpoint.state.get("layout", "another layout")
+        what = f"the checkpoint {checkpoint.name}, of {of}, cannot be loaded: {problem.what}"
         where = problem.where or f"{checkpoint.root}/{checkpoint.name}"
-        fix = problem.fix or "remove it to start from the one before"
+        fix = problem.fix or "remove it to start from the one before, or train in its layout"
         raise CheckpointError(what, where=where, fix=fix) from error
 
 

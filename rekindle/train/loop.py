@@ -374,8 +374,6 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
-        if self.parts.stepper:
-            self.parts.stepper.require_parts(str(checkpoint.state["layout"]))
         load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.spent = self._over(self.seconds_before)

@@ -308,10 +308,8 @@ def taken(parts: Parts, train: TrainSpec) -> Parts | None:
     if not isinstance(engine, DeepSpeed):
         return None
     (stage,) = parts.stages
-    divided: dict[str, Sequence[str]] = {}
-    if parts.mesh.layout.tp > 1:
-        known = modules.required(parts.network, "tensor-parallel")
-        divided = {"column": known.column, "row": known.row, "skip": known.per_head}
+    known = modules.required(parts.network, "tensor-parallel") if parts.mesh.layout.tp > 1 else None
+    divided = {"column": known.column, "row": known.row, "skip": known.per_head} if known else {}
     stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device, divided)
     stages = (dataclasses.replace(stage, module=stepper.module),)
     return dataclasses.replace(parts, stages=stages, stepper=stepper)
@@ -355,8 +353,7 @@ class Stepped:
 
     def tensors(self) -> dict[str, Any]:
         """The engine's state beside them."""
-        held = self.weights()
-        return {n: p for n, p in self._pieces().items() if n not in held}
+        return {n: p for n, p in self._pieces().items() if n.partition("@")[0] not in self.names}
 
     def facts(self) -> dict[str, str]:
         return dict(self.stepper.facts())

@@ -132,14 +132,16 @@ def build(
         first, last = index == 0, index == layout.stages - 1
         if tp > 1:
             tensor.divide(piece, network, mesh, tokens)
-        tensor.narrow(piece, layout.tp)
+        for module in piece.modules():  # GPT-2 splits what its fused projection returns
+            if hasattr(module, "split_size"):
+                module.split_size //= layout.tp  # type: ignore[operator,assignment]
         if hasattr(piece, "config") and modules.known(piece) is not None:
             place = mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp")
             peers = attention.Peers(*place, kernel, takes_groups(mesh.device))
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
-        group = mesh.group("tp") if tp > 1 else None
+        group = mesh.group("tp") if ours else None
         part = Part(task, piece, goal, first, last, group, sequence, scores)
         module = _distribute(part, train, mesh) if ours else part
         stages.append(Stage(index, layout.stages, part, module))

@@ -125,14 +125,6 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
         _divide_vocabulary(network, known, peers)
 
 
-def narrow(network: nn.Module, tp: int) -> None:
-    """Let modules expect a rank's columns: GPT-2 splits what its fused projection returns."""
-    for module in network.modules():
-        if hasattr(module, "split_size"):
-            divided: Any = module
-            divided.split_size //= tp
-
-
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
     """Parameters that every tp rank holds whole, but of whose gradient it has a share."""
     if isinstance(network, nn.Sequential):
