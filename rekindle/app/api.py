@@ -1,6 +1,7 @@
 """The notebook's way in: the same objects as the command line, as values to look at.
 
-spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"]) run = rekindle.run(spec)"""
+spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
+run = rekindle.run(spec)"""
 
 import dataclasses
 import html

@@ -329,9 +329,8 @@ class Zero:
         """StepError where what is in effect is not what the config asks for, or where weights in
         full precision are found in other places than those that a step computes with."""
         for name, parameter in self.named.items():
-            ours, theirs = map(
-                _beginning, (self.whole(parameter, False), self._computed_with(parameter))
-            )
+            pair = self.whole(parameter, of_tp=False), self._computed_with(parameter)
+            ours, theirs = map(_beginning, pair)
             if (ours - theirs).abs().max() > _ROUNDED:
                 what = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"
@@ -358,10 +357,10 @@ def _layout(spec: Spec) -> Iterator[Finding]:
     for axis in ("shard", "pp", "cp"):
         if getattr(spec.train.layout, axis, 1) > 1:
             what = f"DeepSpeed does not divide by {axis}"
-            yield ("train", "layout", axis), what, "use its stages"
+            yield ("train", "layout", axis), what, "remove it; ZeRO's stages divide"
     if (said := at(given, "tensor_parallel", "autotp_size")) not in (None, AUTO, tp):
         what = f"`autotp_size` is {said} here, and train.layout.tp is {tp}"
-        yield (*CONFIG, "tensor_parallel", "autotp_size"), what, 'write "auto", or remove it'
+        yield (*CONFIG, "tensor_parallel", "autotp_size"), what, f"set train.layout.tp to {said}"
     if tp > 1 and at(given, "zero_optimization", "stage") == 0:
         what = "stage 0 clips each tp rank alone"
         yield (*CONFIG, "zero_optimization", "stage"), what, "stage: 1"

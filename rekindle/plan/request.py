@@ -57,7 +57,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         raise RequestError([problem("pipeline")])
     if spec.train.engine not in ("rekindle", "deepspeed"):
         raise RequestError([problem("engine", engine=spec.train.engine)])
-    if spec.train.engine != "rekindle" and spec.train.layout != "auto" and spec.train.layout.tp > 1:
+    if spec.train.engine == "deepspeed" and getattr(spec.train.layout, "tp", 1) > 1:
         raise RequestError([problem("autotp")])
     if spec.task not in _PLANNED or spec.train.entrypoint:
         name, known = "script" if spec.train.entrypoint else "task", " and ".join(_PLANNED)

@@ -133,7 +133,7 @@ def build(
         if tp > 1:
             tensor.divide(piece, network, mesh, tokens)
         for module in piece.modules():  # GPT-2 splits what its fused projection returns
-            if hasattr(module, "split_size"):
+            if layout.tp > 1 and hasattr(module, "split_size"):
                 module.split_size //= layout.tp  # type: ignore[operator,assignment]
         if hasattr(piece, "config") and modules.known(piece) is not None:
             place = mesh.place("tp"), layout.tp, layout.cp, mesh.group("cp")

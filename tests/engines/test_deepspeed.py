@@ -20,7 +20,7 @@ from rekindle.plan.request import asked_of
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec, Spec, TrainSpec
-from tests.support.train_resume import GPT2, LM_EVERY, LM_STEPS, LM_TRAIN, Gang, written
+from tests.support.train_resume import DISTILBERT, GPT2, LM_EVERY, LM_STEPS, LM_TRAIN, Gang, written
 
 pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed")
 
@@ -184,9 +184,10 @@ def test_a_stopped_training_goes_on_with_other_ranks_and_another_stage(
 
 
 @pytest.mark.slow
-def test_bf16_keeps_weights_in_full_precision_beside(tmp_path, texts, ours):
+@pytest.mark.parametrize("layout", ["auto", {"tp": 2}], ids=["replicas", "tp"])
+def test_bf16_keeps_weights_in_full_precision_beside(tmp_path, texts, ours, layout):
     """DeepSpeed computes in weights of bf16 and updates those of fp32, which are exported."""
-    done = gang(tmp_path, texts, {"stage": 2}, precision="bf16").start().finish()
+    done = gang(tmp_path, texts, {"stage": 2}, precision="bf16", layout=layout).start().finish()
     assert {value.dtype for value in weights(done).values()} == {torch.float32}
     assert done.losses[-1][1] == pytest.approx(ours.losses[-1][1], rel=2e-2)
     in_effect = TrainingSummary.read(tmp_path / "training-1" / "training.json").in_effect
@@ -242,7 +243,9 @@ def test_what_deepspeed_s_tensor_parallelism_does_not_do_is_refused():
     ds = {"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 4}}
     train = {"engine": "deepspeed", "engine_config": ds, "layout": {"tp": 2}}
     given = {"name": "x", "task": "causal_lm", "model": {"lora": {}}, "train": train}
-    assert [what for _, what, _ in DeepSpeed().refuse(Spec.model_validate(given))] == [
+    found = [*DeepSpeed().refuse(Spec.model_validate(given))]
+    assert found[0][2] == "set train.layout.tp to 4"
+    assert [what for _, what, _ in found] == [
         "`autotp_size` is 4 here, and train.layout.tp is 2",
         "stage 0 clips each tp rank alone",
         "DeepSpeed does not divide adapters",
@@ -370,17 +373,23 @@ def test_what_a_file_says_identifies_the_work(tmp_path):
     assert found[1].engine_config == {"zero_optimization": {"stage": 2}}
 
 
-QWEN3 = {
+HEAD_NORMS = {
     "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 64, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
+QWEN3 = GPT2.model_copy(update={"source": HEAD_NORMS})
+
+
 @pytest.mark.slow
-def test_norms_of_heads_are_trained_by_every_tensor_parallel_rank(tmp_path):
-    """Each rank has the whole norm, and a share of its gradient."""
-    model = GPT2.model_copy(update={"source": QWEN3})
-    texts = written(tmp_path, "causal_lm", model)
+@pytest.mark.parametrize(
+    ("task", "model"), [("causal_lm", QWEN3), ("text_classification", DISTILBERT)],
+    ids=["norms of heads", "texts with a class"],
+)  # fmt: skip
+def test_other_networks_are_divided_by_tensor_parallel_ranks(tmp_path, task, model):
+    """Each rank has the whole norm of Qwen 3's heads, and a share of its gradient."""
+    texts = written(tmp_path, task, model)
     done = []
     for name, more in {
         "ours": {},
@@ -388,8 +397,6 @@ def test_norms_of_heads_are_trained_by_every_tensor_parallel_rank(tmp_path):
     }.items():
         train = TrainSpec.model_validate(LM_TRAIN.model_dump() | more)
         done.append(
-            Gang(tmp_path / name, texts, train=train, task="causal_lm", model=model)
-            .start()
-            .finish()
+            Gang(tmp_path / name, texts, train=train, task=task, model=model).start().finish()
         )
     same(done[1], done[0])
