@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all layouts matrices torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all layouts torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,11 +60,8 @@ test-all: install .venv/models .venv-clusters/installed .venv-vllm/installed  ##
 	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
 	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py
 
-layouts: install  ## every proven layout against one process, half an hour; `make test-all` takes a part
-	LAYOUTS=all $(BIN)/python -m pytest -q tests/train/test_layouts.py
-
-matrices: install  ## every stored trace at both depths, every layout's memory on live ranks: minutes; `make test-all` takes a part
-	MATRICES=all $(BIN)/python -m pytest -q tests/plan/test_memory.py tests/train/test_live_memory.py
+layouts: install  ## every proven layout against one process, and both depths of every stored trace of memory, half an hour; `make test-all` takes a part
+	LAYOUTS=all $(BIN)/python -m pytest -q tests/train/test_layouts.py tests/plan/test_memory.py
 
 # how long `make torture` goes on
 MINUTES ?= 8

@@ -1,7 +1,7 @@
 """The closed form of memory against traces of the engine, and what must hold of it everywhere.
 
 Traces are stored, of cases that we chose (traces.json, by `python -m tests.plan.retrace`: a few are made anew here; the slow test makes
-the shallower of each two, and both by `make matrices`) and of cases that a seed drew (fresh.json, by `python -m tests.plan.fresh SEED NUMBER --keep`).
+the shallower of each two, and both by `make layouts`) and of cases that a seed drew (fresh.json, by `python -m tests.plan.fresh SEED NUMBER --keep`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_all_traces_are_what_is_stored():
 
 def same(names):
     # a stage of three blocks has all that there is: a deeper one repeats the second
-    count = 2 if os.environ.get("MATRICES") == "all" else 1
+    count = 2 if os.environ.get("LAYOUTS") == "all" else 1
     jobs = [
         job(finalist(n), STORED[n]["pp_rank"], depth)
         for n in names
