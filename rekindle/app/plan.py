@@ -18,9 +18,9 @@ from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
 from rekindle.plan.plan import Plan, make, refusals, told
-from rekindle.plan.request import asked_of, left_open, on_gpu
+from rekindle.plan.request import asked_of, known_shape, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.spec.layout import AXES
+from rekindle.spec.layout import AXES, resolve
 from rekindle.spec.model import AUTO, MOST_HOURS, LayoutSpec, Spec
 from rekindle.tables import problems_in
 
@@ -148,6 +148,9 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = N
         asked = asked_of(spec, ask_hub=False)
         fleet = fleets(spec.resources, platform, region, prices, spec.platforms.local.ranks)[0]
     except RequestError:
+        if platform != "local" and not spec.train.entrypoint:  # a layout is checked all the same
+            world = spec.resources.nodes * spec.resources.gpus_per_node
+            resolve(spec.train, world, known_shape(spec))
         return None
     if on_gpu(asked, fleet.gpu).train.precision not in fleet.gpu.tflops:
         return None

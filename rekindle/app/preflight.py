@@ -12,9 +12,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
@@ -24,14 +23,14 @@ from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, collected, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
-from rekindle.plan.request import model_config
+from rekindle.plan.request import known_shape
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.docker import find
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition, problems_in
 from rekindle.spec.checks import unknown_classes
-from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout import resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 from rekindle.spec.platforms import PlatformsSpec
@@ -248,13 +247,8 @@ def _layout(spec: Spec) -> Iterator[Problem]:
     kind, train = KIND_OF.get(spec.task), spec.train
     if kind is None or train.entrypoint:
         return
-    config: Mapping[str, Any] = {}
-    if kind != "image":
-        with contextlib.suppress(RequestError):  # it is on the hub
-            config = model_config(spec, ask_hub=False)
-    shape = Shape.of(config) if "model_type" in config else None
     try:
-        layout = resolve(train, spec.platforms.local.ranks, shape)
+        layout = resolve(train, spec.platforms.local.ranks, known_shape(spec))
         wanted = [train.precision]
         if train.precision == "auto":  # which the ranks decide
             wanted = ["bf16", "fp32"] if has_gpu() else ["fp32"]

@@ -64,7 +64,7 @@ def due(
 
 
 def _fired(
-    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None = None
+    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None
 ) -> tuple[bool, str]:
     """Whether one of the triggers fires, and those that do, or what they wait for."""
     if triggers.new_rows is None and triggers.every is None and moved is None:

@@ -250,10 +250,8 @@ def _bands(text: str) -> bytes:
     runs = np.lib.stride_tricks.sliding_window_view(words, len(weights)) @ weights
     least = np.full(len(_FACTORS), np.iinfo(np.uint64).max)
     for start in range(0, len(runs), 1_024):
-        mixed = _mixed(runs[start : start + 1_024, None] ^ _FACTORS)
-        least = np.minimum(least, mixed.min(0))
-    rows = least.reshape(_BANDS, -1)
-    bands = (bytes([band]) + row.tobytes() for band, row in enumerate(rows))
+        least = np.minimum(least, _mixed(runs[start : start + 1_024, None] ^ _FACTORS).min(0))
+    bands = (bytes([band]) + row.tobytes() for band, row in enumerate(least.reshape(_BANDS, -1)))
     return b"".join(hashlib.blake2b(band, digest_size=16).digest() for band in bands)
 
 

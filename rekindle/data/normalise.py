@@ -131,8 +131,7 @@ class Normaliser:
         found = texts(raw, self._data.columns.label, "scalar", self._findings)
         bad = found.noted | self._note("empty label", found.blank, raw)
         if self._labels is not None:
-            known = np.asarray(pa.compute.is_in(found.values, self._labels), bool)
-            unknown = ~known & ~bad
+            unknown = ~np.asarray(pa.compute.is_in(found.values, self._labels), bool) & ~bad
             for row in np.flatnonzero(unknown).tolist():
                 self._findings.add("unknown label", raw.place(row), found.values[row].as_py())
             bad |= unknown

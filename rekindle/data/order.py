@@ -263,7 +263,7 @@ class SampleOrder:
         first: Indices = np.repeat(self._starts[shards] - (ends - sizes), sizes)
         return first + np.arange(ends[-1])
 
-    def _permutation(self, count: int, epoch: int, stream: int, window: int = 0) -> Indices:
+    def _permutation(self, count: int, epoch: int, stream: int, window: int) -> Indices:
         key = np.array([self.seed, epoch], np.uint64)
         counter = np.array([0, 0, window, stream], np.uint64)
         words = np.random.Philox(key=key, counter=counter).random_raw(count)

@@ -119,8 +119,7 @@ def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list
             end = min(start + files.PIECE_BYTES, file.size)
             cuts.append([file.path, start, end, file.size, _lines_of(file, source)])
     items = [*files.grouped(cuts, (lambda cut: cut[2] - cut[1], files.PIECE_BYTES))]
-    listed = [[f.path, f.version] for f in source.files.files]
-    work = digest(["measure", uri, listed])
+    work = digest(["measure", uri, [[f.path, f.version] for f in source.files.files]])
     found = executor.map(f"{__name__}:measure", {"source": uri}, items, work)
     blocks: dict[str, list[Block]] = {}
     for (path, *_), (sha256, newlines, quotes) in zip(cuts, itertools.chain(*found), strict=True):

@@ -373,8 +373,7 @@ def _csv_header_fits(
 
 def _header(text: str, delimiter: str) -> list[str] | None:
     """The names of the columns in the first line that is not empty."""
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    return next(filter(None, rows), None)
+    return next(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), None)
 
 
 def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:

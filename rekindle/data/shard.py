@@ -70,7 +70,10 @@ def shard(
         kept, away = Store(store or scratch), bool(store and data.disk_gb)
         own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
         tokenizer = folder_fingerprint(assets)
-        made_of = [code(), own, _encoding(settings), summary.labels, tokenizer]
+        made_of = [
+            code(), own, {name: value for name, value in settings.items() if name not in SCALE},
+            summary.labels, tokenizer,
+        ]  # fmt: skip
         items = [*_items(summary, data.shard_rows, digest(made_of))]
         order = {
             "task": task_name, "labels": list(summary.labels), "settings": settings,
@@ -114,11 +117,6 @@ def _tell_of_cut(full: int, rows: int, data: DataSpec) -> None:
         what = f"{full:,} of {rows:,} texts"
         text = f"{what} are cut at data.max_length ({data.max_length:,} tokens), or fill it"
         emit("notice", text=text)
-
-
-def _encoding(settings: Settings) -> Settings:
-    """What of them decides how examples are encoded."""
-    return {name: value for name, value in settings.items() if name not in SCALE}
 
 
 def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[dict[str, Any]]:

@@ -81,8 +81,7 @@ def _training_words(examples: Path, modality: str) -> frozenset[int]:
     counts = collections.Counter[int]()
     for content in itertools.islice(_contents(examples, "train", modality, None), TRAINING_ROWS):
         counts.update(_hashes(content))
-    ordered = sorted(counts, key=lambda one: (-counts[one], one))
-    return frozenset(ordered[:MOST_WORDS])
+    return frozenset(sorted(counts, key=lambda one: (-counts[one], one))[:MOST_WORDS])
 
 
 def _contents(examples: Path, split: str, modality: str, shape: Shape) -> Iterator[Any]:

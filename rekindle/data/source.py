@@ -69,7 +69,7 @@ class FileSource(Source):
         """Hash of all files, and of those that rows name; of names that tell a label or a split."""
         return self.fingerprint_of({}, self.hash_named() if self.names_files else "")
 
-    def fingerprint_of(self, contents: Mapping[str, str], named: str = "") -> str:
+    def fingerprint_of(self, contents: Mapping[str, str], named: str) -> str:
         """The fingerprint, given hashes of files by path, and of those that rows name."""
         by_name = self.files.format == "images" or self._data.split.by == "source"
         found = self.files.fingerprint(named=by_name, known=contents)
@@ -150,8 +150,7 @@ class BundledSource(Source):
             yield RawBatch(values, lines, "digits")
 
     def fingerprint(self) -> str:
-        text = f"digits\0{file_sha256(self._file())}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(f"digits\0{file_sha256(self._file())}".encode()).hexdigest()[:32]
 
     def extent(self) -> tuple[int, int]:
         return 1, self._file().stat().st_size

@@ -75,8 +75,7 @@ class DeepSpeed(Engine):
         """The compiler of its CPU Adam."""
         given = train.engine_config or {}
         moved = at(given, "zero_optimization", "offload_optimizer", "device") == "cpu"
-        own = at(given, "optimizer", "params", "torch_adam") is False
-        return ("g++",) if moved or own else ()
+        return ("g++",) if moved or at(given, "optimizer", "params", "torch_adam") is False else ()
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
@@ -130,6 +129,11 @@ class DeepSpeed(Engine):
                 "autotp_size": getattr(train.layout, "tp", 1), "vocab_parallel_lm_head": False,
                 "partition_config": {"use_default_specs": False, "layer_specs": specs},
             }  # fmt: skip
+            layers: Any = importlib.import_module("deepspeed.module_inject.layers")
+            add_up = layers.RowParallel.forward  # in place, where `selective` keeps the share
+            layers.RowParallel.forward = staticmethod(
+                lambda ctx, group, share, _: add_up(ctx, group, share.contiguous().clone(), _)
+            )
         config["optimizer"]["params"]["lr"] = rate
         if config["bf16"]["enabled"] and not config["zero_optimization"]["stage"]:
             fix = "stage: 1, or precision: fp32"
@@ -359,14 +363,15 @@ def _layout(spec: Spec) -> Iterator[Finding]:
             what = f"DeepSpeed does not divide by {axis}"
             yield ("train", "layout", axis), what, "remove it; ZeRO's stages divide"
     if (said := at(given, "tensor_parallel", "autotp_size")) not in (None, AUTO, tp):
-        what = f"`autotp_size` is {said} here, and train.layout.tp is {tp}"
-        yield (*CONFIG, "tensor_parallel", "autotp_size"), what, f"set train.layout.tp to {said}"
+        what = f"`autotp_size` is {json.dumps(said)} here, and train.layout.tp is {tp}"
+        fix = "remove it here, and set train.layout.tp"
+        yield (*CONFIG, "tensor_parallel", "autotp_size"), what, fix
     if tp > 1 and at(given, "zero_optimization", "stage") == 0:
         what = "stage 0 clips each tp rank alone"
         yield (*CONFIG, "zero_optimization", "stage"), what, "stage: 1"
-    if tp > 1 and spec.model.lora is not None:
-        what = "DeepSpeed does not divide adapters"
-        yield ("train", "layout", "tp"), what, "remove model.lora, or use rekindle's engine"
+    if tp > 1 and (spec.model.lora is not None or spec.task == "image_classification"):
+        what = "DeepSpeed divides neither adapters nor networks of images"
+        yield ("train", "layout", "tp"), what, "use rekindle's engine"
 
 
 def _adamw(train: TrainSpec) -> dict[str, Any]:
@@ -393,7 +398,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _misshapen(given: Mapping[str, Any]) -> Iterator[Finding]:
     """Sections that are no mappings, stages that are none, and offload that a stage ignores."""
-    for key in ("zero_optimization", "optimizer", "bf16"):
+    for key in ("zero_optimization", "optimizer", "bf16", "tensor_parallel"):
         if not isinstance(given.get(key, {}), Mapping):
             yield (*CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
     stage = at(given, "zero_optimization", "stage")

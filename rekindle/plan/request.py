@@ -1,6 +1,7 @@
 """What a config asks to be trained, as the planner sees it: the model's shape, the length of its
 sequences, what it leaves open. Reads no more than a config.json."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from rekindle.catalog.tables import known_configs
 from rekindle.errors import Problem, RequestError, first_line
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.plan.work import Zero
-from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
+from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
 from rekindle.tables import rows
@@ -109,6 +110,14 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
             vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
         return {**source, "vocab_size": vocabulary}
     return _config(source, spec.model.revision, ask_hub, "model.source")
+
+
+def known_shape(spec: Spec) -> Shape | None:
+    """What of its model has to be divisible, where that is known without the hub."""
+    with contextlib.suppress(RequestError):
+        config = model_config(spec, ask_hub=False)
+        return Shape.of(config) if "model_type" in config else None
+    return None
 
 
 def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Mapping[str, Any]:

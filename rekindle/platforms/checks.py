@@ -58,8 +58,7 @@ def rights(rows: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:
 def may(fixes: Mapping[str, str], missing: Collection[str], who: str = "you") -> str:
     """All rights by name where none is missing; else RequestError with each that is and its fix."""
     if missing:
-        wrong = (Problem(f"{who} may not {name}", "", fixes[name]) for name in missing)
-        raise RequestError(wrong)
+        raise RequestError(Problem(f"{who} may not {name}", "", fixes[name]) for name in missing)
     return ", ".join(fixes)
 
 

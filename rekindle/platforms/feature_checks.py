@@ -100,11 +100,9 @@ def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
     return Problem(what, use.where, fix if elsewhere else "take it out")
 
 
-def parity_report(
-    graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any] | None = None
-) -> str:
+def parity_report(graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any]) -> str:
     """How each platform carries what each step uses, in Markdown: a table of step x platform, for
-    the `arguments` of a run if there are any, then what is behind each word but `native`."""
+    the `arguments` of a run, then what is behind each word but `native`."""
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
     for use in uses(graph, arguments):
         rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from rekindle.errors import Problem, RequestError
-from rekindle.families import config_of
+from rekindle.families import DIVISIBLE, config_of
 from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
@@ -114,6 +114,9 @@ def problems_of(
         also = "" if kv_heads == shape.heads else f" and {kv_heads} key-value heads"
         what = f"tp {tp} does not divide {shape.heads} heads{also}"
         yield Problem(what, "train.layout.tp")
+    if shape and tp * layout.pp > 1 and shape.model_type not in DIVISIBLE:
+        what = f"{shape.model_type} cannot be divided, as {', '.join(DIVISIBLE)} can"
+        yield Problem(what, "train.layout")
     if shape and layout.pp > 1 and shape.layers and shape.layers < layout.stages:
         stages = f"{layout.stages} stages ({layout.schedule})"
         yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")

@@ -106,7 +106,7 @@ def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = N
         of = checkpoint.state.get("layout", "another layout")
         what = f"the checkpoint {checkpoint.name}, of {of}, cannot be loaded: {problem.what}"
         where = problem.where or f"{checkpoint.root}/{checkpoint.name}"
-        fix = problem.fix or "train in its layout, or remove it to start from the one before"
+        fix = problem.fix or f"train in its layout, or remove {checkpoint.root} to begin at step 0"
         raise CheckpointError(what, where=where, fix=fix) from error
 
 

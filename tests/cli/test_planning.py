@@ -69,6 +69,17 @@ def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
     assert settled(digits, "sagemaker") == digits
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [(("train.layout={tp: 3}",), "the layout dp 2 x tp 3 needs 6 ranks and there are 8"),
+     (("train.layout={tp: 8}", "model.source={model_type: llama, num_attention_heads: 4}"),
+      "tp 8 does not divide 4 heads")],
+)  # fmt: skip
+def test_a_layout_that_the_planner_does_not_know_is_checked_all_the_same(overrides, says):
+    with pytest.raises(RequestError, match=says):
+        settled(spec("train.engine=deepspeed", *overrides), "sagemaker")
+
+
 def test_a_job_that_cannot_fit_is_refused_before_anything_is_written(tmp_path, capsys):
     words = sagemaker(resources__machine="ml.g5.xlarge", resources__gpus_per_node=1)
     assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / "no")]) == 2

@@ -244,11 +244,19 @@ def test_what_deepspeed_s_tensor_parallelism_does_not_do_is_refused():
     train = {"engine": "deepspeed", "engine_config": ds, "layout": {"tp": 2}}
     given = {"name": "x", "task": "causal_lm", "model": {"lora": {}}, "train": train}
     found = [*DeepSpeed().refuse(Spec.model_validate(given))]
-    assert found[0][2] == "set train.layout.tp to 4"
+    assert found[0][2] == "remove it here, and set train.layout.tp"
     assert [what for _, what, _ in found] == [
         "`autotp_size` is 4 here, and train.layout.tp is 2",
         "stage 0 clips each tp rank alone",
-        "DeepSpeed does not divide adapters",
+        "DeepSpeed divides neither adapters nor networks of images",
+    ]
+    images = {
+        "name": "x", "task": "image_classification",
+        "train": {**train, "engine_config": {"tensor_parallel": 4}},
+    }  # fmt: skip
+    assert [what for _, what, _ in DeepSpeed().refuse(Spec.model_validate(images))] == [
+        "DeepSpeed divides neither adapters nor networks of images",
+        "`tensor_parallel` is a mapping of settings",
     ]
     ds |= {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": "auto"}}
     del given["model"]
@@ -384,16 +392,17 @@ QWEN3 = GPT2.model_copy(update={"source": HEAD_NORMS})
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "model"), [("causal_lm", QWEN3), ("text_classification", DISTILBERT)],
+    ("task", "model", "kept"),
+    [("causal_lm", QWEN3, "selective"), ("text_classification", DISTILBERT, "full")],
     ids=["norms of heads", "texts with a class"],
 )  # fmt: skip
-def test_other_networks_are_divided_by_tensor_parallel_ranks(tmp_path, task, model):
+def test_other_networks_are_divided_by_tensor_parallel_ranks(tmp_path, task, model, kept):
     """Each rank has the whole norm of Qwen 3's heads, and a share of its gradient."""
     texts = written(tmp_path, task, model)
     done = []
     for name, more in {
         "ours": {},
-        "theirs": {"engine": "deepspeed", "layout": {"tp": 2}, "activation_checkpointing": "full"},
+        "theirs": {"engine": "deepspeed", "layout": {"tp": 2}, "activation_checkpointing": kept},
     }.items():
         train = TrainSpec.model_validate(LM_TRAIN.model_dump() | more)
         done.append(

@@ -55,6 +55,14 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_do(
     assert said(train, world, Shape.of(LLAMA)) == (what, where, fix)
 
 
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_models_whose_blocks_are_not_known_are_not_divided(axis):
+    shape = Shape.of({"model_type": "gpt_neox", "num_hidden_layers": 4, "num_attention_heads": 8})
+    what, where, fix = said({"layout": {axis: 2}}, 2, shape)
+    assert what.startswith("gpt_neox cannot be divided, as llama, mistral, qwen2, ")
+    assert (where, fix) == ("train.layout", "on 2 ranks, use {dp: 2}")
+
+
 @given(
     world=st.integers(1, 64), tp=st.integers(1, 4), pp=st.integers(1, 4), shard=st.integers(1, 4),
     batch=st.integers(1, 256),

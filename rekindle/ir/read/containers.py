@@ -103,8 +103,7 @@ def _container(fields: Fields) -> Container:
 
 
 def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
-    named = enumerate(words)
-    return tuple(placeholders.parse_argument(word, f"{where}[{i}]") for i, word in named)
+    return tuple(placeholders.parse_argument(word, f"{where}[{i}]") for i, word in enumerate(words))
 
 
 def _resources(fields: Fields) -> Resources:

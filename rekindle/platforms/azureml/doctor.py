@@ -142,8 +142,7 @@ def permitted(there: Subscription, rows: str) -> str:
 
 def _allows(role: Mapping[str, Any], action: str) -> bool:
     def fits(kind: str) -> bool:
-        patterns = role.get(kind) or ()
-        return any(fnmatch.fnmatchcase(action.lower(), one.lower()) for one in patterns)
+        return any(fnmatch.fnmatchcase(action.lower(), one.lower()) for one in role.get(kind) or ())
 
     return fits("actions") and not fits("notActions")
 

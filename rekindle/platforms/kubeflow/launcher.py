@@ -211,8 +211,7 @@ class KubeflowLauncher(Launcher):
         wanted = trainjob.secret_of(job, secrets.token_hex(32))
         if wanted and state_of(job) == "active":
             with contextlib.suppress(Conflict):
-                path = f"/api/v1/namespaces/{self.owner.namespace}/secrets"
-                self.cluster.create(path, wanted)
+                self.cluster.create(f"/api/v1/namespaces/{self.owner.namespace}/secrets", wanted)
 
     def task(self, name: str, result: str) -> dict[str, Any]:
         """What the nodes run."""

@@ -85,8 +85,7 @@ def set_(
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
     """Recurring runs that were set here, by name; older ones of a name are taken away."""
     with client.connected(place) as server:
-        found = server.call(_recurring, server)
-        kept = newest(found, functools.partial(_deleted, server))
+        kept = newest(server.call(_recurring, server), functools.partial(_deleted, server))
         return tuple(_shown(one, place) for one in kept)
 
 

@@ -115,7 +115,7 @@ class Ended:
 def run_shim(
     task: Mapping[str, Any], folder: Path, log: Log, env: Mapping[str, str], control: Control,
     on_event: Callable[[dict[str, Any]], None], timeout_seconds: float | None,
-    grace_seconds: float, fork_server: ForkServer | None = None,
+    grace_seconds: float, fork_server: ForkServer | None,
 ) -> Ended:  # fmt: skip
     """Run one task to its end and say how it ended; `log` has each line at once."""
     task_file, result_file = folder / "task.json", folder / "result.json"
