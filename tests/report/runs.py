@@ -191,7 +191,8 @@ def refused_reviews(home: Home, run_id: str = "20261121-101500-reviews-c3d4") ->
     evidence = Evidence(
         run_key=digest("reviewsrun"),
         promote=False,
-        reason="The gain in accuracy is not certain: the lower bound -0.0087 is not above 0.005.",
+        reason="The gain in accuracy is not certain: the lower bound -0.0087 is not above 0.005"
+        + "".join(f"; accuracy of product={one} falls too far" for one in "abcde"),
         checks=(
             Check(
                 name="floor_accuracy",

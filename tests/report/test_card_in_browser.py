@@ -210,6 +210,12 @@ def test_the_refused_run_shows_its_interval_slices_and_champion(reader: Reader) 
     text = page.locator("main").inner_text()
     assert "Nothing was trained in this run" in text
     assert "2 of 40 rows that must pass do not: row 3 expected `good`" in text
+    said = page.locator(".reason").inner_text()
+    assert said.endswith("; accuracy of product=c falls too far; and 2 more, below")
+    boxes = page.locator("#quality .scroll:has(table), #gate .scroll:has(table)").all()
+    fits = [box.evaluate("e => e.scrollWidth <= e.clientWidth") for box in boxes]
+    assert len(fits) > 1
+    assert all(fits), "no bar to scroll under a table that fits"
     said = "12.0% of 450 answers differ from the champion's: 29 are right that were wrong, 24 wrong"
     assert said in text
     assert "Refused: version 4 of reviews is kept" in page.locator(".verdict").inner_text()
