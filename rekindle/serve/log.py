@@ -117,7 +117,7 @@ class PredictionLog:
 
 def _size_of(content: Any) -> int:
     """About how many bytes of memory it takes."""
-    return content.nbytes if isinstance(content, np.ndarray) else len(_text_of(content).encode())
+    return content.nbytes if isinstance(content, np.ndarray) else len(_text_of(content))
 
 
 def _hash_of(content: Any) -> str:

@@ -112,7 +112,8 @@ def test_matrices_of_two_ranks_go_on_with_other_replicas_and_another_stage_only(
     undivided.attempt = 1
     undivided.start().finish(1)
     assert ", of tp 2, cannot be loaded: it holds no model." in undivided.said
-    assert "or train in its layout" in undivided.said
+    assert "train in its layout, or remove " in undivided.said
+    assert " to begin at step 0" in undivided.said
     resumed = gang(tmp_path, texts, STAGES["3"], layout={"tp": 2})
     resumed.attempt, resumed.ranks = 2, 4
     resumed.start().finish()

@@ -1,6 +1,6 @@
 """The closed form of memory against traces of the engine, and what must hold of it everywhere.
 
-Traces are stored, of cases that we chose (traces.json, by `python -m tests.plan.retrace`: a few are made anew here; the slow test makes
+Traces are stored, of cases that we chose (traces.json, by `python -m tests.plan.retrace`: a few are made again here; the slow test makes
 the shallower of each two, and both by `make layouts`) and of cases that a seed drew (fresh.json, by `python -m tests.plan.fresh SEED NUMBER --keep`).
 """
 
