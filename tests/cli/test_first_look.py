@@ -91,6 +91,7 @@ def test_columns_that_a_file_does_not_have_are_named_before_a_run_begins(say, tm
     assert not (tmp_path / ".rekindle" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_store_is_looked_at_too(say, tmp_path, lake, monkeypatch):
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         lake.put(str(written(tmp_path, name)), f"s3://lake/{name}")

@@ -125,6 +125,7 @@ def test_an_answer_that_drips_in_holds_nothing_up(webhook, monkeypatch, caplog):
     assert "notify.webhook takes too long to answer" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_turn_that_fails_is_told_once_and_its_run_not_besides(webhook, job):
     write_jsonl(Path("r.jsonl"), rows(30))
     config = (

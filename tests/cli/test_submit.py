@@ -116,6 +116,7 @@ def test_nothing_that_lacks_is_said_twice(name, capsys):
     assert len(said) == len(set(said)) > 1
 
 
+@pytest.mark.slow
 def test_what_the_workspace_refuses_fails_with_a_way_to_say_it_again(service, capsys):
     service.faults = [Fault("PUT jobs", 403)]
     assert invoke(words("submit", "--yes", "--json", "--token", "mine")) == 1
@@ -200,6 +201,7 @@ def test_a_run_that_goes_on_as_a_new_job_shows_what_that_one_does(service, home,
     assert {step["status"] for step in told(capsys)["steps"]} == {"running", "pending"}
 
 
+@pytest.mark.slow
 def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):
     settings = [*WORKSPACE, WEEKLY]
     assert invoke(words("schedule", "set", "--yes", "--json", settings=settings)) == 0

@@ -331,6 +331,7 @@ def started(data, out, store, task, node, nodes):
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_three_nodes_write_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", SMALL)
     source, fields = with_copies(tmp_path)

@@ -20,6 +20,7 @@ def folder(cli, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_ones_own(cli, folder):
     write(folder, "mine.py", '''
         from kfp import dsl

@@ -87,7 +87,8 @@ def test_killed_at_any_moment_of_its_making_it_is_whole_the_next_time(tmp_path):
         assert sorted(p.name for p in home.iterdir()) == ["locks", "mlflow.db"]
 
 
-@pytest.mark.parametrize("asked", first(1, ["tracking", "", "registry", "environment"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["tracking", "", "registry", "environment"])
 def test_what_mlflow_means_in_a_notebook_stays_what_it_was(tmp_path, asked):
     theirs = f"sqlite:///{tmp_path}/theirs.db"
     program = f"""

@@ -272,16 +272,10 @@ def edited(folder: str, busy: str):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"),
-    first(
-        1,
-        [
-            ("beside.py", "WORD = 'new'\n"),
-            ("data/words.txt", "WORD = 'new'\n"),
-            ("prompt.txt", None),
-        ],
-    ),
+    [("beside.py", "WORD = 'new'\n"), ("data/words.txt", "WORD = 'new'\n"), ("prompt.txt", None)],
 )
 def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
     name: str, text: str | None, tmp_path: Path

@@ -103,7 +103,8 @@ def documents_in(folder, texts):
     return folder
 
 
-@pytest.mark.parametrize("precision", first(1, ["bf16", "int8"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_language_model_is_served_in_it_where_its_loss_hardly_grows(tmp_path, precision):
     model = models.made(tmp_path / "m", "text-lm")
     examples = documents_in(tmp_path / "examples", [*models.TEXTS, ""])

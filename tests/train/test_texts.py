@@ -157,7 +157,8 @@ def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
     torch.testing.assert_close(found[:half], found[half:])
 
 
-@pytest.mark.parametrize("kind", first(1, NETWORKS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_two_lengths_are_compiled_and_no_more(kind, monkeypatch):
     """Whatever the texts' number of groups: lengths across a break of the graph were constants once, so that eight lengths
     made torch give up."""
