@@ -15,10 +15,11 @@ help:  ## list the targets
 
 install: .venv/installed  ## create .venv and install rekindle with everything a developer needs
 
-# torch goes first: other requests would pull its CUDA packages. pip compiles 35,000 files, of which a third are ever
-# imported: Python compiles those when they are
+# pip first: a Python's own may be years old, and takes three times as long. Then torch: other requests would pull its CUDA
+# packages. Of the 35,000 files that pip would compile a third are ever imported: Python compiles those when they are
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q pip -c constraints.txt
 	$(BIN)/python -m pip install -q --no-compile $(TORCH) -c constraints.txt
 	$(BIN)/python -m pip install -q --no-compile -e '.[all]' -c constraints.txt
 	@touch $@

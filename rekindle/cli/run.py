@@ -118,7 +118,8 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
         words = WORDS[result.gate.decision].format(run=result.run_id)
         if result.model and not result.model.created:
             words = f"decided before: {words}; compared now"
-        lines.append(("gate", f"{words}: {result.gate.reason}"))
+        reasons = result.gate.reason.replace("; ", f"\n{'':8}")
+        lines.append(("gate", f"{words}: {reasons}"))
     lines += [("warning", warning) for warning in result.warnings]
     if model := result.model:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""

@@ -19,6 +19,9 @@ from pathlib import Path
 import pyte
 import pytest
 
+from rekindle.app.runs import summary
+from rekindle.cli.run import conclude
+from rekindle.records import RunRecord
 from tests.quick import first
 from tests.report.homes import Home
 from tests.report.runs import promoted_digits, refused_reviews
@@ -134,6 +137,17 @@ def test_lists_and_tables_cut_nothing(home, columns):
     compared = on(columns, ["compare", DIGITS, REVIEWS, f"--home={home}"])
     for text in ("accuracy", "macro_f1", "promoted", "has no scores by example"):
         assert text in re.sub(r" +", " ", compared.flat)
+
+
+def test_each_reason_of_a_refusal_has_its_line(home, capsys):
+    record = RunRecord.read(home / "runs" / REVIEWS / "run.json")
+    result = summary(record, home)
+    conclude(record, result)
+    (said,) = re.findall(
+        r"^gate    refused: (.*?)^\w", capsys.readouterr().out, re.MULTILINE | re.DOTALL
+    )
+    assert [line.strip() for line in said.splitlines()] == result.gate.reason.split("; ")
+    assert len(said.splitlines()) > 1
 
 
 @pytest.mark.parametrize("columns", first(1, [20, 60, 120]))

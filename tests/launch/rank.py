@@ -19,7 +19,9 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 
 
 def say(word):
-    (STATUS / "status.json").write_text(json.dumps({"status": word}))
+    draft = STATUS / "status.draft"  # as rekindle's ranks do: the supervisor may look at any moment
+    draft.write_text(json.dumps({"status": word}))
+    draft.rename(STATUS / "status.json")
 
 
 def notice(number, frame):

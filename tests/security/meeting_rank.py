@@ -30,7 +30,9 @@ def main():
     dist.barrier()
     if dist.get_rank() == 0:
         (folder / "status").mkdir(exist_ok=True)
-        (folder / "status/status.json").write_text(json.dumps({"status": "done"}))
+        draft = folder / "status/draft"
+        draft.write_text(json.dumps({"status": "done"}))
+        draft.rename(folder / "status/status.json")
     os._exit(0)
 
 
