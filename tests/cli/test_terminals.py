@@ -195,6 +195,7 @@ def test_control_c_leaves_the_table_and_the_cursor(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_progress_line_is_redrawn_in_place(tmp_path):
     """While a step runs there is one table, however often it was drawn."""
     (tmp_path / "two.py").write_text(PIPELINE)

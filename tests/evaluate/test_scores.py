@@ -165,6 +165,7 @@ def test_an_untrained_model_is_judged_and_refused(chat, tmp_path):
     json.loads(found.model_dump_json())
 
 
+@pytest.mark.slow
 def test_the_same_tokenizer_is_compared_in_the_gate_s_metric(chat, tmp_path):
     other = saved(tmp_path, seed=1)
     found = judged(SPEC, ("topic",), other, examples_of(chat), chat, "4", tmp_path)
@@ -211,6 +212,7 @@ def test_texts_of_which_one_contender_sees_less_are_left_out_for_both(chat, tmp_
         assert threshold == pytest.approx(expected["trivial"].threshold, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_texts_that_a_contender_was_trained_on_are_left_out(chat, tmp_path):
     trained = saved(tmp_path, seed=1, split={"train": 0.8, "validation": 0.1, "test": 0.1})
     found = judged(SPEC, (), chat, examples_of(chat), trained, "4", tmp_path)
@@ -220,6 +222,7 @@ def test_texts_that_a_contender_was_trained_on_are_left_out(chat, tmp_path):
     assert same(dict(found.metrics), dict(expected["metrics"]))
 
 
+@pytest.mark.slow
 def test_a_champion_that_does_not_say_what_it_was_trained_on_is_not_judged_beside(chat, tmp_path):
     other = saved(tmp_path / "other", seed=1)
     (other / "trained_on.npy").unlink()
@@ -234,6 +237,7 @@ def test_weights_that_are_not_numbers_refuse(tmp_path):
     assert "is not a number" in found.reason
 
 
+@pytest.mark.slow
 def test_a_model_is_compared_with_itself_as_equal_however_early_the_champion_cuts(chat, tmp_path):
     early = tmp_path / "early"
     shutil.copytree(chat, early)

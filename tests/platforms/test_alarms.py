@@ -175,6 +175,7 @@ def test_only_the_alarms_that_the_config_moves_are_changed(request, name, tmp_pa
     assert {*told.values()} == {"changed", "unchanged"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cloudwatch", "cloud_monitoring"])
 @pytest.mark.parametrize("actions", first(1, [True, False]))
 def test_fields_that_are_zero_or_empty_are_no_edits(request, name, actions, tmp_path):
@@ -189,6 +190,7 @@ def test_fields_that_are_zero_or_empty_are_no_edits(request, name, actions, tmp_
         assert {again for _, again in told} == {"unchanged"}
 
 
+@pytest.mark.slow
 def test_what_people_add_stays_when_the_config_changes(cloudwatch, cloud_monitoring, tmp_path):
     import boto3
 
@@ -227,6 +229,7 @@ def test_labels_of_an_operator_stay_and_a_broken_file_is_an_edited_one(files, tm
         assert files.written(tmp_path, force=True)[2][0] == ("prometheusrule.yaml", "changed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(2, ["cloud_monitoring", "azure_monitor", "cloudwatch"]))
 def test_names_that_look_alike_to_a_service_keep_their_own(request, name, tmp_path):
     service = request.getfixturevalue(name)

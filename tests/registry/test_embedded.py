@@ -41,6 +41,7 @@ def test_a_broken_database_that_holds_models_is_left_alone(tmp_path):
     assert (tmp_path / "mlflow.db").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", first(1, [shutil.move, shutil.copytree]), ids=["moved", "copied"])
 def test_in_a_home_that_was_moved_or_copied_a_version_is_read_from_there(tmp_path, move):
     home, there = tmp_path / "a home", tmp_path / "elsewhere"

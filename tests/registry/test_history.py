@@ -82,6 +82,7 @@ def test_a_roll_back_leads_to_the_champion_before_and_further_back_the_next_time
         roll_back(three.where, "none is left")
 
 
+@pytest.mark.slow
 def test_named_versions_are_rolled_back_to_once(three):
     assert roll_back(three.where, "slow", "1") == ("3", "1")
     assert roll_back(three.where, "slow", "1") == ("1", "1")
@@ -136,6 +137,7 @@ def champion_of_digest(champions, version):
         return client.get_model_version(champions.where.name, version).tags["rekindle.model_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     first(1, ["set_registered_model_alias", "set_registered_model_tag", "set_model_version_tag"]),
@@ -167,6 +169,7 @@ def test_a_roll_back_that_was_killed_at_any_request_is_completed_by_the_same_com
     assert three.registered("3").decision == "rolled_back"
 
 
+@pytest.mark.slow
 def test_a_registry_from_before_the_history_goes_back_to_the_version_that_was_beaten(three):
     with three.where.open("forget") as client:
         for key in client.get_registered_model(three.where.name).tags:

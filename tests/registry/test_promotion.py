@@ -228,6 +228,7 @@ def claims_in(home):
         return promotion.claims(client, home.name)
 
 
+@pytest.mark.slow
 def test_an_embedded_registry_respects_those_who_name_its_database(tmp_path, monkeypatch):
     home, (two, three) = candidates(tmp_path)
     address = f"sqlite:///{tmp_path}/home/mlflow.db"

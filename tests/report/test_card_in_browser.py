@@ -240,6 +240,7 @@ def test_a_failed_run_opens_with_the_step_its_log_and_the_way_on(reader: Reader)
     page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", first(1, [360, 1200]))
 def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> None:
     for name, inside in ((PLANNED, True), (MISPLANNED, False)):
@@ -258,6 +259,7 @@ def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> Non
         page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sections", "verdict"),
     [
@@ -291,6 +293,7 @@ def test_what_a_user_writes_stays_text(reader: Reader) -> None:
     page.context.close()
 
 
+@pytest.mark.slow
 def test_what_steps_show_is_drawn_and_neither_runs_nor_loads_anything(reader: Reader) -> None:
     shown = reader.open(SHOWS)
     page = shown.page
@@ -345,6 +348,7 @@ def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
     assert luminance(backgrounds["dark"]) < 0.05
 
 
+@pytest.mark.slow
 def test_paper_shows_everything_in_light_colours(reader: Reader) -> None:
     page = reader.open(REVIEWS, scheme="dark", script=False).page
     folded = page.locator("#again .yaml, #steps .outputs, #slices details table").all()
@@ -359,6 +363,7 @@ def test_paper_shows_everything_in_light_colours(reader: Reader) -> None:
     page.context.close()
 
 
+@pytest.mark.slow
 def test_copying_gives_exactly_the_value(reader: Reader) -> None:
     page = reader.open(DIGITS).page
     page.evaluate("navigator.clipboard.writeText = async text => { window.copied = text }")
@@ -369,6 +374,7 @@ def test_copying_gives_exactly_the_value(reader: Reader) -> None:
     page.context.close()
 
 
+@pytest.mark.slow
 def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Reader) -> None:
     page = reader.open("index.html").page
     ids = [
@@ -388,6 +394,7 @@ def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Read
     page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_life_of_a_model_fits_a_phone_and_is_read_in_both_schemes(
     reader: Reader, tmp_path_factory: pytest.TempPathFactory, scheme: str

@@ -95,6 +95,7 @@ def ran(folder: Path) -> set[str]:
     return {step["name"] for step in record["steps"] if not step["cached"]} & EVERY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "readers"),
     first(1, [

@@ -322,6 +322,7 @@ def test_a_router_whose_folder_is_gone_says_so_once_and_goes_on(deployed):
     assert log.read().count("wanted.json cannot be read") == 2
 
 
+@pytest.mark.slow
 def test_what_a_version_cannot_read_or_is_not_there_is_refused_at_once(deployed):
     """A body that is compressed passes as it came: were it read in between, its length would be another."""
     deployed.rollout().to(deployed.own("1"))

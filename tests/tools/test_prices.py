@@ -179,6 +179,7 @@ def test_a_file_that_cannot_be_written_is_told(
     assert "fix:   check the path" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", first(2, ["pricing:", "google:", "ec2:", "azure:"]))
 @pytest.mark.parametrize("status", first(1, [429, 503, 0]))
 def test_a_cloud_that_is_busy_is_asked_again(market: Market, call: str, status: int) -> None:
@@ -188,6 +189,7 @@ def test_a_cloud_that_is_busy_is_asked_again(market: Market, call: str, status: 
     assert market.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "cloud", "tries"),
     first(
@@ -231,6 +233,7 @@ def test_when_nobody_answers_nothing_is_written(
     assert "HTTP 503" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_cloud_that_is_silent_is_left_after_a_while(
     market: Market, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +244,7 @@ def test_a_cloud_that_is_silent_is_left_after_a_while(
     assert "no answer from prices.azure.com" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "code", "said"),
     [
@@ -264,6 +268,7 @@ def test_without_credentials_one_is_told_what_to_do(
     assert len({region for _, region in told()}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cloud", "said"),
     [
@@ -292,6 +297,7 @@ def test_the_key_is_not_told(market: Market, capsys: pytest.CaptureFixture[str])
     assert KEY not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_a_region_that_sells_nothing_is_an_error_and_what_is_known_stays(
     market: Market, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +312,7 @@ def test_a_region_that_sells_nothing_is_an_error_and_what_is_known_stays(
     assert told() == before
 
 
+@pytest.mark.slow
 def test_of_other_regions_what_was_refreshed_stays(market: Market) -> None:
     assert refresh() == 0
     market.ec2[("p5.48xlarge", "us-west-2")] = 51.0
@@ -371,6 +378,7 @@ def test_without_a_region_those_of_the_book_are_asked(
 # what is easily read wrongly
 
 
+@pytest.mark.slow
 def test_spot_counts_zones_that_are_below_on_demand_and_no_others(market: Market) -> None:
     market.spot = [
         ("p5.48xlarge", "us-east-1a", 50.0, NOW), ("p5.48xlarge", "us-east-1b", 60.0, NOW),

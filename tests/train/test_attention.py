@@ -334,6 +334,7 @@ def test_a_context_parallel_block_of_32k_tokens_makes_nothing_of_a_gigabyte(kern
 # Compiling
 
 
+@pytest.mark.slow
 def test_any_number_of_heads_is_compiled_as_one_graph():
     def attend(*qkv):
         return attention.attend(layer(), *qkv, None)[0]

@@ -46,6 +46,7 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
     )
 
 
+@pytest.mark.slow
 def test_steps_on_several_nodes_of_a_cluster_and_with_gpus_are_taken_too(
     service: Workspace,
 ) -> None:
@@ -87,6 +88,7 @@ def test_whatever_befalls_a_submission_is_one_job(case: str, service: Workspace)
     assert placed.url
 
 
+@pytest.mark.slow
 def test_a_repeated_call_that_is_told_that_the_job_exists_finds_it(service: Workspace) -> None:
     service.once = True
     service.faults = [Fault("PUT jobs", 0, after=True)]
@@ -95,6 +97,7 @@ def test_a_repeated_call_that_is_told_that_the_job_exists_finds_it(service: Work
     assert service.calls["PUT jobs"] == 2
 
 
+@pytest.mark.slow
 def test_two_that_submit_the_same_at_once_make_one_job(service: Workspace) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -112,6 +115,7 @@ REFUSALS: dict[str, tuple[list[Fault], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, service: Workspace) -> None:
     service.faults, says = list(REFUSALS[case][0]), REFUSALS[case][1]

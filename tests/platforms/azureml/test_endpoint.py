@@ -182,6 +182,7 @@ def test_the_next_one_gets_more_and_more_and_the_one_before_stays(world):
     assert shares == [{"3": 10, "2": 90}]
 
 
+@pytest.mark.slow
 def test_a_version_that_never_becomes_ready_says_why_and_leaves_the_one_before_alone(world):
     world.to("1")
     world.there.broken = {world.name("2"): "the image was not found"}
@@ -190,6 +191,7 @@ def test_a_version_that_never_becomes_ready_says_why_and_leaves_the_one_before_a
     assert world.end[:5] == ("rolled_back", "1", {"1": 100}, {world.name("1")}, 1)
 
 
+@pytest.mark.slow
 def test_a_first_version_that_never_starts_leaves_nothing_and_can_be_tried_again(world):
     world.there.broken = {world.name("1"): "no"}
     assert world.to("1").state == "rolled_back"
@@ -212,6 +214,7 @@ def test_a_canary_whose_container_fails_requests_is_rolled_back(world):
     assert world.end[:4] == ("rolled_back", "1", {"1": 100}, {world.name("1")})
 
 
+@pytest.mark.slow
 def test_requests_that_are_wrong_themselves_fail_no_version(world):
     world.to("1")
     world.there.fails, world.there.model_status = {world.name("2"): 0.2}, "400"
@@ -228,6 +231,7 @@ def test_statuses_say_whether_the_version_failed(status):
     assert module._failed(*status) == FAILED[status]
 
 
+@pytest.mark.slow
 def test_only_whole_minutes_since_the_shares_changed_count_that_the_metrics_have_for_certain(
     world, monkeypatch
 ):
@@ -244,6 +248,7 @@ def test_only_whole_minutes_since_the_shares_changed_count_that_the_metrics_have
     assert world.endpoint().observe() == {"1": Traffic(95, 5, ())}
 
 
+@pytest.mark.slow
 def test_the_same_split_again_counts_on_and_another_begins_from_zero(world):
     world.to("1")
     (one,) = (found for path, found in world.there.there.items() if path.count("/") == 1)
@@ -257,6 +262,7 @@ def test_the_same_split_again_counts_on_and_another_begins_from_zero(world):
     assert one["tags"]["rekindle"] == "tickets"
 
 
+@pytest.mark.slow
 def test_shares_that_do_not_stay_are_said_after_a_few_tries(world, monkeypatch):
     world.to("1")
     monkeypatch.setattr(module, "TRIES", 3)
@@ -295,6 +301,7 @@ def test_an_endpoint_of_others_is_not_touched(world):
     assert {name.split()[0] for name in changed} == {"GET"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deployments", "models", "environments", "datastores"])
 def test_what_others_called_as_ours_is_not_used(world, kind):
     world.to("1")
@@ -323,6 +330,7 @@ def test_a_quota_that_is_too_small_rolls_back_with_its_reason(world):
     assert world.end[:5] == ("rolled_back", "", {}, set(), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call", first(1, ["PUT deployments", "PUT onlineEndpoints", "POST score", "GET metrics"])
 )
@@ -441,6 +449,7 @@ def test_whatever_happens_to_a_call_ends_in_the_same_state(world, trouble, monke
     assert told("troubled", calls) == plain
 
 
+@pytest.mark.slow
 def test_a_platform_that_does_not_answer_rolls_nothing_back(world):
     world.to("1")
     world.service.faults = [Fault("GET metrics", 503) for _ in range(4)]

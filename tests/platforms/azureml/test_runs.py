@@ -124,6 +124,7 @@ def test_a_job_that_failed_says_why_once(service: Workspace) -> None:
     assert runs.describe(PLACE, other).error == "a step of the job failed"
 
 
+@pytest.mark.slow
 def test_a_step_that_was_reused_has_the_log_and_the_outputs_of_that_one(service: Workspace) -> None:
     first, second = (there(service, name) for name in ("first", "second"))
     run = service.history.step(first, "make", "Completed", start_time_utc=ago(9))
@@ -210,6 +211,7 @@ def test_what_a_step_left_is_listed_and_read(service: Workspace) -> None:
         runs.read(PLACE, f"{found[1].uri}/training.json")
 
 
+@pytest.mark.slow
 def test_a_job_is_cancelled_as_often_as_one_likes(service: Workspace) -> None:
     id = submit(definition(), PLACE, mark("a")).id
     service.faults = [Fault("POST jobs cancel", 0, after=True)]

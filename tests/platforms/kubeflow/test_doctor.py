@@ -71,6 +71,7 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
     assert json.loads(doctor(cluster.url, tmp_path, "--json").stdout)["platform"] == "kubeflow"
 
 
+@pytest.mark.slow
 def test_a_runtime_that_is_missing_is_named_with_its_fix(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path)
     assert problem["fix"].startswith("install Kubeflow Trainer v2.3: kubectl apply")
 
 
+@pytest.mark.slow
 def test_the_config_says_which_account_runtime_and_namespace(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -135,6 +137,7 @@ def test_steps_that_deploy_get_the_role_for_it_only_where_the_config_deploys_in_
     assert bindings[True] == [*bindings[False], ("rekindle-deployer", "default-editor", "team-a")]
 
 
+@pytest.mark.slow
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster.url, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
@@ -142,6 +145,7 @@ def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path
     assert "kubeflow is ready, but for 1 that could not be asked" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster.url, tmp_path, token="unknown")
     assert done.returncode == 2
@@ -205,6 +209,7 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
         assert found.said == "open/train 1 is sha256:1234 now; better name that digest"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_told_so(cluster: FakeCluster, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "none"
     done = subprocess.run(

@@ -260,6 +260,7 @@ def test_a_terminated_run_begins_nothing(cluster: FakeCluster, tmp_path: Path) -
     assert cluster.created == []
 
 
+@pytest.mark.slow
 def test_a_job_goes_with_its_run(cluster: FakeCluster, tmp_path: Path) -> None:
     step = Step(tmp_path, cluster, gate=str(tmp_path / "never"))
     launcher = step.pod()
@@ -280,6 +281,7 @@ def test_a_job_that_somebody_deletes_fails_the_step(cluster: FakeCluster, tmp_pa
     assert f"TrainJob {name} was deleted while it ran" in step.said()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_fails_the_step_with_the_last_words_of_the_node_that_failed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -438,6 +440,7 @@ def test_turns_of_a_loop_and_other_runs_have_jobs_of_their_own(
     assert all(re.fullmatch(r"train-[0-9a-f]{10}", name) for name in cluster.created)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", first(1, ["create", "list", "delete"]))
 def test_a_permission_that_is_missing_is_named(verb: str, tmp_path: Path) -> None:
     from tests.servers.kubeflow.kubernetes import MANIFESTS
@@ -472,6 +475,7 @@ def test_a_launcher_step_that_others_read_says_where_its_artifacts_are(
     assert read_place(text) == (f"file://{step.outputs}/model", {"rows": 6})
 
 
+@pytest.mark.slow
 def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -487,6 +491,7 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(
     assert cluster.active() == [name]
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_installed_fails_the_node() -> None:
     pip = {"needed": [], "runtime": ["kfp==2.17.0"], "options": ["--no-index"]}
     assert installed(pip) == 0, "KFP's runtime is here"

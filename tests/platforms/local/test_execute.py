@@ -174,6 +174,7 @@ def test_packages_that_are_here_are_not_installed(home: Path) -> None:
     assert pipeline.steps()[0].container.requirements == ("pydantic>=2",)
 
 
+@pytest.mark.slow
 def test_pip_gets_the_options_of_the_pipeline(home: Path) -> None:
     with pytest.raises(RequestError, match="step `unsatisfied` cannot be installed") as caught:
         run("without_packages", home, env={**os.environ, "PIP_RETRIES": "0"})
@@ -273,6 +274,7 @@ def test_the_image_of_the_shipped_pipeline_is_no_news() -> None:
     assert [row for row in ignored(shipped) if "mage" in row.what] == []
 
 
+@pytest.mark.slow
 def test_one_run_id_is_one_run(home: Path, folder: Path) -> None:
     def again(record: RunRecord) -> None:
         with pytest.raises(RequestError, match="already going on"):

@@ -182,6 +182,7 @@ def _killed(home: str, at: int) -> None:
         os._exit(gc(Path(home), "--yes"))
 
 
+@pytest.mark.slow
 def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next(
     home: Path, tmp_path: Path
 ) -> None:

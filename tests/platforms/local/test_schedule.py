@@ -190,6 +190,7 @@ def test_what_cron_cannot_do_is_refused_before_anything_is_written(tmp_path, fie
     assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_a_timer_of_systemd_is_set_paused_and_deleted(tmp_path):
     desk = Desk(tmp_path, systemd=True)
     desk.crontab.write_text("0 1 * * * backup\n0 3 * * * x # rekindle hello at 0 3 * * * (UTC)\n")

@@ -54,6 +54,7 @@ def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submissio
     assert [line for line in account.refused if "there is no pipeline" not in line] == []
 
 
+@pytest.mark.slow
 def test_what_is_run_is_the_version_with_the_definition_whatever_others_publish(
     account: Account,
 ) -> None:
@@ -89,6 +90,7 @@ def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Acco
     assert list(account.runs) == [placed.id]
 
 
+@pytest.mark.slow
 def test_a_submission_that_was_given_up_is_found_by_the_next(account: Account) -> None:
     account.faults = [Fault("StartPipelineExecution", 500, after=True) for _ in range(5)]
     with pytest.raises(PlatformError, match="retry the command"):
@@ -98,6 +100,7 @@ def test_a_submission_that_was_given_up_is_found_by_the_next(account: Account) -
     assert (list(account.runs), placed.anew) == ([placed.id], False)
 
 
+@pytest.mark.slow
 def test_two_that_submit_the_same_at_once_make_one_execution(account: Account) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -115,6 +118,7 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, account: Account) -> None:
     fault, says = REFUSALS[case]

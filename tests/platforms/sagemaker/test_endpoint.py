@@ -168,6 +168,7 @@ def test_the_next_one_gets_more_and_more_and_the_one_before_stays(world, version
     assert len(world.account.things["endpoint-config"]) == 1
 
 
+@pytest.mark.slow
 def test_an_update_keeps_the_instances_that_a_variant_was_scaled_to(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.account.per_minute = 0
@@ -178,6 +179,7 @@ def test_an_update_keeps_the_instances_that_a_variant_was_scaled_to(world, versi
     assert world.platform.standing() == {"1": ("ready", 90), "2": ("ready", 10)}
 
 
+@pytest.mark.slow
 def test_only_minutes_are_counted_of_which_requests_and_errors_are_known(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.account.per_minute = 0
@@ -199,6 +201,7 @@ def test_only_minutes_are_counted_of_which_requests_and_errors_are_known(world, 
     assert world.platform.observe()["2"].requests < seen["2"].requests
 
 
+@pytest.mark.slow
 def test_too_few_requests_wait_and_the_next_call_goes_on(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.account.per_minute = 0
@@ -224,6 +227,7 @@ def test_a_version_that_never_becomes_ready_leaves_the_one_before_alone(
     assert world.end == ("rolled_back", "1", {"1": ("ready", 100)}, [["tickets"], [name]], 1)
 
 
+@pytest.mark.slow
 def test_a_first_version_that_never_becomes_ready_leaves_nothing_and_can_be_tried_again(
     world, versions
 ) -> None:
@@ -266,6 +270,7 @@ def test_one_command_goes_back_and_another_ends_all(world, versions) -> None:
     assert [r for r in world.account.refused if "Could not find" not in r] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first(1, ["endpoint", "model"]))
 def test_what_is_not_ours_is_left_alone(world, versions, kind) -> None:
     other = World(world.account, world.folder / "other")
@@ -290,6 +295,7 @@ def test_without_an_image_nothing_is_made(account, versions, tmp_path) -> None:
     assert not account.calls
 
 
+@pytest.mark.slow
 def test_network_key_and_tags_go_into_what_is_made(account, versions, tmp_path) -> None:
     place = {
         "subnets": ("subnet-1",),
@@ -309,6 +315,7 @@ def test_network_key_and_tags_go_into_what_is_made(account, versions, tmp_path) 
     assert account.endpoint["tags"].items() > tags.items()
 
 
+@pytest.mark.slow
 def test_a_quota_is_said_and_the_version_before_stays(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.account.quota = 1
@@ -333,6 +340,7 @@ def test_the_role_and_the_bill_are_known(account, tmp_path) -> None:
     assert dear.platform.usd_per_day() == ("2 x ml.g9.xlarge", None)
 
 
+@pytest.mark.slow
 def test_another_image_is_taken_for_a_version_that_never_ran(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.platform.endpoint.place = SageMakerSpec(**{**PLACE, "image": f"{PLACE['image'][:-1]}1"})
@@ -347,6 +355,7 @@ def test_another_image_is_taken_for_a_version_that_never_ran(world, versions) ->
     assert image.endswith("1")
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_answer_rolls_nothing_back(world, versions) -> None:
     world.rollout().to(versions["1"])
     world.account.faults = [Fault("GetMetricStatistics", 503)] * 5

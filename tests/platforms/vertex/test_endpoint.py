@@ -195,6 +195,7 @@ def test_too_few_requests_wait_and_a_repeated_call_counts_on(world):
     assert world.to("2", wait=False).state == "settled"
 
 
+@pytest.mark.slow
 def test_what_came_within_the_lag_is_not_counted(world, monkeypatch):
     world.to("1")
     assert Cut(world).observe()["1"].requests == 500
@@ -202,6 +203,7 @@ def test_what_came_within_the_lag_is_not_counted(world, monkeypatch):
     assert Cut(world).observe()["1"].requests == 0
 
 
+@pytest.mark.slow
 def test_a_version_that_never_becomes_ready_is_rolled_back_with_the_reason_and_its_log(world):
     world.to("1")
     world.service.broken = {"2": "Model server never became ready"}
@@ -221,6 +223,7 @@ def test_a_canary_that_fails_requests_is_rolled_back(world):
     assert world.end == BACK
 
 
+@pytest.mark.slow
 def test_a_version_that_answers_wrongly_is_rolled_back_before_it_has_a_share(world):
     world.to("1")
     world.service.wrong = {"2"}
@@ -240,6 +243,7 @@ def test_one_command_goes_back_by_hand_and_one_ends_it_all(world):
     assert world.to("1").state == "settled", "and it can be deployed again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first(1, ["models", "endpoints"]))
 def test_what_another_made_under_our_name_is_left_alone(world, kind):
     world.to("1")
@@ -265,6 +269,7 @@ def test_without_an_image_nothing_is_made(world):
     assert world.service.endpoints == world.service.models == {}
 
 
+@pytest.mark.slow
 def test_a_quota_and_a_missing_permission_are_named_with_a_way_out(world):
     world.service.quota = (
         "The following quotas are exceeded: CustomModelServingCPUsPerProjectPerRegion"
@@ -279,6 +284,7 @@ def test_a_quota_and_a_missing_permission_are_named_with_a_way_out(world):
     Cut(world).create(world.models["1"], 1)
 
 
+@pytest.mark.slow
 def test_a_change_beside_others_is_tried_again_so_often_and_no_more(world):
     world.to("1")
     world.service.rivals = 3
@@ -440,6 +446,7 @@ def test_a_machine_is_taken_with_its_gpus_and_at_its_price(world):
     assert (spec.machine_spec.accelerator_count, spec.min_replica_count) == (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["3d_parts.v2", "9", "a" * 63])
 def test_a_name_that_the_service_does_not_take_becomes_one_that_it_takes(world, name):
     model = dataclasses.replace(world.models["1"], name=name)
@@ -516,6 +523,7 @@ def test_google_s_client_asks_the_real_server_behind_the_endpoint(world, hosts, 
             ask([{"wrong": "a"}])
 
 
+@pytest.mark.slow
 def test_the_champion_is_the_default_version_of_a_model_that_no_deployment_removes(world):
     there, service = Cut(world), world.service
     first = there.publish(world.models["1"], {"run_key": "abc", "seed": ""})

@@ -53,6 +53,7 @@ def test_a_launcher_killed_while_it_follows_is_followed_by_another(state: str, t
     check_result(task, "2", made_by="1")
 
 
+@pytest.mark.slow
 def test_two_launchers_at_once_share_the_older_job(task: Task) -> None:
     task.behave = "wait"
     gate = task.service.hold("after list")
@@ -88,6 +89,7 @@ def test_a_create_that_arrives_after_its_launcher_died_gives_way(task: Task) -> 
     assert [job.state for job in task.service.jobs.values()] == ["SUCCEEDED", "CANCELLED"]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_not_listed_yet_is_not_made_twice(task: Task) -> None:
     task.service.unlisted = 6
     code, told = ended(task.launcher())
@@ -96,6 +98,7 @@ def test_a_job_that_is_not_listed_yet_is_not_made_twice(task: Task) -> None:
     assert task.service.calls["get"] > 0
 
 
+@pytest.mark.slow
 def test_a_create_whose_answer_is_lost_is_looked_for_before_it_is_made_again(task: Task) -> None:
     task.service.failures.append(("create", 503, "LOST", "no answer"))
     code, told = ended(task.launcher())
@@ -104,6 +107,7 @@ def test_a_create_whose_answer_is_lost_is_looked_for_before_it_is_made_again(tas
     assert len(task.service.jobs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", first(1, ["RUNNING", "QUEUED"]))
 def test_a_cancelled_run_takes_its_job_along(state: str, task: Task) -> None:
     task.behave = "wait"
@@ -200,6 +204,7 @@ def test_a_job_without_a_launcher_ends_with_the_run(state: str, run: str, task: 
     until(lambda: any("the run is over" in x["textPayload"] for x in only(task.service).lines))
 
 
+@pytest.mark.slow
 def test_a_launcher_of_a_run_that_is_being_cancelled_starts_nothing(task: Task) -> None:
     task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
     assert ended(task.launcher())[0] == 143

@@ -42,6 +42,7 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     assert secret not in told + str(job.proto), "who reads the job cannot speak as its node"
 
 
+@pytest.mark.slow
 def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outputs(
     task: Task,
 ) -> None:
@@ -85,6 +86,7 @@ def test_faults_of_the_service_are_waited_out(task: Task) -> None:
     check_result(task)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_failed_by_itself_is_not_tried_again_unasked(task: Task) -> None:
     task.behave = "fail"
     code, told = ended(task.launcher())
@@ -152,6 +154,7 @@ def test_spot_machines_are_asked_for_so_often_and_no_more(task: Task) -> None:
     assert len(task.service.jobs) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "says"),
     [
@@ -172,6 +175,7 @@ def test_a_job_that_expired_or_was_cancelled_by_hand_fails_the_step(
     assert len(task.service.jobs) == 1
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_used_up_is_said_at_once(task: Task) -> None:
     said = "The following quota metrics exceed quota limits: custom_model_training_nvidia_h100_gpus"
     task.service.failures.append(("create", 429, "RESOURCE_EXHAUSTED", said))
@@ -181,6 +185,7 @@ def test_a_quota_that_is_used_up_is_said_at_once(task: Task) -> None:
     assert "ask for more of this quota" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", first(1, ["run", "list", "create"]))
 def test_a_permission_that_lacks_is_said_with_where_to_look(call: str, task: Task) -> None:
     task.service.denied.add(call)
@@ -215,6 +220,7 @@ def test_secrets_reach_the_nodes_and_stand_nowhere(task: Task) -> None:
     assert "hf_very_secret" not in everything
 
 
+@pytest.mark.slow
 def test_a_secret_that_cannot_be_read_fails_the_step_by_name(task: Task) -> None:
     task.place = {"secrets": {"HF_TOKEN": TOKEN}}
     code, told = ended(task.launcher())
@@ -244,6 +250,7 @@ def test_a_step_starts_with_its_secrets(service: Vertex, ours: bool) -> None:
     assert "HF_TOKEN" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_launcher_may_end_with_signals_of_its_own_only(task: Task) -> None:
     task.behave = "wait"
     launcher = task.launcher()
