@@ -57,7 +57,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15
 
-test-all: install .venv/models .venv-clusters/installed .venv-vllm/installed  ## all tests, the slow ones too, and by Ray, Spark and vLLM
+test-all: install .venv/models .venv-clusters/installed .venv-vllm/installed test-oldest  ## all tests, the slow ones too, and with the oldest torch, by Ray, Spark and vLLM
 	$(PYTEST) --durations=25
 	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
 	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py

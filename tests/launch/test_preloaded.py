@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -68,7 +69,7 @@ class Served:
         if forked is None:
             os.close(lifeline)
             return None
-        until(lambda: "told" in (self.folder / "output").read_text())
+        until(lambda: re.search(r"told .*\n", (self.folder / "output").read_text()))
         return (
             forked,
             lifeline,

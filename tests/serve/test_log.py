@@ -27,6 +27,7 @@ def rows_in(folder):
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
+@pytest.mark.slow
 def test_each_answer_is_logged_with_its_id_and_signals_and_no_text(tmp_path):
     model, asked = watched(tmp_path / "m", tmp_path / "log"), texts(40, seed=3)
     proof = Evidence.read(model.evidence).smoke.rows[0].content
