@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rekindle.app import notify
+from rekindle.app.runs import summary
 from rekindle.records import RunRecord
 from rekindle.spec.model import NotifySpec
 from tests.data.corpora import rows, write_jsonl
@@ -65,11 +66,10 @@ def test_the_gate_s_word_and_the_reason_for_the_run_are_told(webhook, tmp_path):
     spec = {**record.spec, "notify": {"webhook": "env:HOOK", "on": ["refusal"]}}
     found = {"because": "512 new rows (due from 500)", "spec": spec}
     notify.tell_of(record.model_copy(update=found))
-    (said,) = webhook.told
-    assert said.startswith("reviews: refused: The gain in accuracy is not certain: the lower bound")
-    assert said.endswith(
-        f" falls too far. It ran because 512 new rows (due from 500). Run {record.run_id}"
-    )
+    reason = summary(record, tmp_path).gate.reason.rstrip(".")
+    assert reason.startswith("The gain in accuracy is not certain: the lower bound")
+    why = "It ran because 512 new rows (due from 500)"
+    assert webhook.told == [f"reviews: refused: {reason}. {why}. Run {record.run_id}"]
     notify.tell_of(record)
     stopped = RunRecord.model_validate({**dict(record), "spec": spec, "status": "cancelled"})
     notify.tell_of(stopped)

@@ -20,7 +20,6 @@ from tests.ports import free_port
 from tests.security.strangers import NOISE, Wire, send, with_another_secret
 from tests.support.launch_torchrun import until
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SUPERVISE = ROOT / "tests/launch/supervise.py"
 SECRET = "7" * 64

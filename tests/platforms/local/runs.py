@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import hashlib
 import importlib.util
@@ -35,9 +34,7 @@ def module(name: str) -> ModuleType:
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
-    # kfp walks up the stack for each task with limits, and pytest's is deep
-    with concurrent.futures.ThreadPoolExecutor(1) as shallow:
-        shallow.submit(spec.loader.exec_module, loaded).result()
+    spec.loader.exec_module(loaded)
     return loaded
 
 
