@@ -336,6 +336,7 @@ class TrainingSummary(VersionedRecord):
     `best_step`: the step whose weights the model has, where the lowest validation loss decides;
     `planned_steps`: how many there would have been, where early stopping ended it, or a budget of
     `budget_hours`. `in_effect`: what another engine said of itself before the first step.
+    `proof`: what was proven of the model before it (train/proof.py), in words.
     `train_seconds`: what the steps up to the last took, without those that were lost and made
     again."""
 
@@ -361,6 +362,7 @@ class TrainingSummary(VersionedRecord):
     planned_steps: int | None = None
     budget_hours: float | None = None
     in_effect: Mapping[str, str] = Field(default_factory=dict)
+    proof: Mapping[str, str] = Field(default_factory=dict)
     train_seconds: float | None = None
 
 

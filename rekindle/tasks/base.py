@@ -65,6 +65,8 @@ class Task(abc.ABC):
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
+    makes_head: ClassVar[bool] = False
+    """Whether a pretrained network gets a new head, whose weights no checkpoint has."""
     imports: ClassVar[tuple[str, ...]] = ("pandas",)
     """What a rank imports for it; pyarrow asks for pandas."""
 
@@ -96,7 +98,7 @@ class Task(abc.ABC):
 
     def weights(self, model: ModelSpec) -> Path | None:
         """A local folder with the pretrained weights of `model`, as safetensors; None where they
-        all start fresh. What the folder lacks, such as a new head, keeps its fresh values."""
+        all start fresh. It may lack a new head (`makes_head`), and nothing else."""
         return None
 
     @abc.abstractmethod

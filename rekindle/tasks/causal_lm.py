@@ -40,8 +40,6 @@ SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 SMALLEST = 256 + len(SPECIAL_TOKENS)
 _TEMPLATE = "chat_template.jinja"
 _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hidden_layers: 2}"
-# what some architectures do to the scores behind the last matrix product
-_SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 class CausalLM(pretrained.HubTask, TokenTask):
@@ -105,9 +103,6 @@ class CausalLM(pretrained.HubTask, TokenTask):
         if config.vocab_size < (count := settings["vocab_size"]):
             what = f"the model knows {config.vocab_size} tokens, the tokenizer {count}"
             raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
-        for name in _SCALES:
-            if getattr(config, name, None) not in (None, 1, 1.0):
-                raise _unsupported(config, f"changes the scores ({name})")
         network: Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         head = network.get_output_embeddings()  # type: ignore[operator]
         if getattr(head, "bias", None) is not None:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 class EncoderTask(pretrained.HubTask):
     """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
 
+    makes_head: ClassVar[bool] = True
+    problem_type: ClassVar[str | None] = None
+    """What transformers calls the problem, in the configuration that is exported."""
+
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
         pretrained.check_source(model, example, data.max_length)
@@ -75,8 +79,13 @@ class EncoderTask(pretrained.HubTask):
         import torch
         import transformers
 
-        names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
-                 "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
+        # the base's own `problem_type` may be another one: pipelines would apply a sigmoid
+        names = {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: i for i, label in enumerate(labels)},
+            "problem_type": self.problem_type,
+        }
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
         config = pretrained.configuration(model, inline, names)
         kind = getattr(transformers, self.head)
@@ -188,6 +197,7 @@ def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str
 class TextClassification(EncoderTask):
     modality: ClassVar[Modality] = "text"
     head: ClassVar[str] = "AutoModelForSequenceClassification"
+    problem_type: ClassVar[str | None] = "single_label_classification"
 
     def texts(self, batch: pa.RecordBatch) -> list[str]:
         found: list[str] = batch.column("text").to_pylist()
@@ -208,6 +218,7 @@ class TextRegression(TextClassification):
     split; both are kept in its configuration, as `target_mean` and `target_std`."""
 
     objective: ClassVar[Objective] = "numbers"
+    problem_type: ClassVar[str | None] = "regression"
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         import numpy as np
@@ -223,7 +234,7 @@ class TextRegression(TextClassification):
     def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
         network = super().build(model, ("target",), settings, assets)
         config: Any = network.config
-        config.update({name: settings[name] for name in SCALE} | {"problem_type": "regression"})
+        config.update({name: settings[name] for name in SCALE})
         return network
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rekindle.errors import Problem, RequestError, did_you_mean, first_line
+from rekindle.errors import DataError, Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.model import ModelSpec
 from rekindle.tasks.base import Labels, Settings, Task
@@ -53,7 +53,10 @@ class HubTask(Task):
         try:
             found = snapshot_download(
                 model.source, revision=model.revision, ignore_patterns=["*/*"],
-                allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
+                allow_patterns=[
+                    "*.safetensors", "*.safetensors.index.json", "config.json",
+                    "generation_config.json",
+                ],
                 tqdm_class=Bar,
             )  # fmt: skip
         except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -68,8 +71,15 @@ class HubTask(Task):
         import transformers
 
         kind = getattr(transformers, self.head)
-        network: Module = kind.from_pretrained(folder, dtype="float32", local_files_only=True)
-        return network.eval()
+        network, report = kind.from_pretrained(
+            folder, dtype="float32", local_files_only=True, output_loading_info=True
+        )
+        lost = [*report["missing_keys"], *report["mismatched_keys"]]
+        if lost:  # transformers gives them random values, and logs it
+            message = f"the model lacks {len(lost)} weights of its network, such as {lost[0]}"
+            raise DataError(message, where=str(folder), fix="train it again: it is incomplete")
+        evaluated: Module = network.eval()
+        return evaluated
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:

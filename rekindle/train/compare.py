@@ -5,10 +5,8 @@ two steps on made-up rows, once in the layout with its recomputation, compilatio
 adapters, and once on rank 0 alone without any. Losses and norms of the gradients have to agree
 within rounding; that of bf16, fp16 and TF32 would hide an error of a hundredth, so these are
 compared in fp32, too. The steps are long ones of gradient descent, which, unlike AdamW's, show
-gradients of a wrong size. What only large sizes show, this cannot see.
-
-And before any first step with packed documents: two in one sequence have to give the loss they give
-in sequences of their own, on the very model, layout, device and precision: a wrong mask shows."""
+gradients of a wrong size. What only large sizes show, this cannot see; proof.py asks the model
+itself."""
 
 import contextlib
 import copy
@@ -32,20 +30,22 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import modules, weights
 from rekindle.train.batches import TRAIN
+from rekindle.train.evaluation import Evaluation
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.parallel import build, prepared, settle
+from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.part import Goal
 from rekindle.train.rank import free
 
 STEPS = 2
+PLAIN = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
+"""What a training on one rank, without anything to prove, is asked for."""
 HEAD, VOCABULARY, MICRO = 16, 509, 2
 TEXT = 32  # tokens of a sequence, at least
 TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 4e-2, "fp8": 1e-1}
-PACKED_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "fp8": 1e-1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def compared(
 ) -> tuple[Gap, ...]:
     """The difference for the layout of `mesh`, in the training's precision, and in fp32 if that is
     another one, the same on all ranks; raises StepError if one is more than rounding."""
-    small = _Small(job, task, shards, network, mesh)
+    small = Small(job, task, shards, network, mesh)
     rounded: str = "bf16" if job.train.weights == "bf16" else job.train.precision
     if rounded == "fp32" and mesh.device.type == "cuda" and not job.train.deterministic:
         rounded = "tf32"
@@ -95,12 +95,11 @@ def compared(
     return tuple(gaps)
 
 
-def _gap(small: "_Small", train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+def _gap(small: "Small", train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
     mine = small.steps(train, mesh)
     theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
     if dist.get_rank() == 0:
-        plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
-        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device))
+        theirs = small.steps(train.model_copy(update=PLAIN), Mesh.of(Layout(), mesh.device))
     dist.all_reduce(theirs)
     pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
     return Gap(rounded, tuple(pairs[::2]), tuple(pairs[1::2]), TOLERANCE[rounded])
@@ -119,13 +118,14 @@ def _without_tf32() -> Iterator[None]:
         cudnn.allow_tf32 = before[1]
 
 
-class _Small:
+class Small:
     """The small network and its rows, which are the same for every layout."""
 
     def __init__(
         self, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh
     ) -> None:
         self.job, self.task, self.kind = job, task, type(network)
+        self.device = mesh.device
         layout = mesh.layout
         self.config = _small_config(network.config, layout) if hasattr(network, "config") else None
         # a pipeline is full with as many micro-batches as it has ranks, and goes around in rounds
@@ -154,6 +154,12 @@ class _Small:
                     held.local.sub_(held.local.grad, alpha=rate / scale)
             optimizer.clear()
         return torch.tensor(found, dtype=torch.float64, device=mesh.device)
+
+    def alone(self) -> tuple[Parts, Evaluation, Shards]:
+        """The network with fresh values on this rank, and rows that it can read."""
+        plain = self.job.train.model_copy(update=PLAIN)
+        trainer = self._trainer(plain, Mesh.of(Layout(), self.device))
+        return trainer.parts, trainer.evaluation, self.shards
 
     def _trainer(self, train: TrainSpec, mesh: Mesh) -> Trainer:
         size = {"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
@@ -226,37 +232,3 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     settings = {**manifest.settings, **limits, "pad_token_id": 0, "eos_token_id": 0}
     told = manifest.model_copy(update={"settings": settings})
     return Shards.of_tables(Path(), told, {TRAIN: pa.table(columns)})
-
-
-def probe_packing(trainer: Trainer) -> float | None:
-    """The relative difference between packed and separate documents, the same on all ranks; None
-    where nothing is packed. Raises StepError if they see each other. All ranks have to call it."""
-    batches = trainer.batches
-    length = batches.order.pack_length
-    if length is None:
-        return None
-    batch = batches.order.batch(0).rows
-    rows = np.sort(batch[batch >= 0])
-    fit = batches.shards.lengths(TRAIN, rows) <= length // 2
-    candidates = rows[fit & (batches.shards.targets(TRAIN, rows) > 0)][:2]
-    if len(candidates) < 2:
-        return None
-    packed = _loss_of(trainer, candidates, np.array([0, 0]))
-    separate = _loss_of(trainer, candidates, np.array([0, 1]))
-    gap = abs(packed - separate) / max(abs(separate), 1e-12)
-    exact = trainer.spec.weights == "fp32"
-    allowed = PACKED_TOLERANCE[trainer.spec.precision if exact else "bf16"]
-    if not (math.isfinite(gap) and gap <= allowed):
-        what = f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in"
-        fix = "set data.packing: false, and report this with the versions of torch and transformers"
-        raise StepError(f"{what} sequences of their own", where="data.packing", fix=fix)
-    return gap
-
-
-def _loss_of(trainer: Trainer, rows: np.ndarray, slots: np.ndarray) -> float:
-    """Of the documents in `rows`, in `slots`; two sequences, so that every pipeline has work."""
-    full = np.concatenate([rows, -np.ones(2 - len(set(slots.tolist())), np.int64)])
-    places = np.concatenate([slots, np.arange(len(set(slots.tolist())), 2)])
-    share = trainer.losses([trainer.batches.arranged(full, places)])
-    loss, _, targets = trainer.agreed(share).tolist()
-    return float(loss / targets)

@@ -1,5 +1,5 @@
 """The trained weights as safetensors, gathered one parameter at a time, in files of bounded size,
-under the names of the architecture's own checkpoints. Format: the safetensors README, "Format".
+under the names that `save_pretrained` writes (stored.py). Format: the safetensors README, "Format".
 
 What training took apart is joined again on rank 0: fused projections, adapters and their matrix. No
 rank holds more than such a matrix beside its own shard."""
@@ -17,7 +17,8 @@ from rekindle.train.mesh import of_all
 from rekindle.train.modules import Origin
 from rekindle.train.parallel import Parts
 from rekindle.train.quantised import FourBit, layers
-from rekindle.train.weights import INDEX, whole_of
+from rekindle.train.stored import INDEX, Saving
+from rekindle.train.weights import whole_of
 
 FILE_BYTES = 2 << 30
 _TYPES = {
@@ -30,20 +31,38 @@ _Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
     """Write `model.safetensors`, or files and their index. All ranks call it; rank 0 writes."""
-    # bytes that suffice for a header of all tensors; a stored name is never longer than ours
     listed = _listed(parts, _held(parts))
-    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
-    room = -(-(128 + sum(entries)) // 8) * 8
-    writer = _Writer(folder, file_bytes, room) if dist.get_rank() == 0 else None
-    joiner = _Joiner(parts)
-    for name, tensor in gathered(parts):
-        for stored, whole in joiner.add(name, tensor) if writer else ():
-            assert writer is not None
-            writer.add(stored, whole)
-    if writer is not None:
+    if dist.get_rank() == 0:
+        names, room = _rehearsed(parts, listed)
+        writer = _Writer(folder, file_bytes, room)
+        joiner, saving = _Joiner(parts), Saving(parts.network, names)
+        for name, tensor in gathered(parts):
+            for whole_name, whole in joiner.add(name, tensor):
+                for stored, part in saving.add(whole_name, whole):
+                    writer.add(stored, part)
         writer.close()
+    else:
+        for _ in gathered(parts):
+            pass
     if dist.get_world_size() > 1:
         dist.barrier()
+
+
+def _rehearsed(parts: Parts, listed: list[_Listed]) -> tuple[list[str], int]:
+    """The parameters and buffers of the network, and bytes that suffice for a header of all tensors
+    that they are stored as: what `export` does, with tensors that have no values."""
+    joiner = _Joiner(parts)
+    whole: dict[str, torch.Tensor] = {}
+    for _, _, tensors in listed:
+        for name, _, shape in tensors:
+            whole |= joiner.add(name, torch.empty(shape, device="meta"))
+    saving = Saving(parts.network, whole)
+    entries = [
+        len(stored) + 16 * part.ndim + 128
+        for name, tensor in whole.items()
+        for stored, part in saving.add(name, tensor)
+    ]
+    return list(whole), -(-(128 + sum(entries)) // 8) * 8
 
 
 def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:

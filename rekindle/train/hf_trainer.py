@@ -45,6 +45,7 @@ from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, decided, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.storage import put_file, storage_of
+from rekindle.train.stored import headers_of, match
 from rekindle.train.throughput import device_name
 from rekindle.train.vitals import Vitals
 
@@ -145,6 +146,7 @@ def _network(job: Job, task: Task, shards: Shards) -> torch.nn.Module:
     folder = task.weights(job.model)
     if folder is None:
         return built  # type: ignore[no-any-return]
+    match(built, headers_of(folder), folder, task.makes_head)  # from_pretrained only logs it
     return type(built).from_pretrained(folder, config=built.config)  # type: ignore[no-any-return]
 
 

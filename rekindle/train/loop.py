@@ -11,12 +11,11 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
@@ -27,8 +26,9 @@ from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
+from rekindle.train.evaluation import Evaluation
 from rekindle.train.history import History, Ledger
-from rekindle.train.micro import Feed, Micro, Numbers
+from rekindle.train.micro import Micro, Numbers
 from rekindle.train.optimizer import Optimizer, Stepped, learning_rate
 from rekindle.train.parallel import Parts, autocast
 from rekindle.train.throughput import Clock, Profiler
@@ -128,11 +128,8 @@ class Trainer:
         self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
-        self.pipeline = None
-        if layout.pp > 1:
-            from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
-
-            self.pipeline = Pipeline(parts)
+        self.evaluation = Evaluation(parts, spec.precision)
+        self.pipeline = self.evaluation.pipeline
         self.optimizer: Optimizer | Stepped = (
             Stepped(parts, parts.stepper) if parts.stepper else Optimizer(parts, spec)
         )
@@ -146,7 +143,7 @@ class Trainer:
                 by_length=order.by_length, pack_length=order.pack_length,
             )  # fmt: skip
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
-        self.feed = Feed(self.mesh.device, spec.precision)
+        self.feed = self.evaluation.feed
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before, self.began = 0, 0.0, time.monotonic()
         self.best, self.owed, self.spent = Best(), False, False
@@ -326,7 +323,7 @@ class Trainer:
         asked: Numbers | None = None
         for number in range(self.validation.order.steps_in_epoch):
             self.beat(step, "validation")
-            share = self.losses(self.validation.make(number).micro)
+            share = self.evaluation.losses(self.validation.make(number).micro)
             raised = self._number(stop is not None and stop.raised)
             shared = self.agreed(torch.cat([share, raised[None]]))
             sums += shared[:3]
@@ -339,28 +336,6 @@ class Trainer:
         if self.validation.objective.counts_right:
             found["validation_accuracy"] = right / targets
         return found, False
-
-    @torch.no_grad()
-    def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
-        """Float64 [3] on the device, in evaluation mode: loss, right predictions and targets."""
-        for stage in self.parts.stages:
-            stage.module.eval()
-        moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
-        sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
-        with autocast(self.spec.precision, self.mesh.device):
-            if self.pipeline is not None:
-                sums += self.pipeline.evaluate(list(moved))
-            else:
-                self.parts.stages[0].part.results.clear()
-                for one in moved:
-                    sums += self.parts.stages[0].part(micro=one)[0].double()
-        for stage in self.parts.stages:
-            stage.module.train()
-            for module in stage.part.modules():
-                if isinstance(module, FSDPModule):
-                    # Without a backward pass FSDP stays unsharded; checkpoints need the shards.
-                    module.reshard()
-        return sums
 
     def agreed(self, values: torch.Tensor) -> torch.Tensor:
         if self.world > 1:
@@ -391,6 +366,6 @@ class Trainer:
             "step": step, "world_size": self.world, "layout": str(self.mesh.layout),
             "precision": self.spec.precision, "steps": self.plan.steps,
             "validation_loss": row.get("validation_loss"), "best": dataclasses.asdict(self.best),
-            "train_seconds": seconds,
+            "train_seconds": seconds, "packed": self.batches.order.pack_length is not None,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
         }  # fmt: skip

@@ -35,6 +35,7 @@ from rekindle.tasks import TASKS, Task, load_task
 DESCRIPTION = "rekindle.json"
 CODE = "task.py"
 KERAS = "model.keras"
+GENERATION = "generation_config.json"
 ANY_CODE = "*"
 TOKENIZER = "tokenizer.json"
 TRAINED_ON = "trained_on.npy"
@@ -71,8 +72,9 @@ class ModelFolder:
         return (self.path / KERAS).is_file() and not list(self.path.glob("*.safetensors"))
 
 
-def configure(network: torch.nn.Module, folder: Path) -> None:
-    """Write the configuration of a network of transformers beside its weights."""
+def configure(network: torch.nn.Module, folder: Path, base: Path | None = None) -> None:
+    """Write the configuration of a network of transformers beside its weights. How to generate is
+    taken over from the folder of its `base`: what ends an answer, sampling, penalties."""
     model: Any = network
     kinds = [kind for kind, _ in _stored(folder)]
     most = max(set(kinds), key=kinds.count)
@@ -80,6 +82,10 @@ def configure(network: torch.nn.Module, folder: Path) -> None:
     model.config.dtype = "bfloat16" if most == "BF16" else "float32"
     model.config.save_pretrained(folder)
     if model.can_generate():
+        if base is not None and (base / GENERATION).is_file():
+            from transformers import GenerationConfig
+
+            model.generation_config = GenerationConfig.from_pretrained(base)
         model.generation_config.save_pretrained(folder)
 
 

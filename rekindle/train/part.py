@@ -9,6 +9,7 @@ Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C classes
 
 import dataclasses
 import functools
+import inspect
 import zlib
 from typing import Any
 
@@ -61,6 +62,9 @@ class Part(nn.Module):
         self.texts: int | None = None
         self.documents = 0
         self.objective, self.scores = objective_of(task), scores
+        # what proof.py sets: to run the architecture's own forward, and to see states of targets
+        self.own, self.watched = False, list[torch.Tensor]()
+        self.watches = False
         self.joins_texts = self.objective.prepared(self)
         if _drops(network):
             for name, block in modules.blocks(network):
@@ -79,10 +83,14 @@ class Part(nn.Module):
         batch: dict[str, Any] = dict(micro.inputs)
         if self.ours and micro.documents is not None:
             batch["documents"] = micro.documents
+        if micro.documents is not None and not self.ours and _takes_any(self.network):
+            batch |= numbered(micro.inputs["position_ids"])
         if carried is not None:
             first = "pixels" if carried.is_floating_point() else "input_ids"
             batch[first if self.first else "inputs_embeds"] = carried
         make = self.objective.score if self.scores else self.objective.loss
+        if self.own:
+            make = self.objective.own_loss
         result = make(self, batch, micro)
         if self.last:
             self.results.append(result.detach())
@@ -93,11 +101,29 @@ class Part(nn.Module):
         body = modules.backbone(network)
         return body(**batch, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
+    def watch(self, states: torch.Tensor) -> None:
+        """Keep the states that targets are predicted from, where a proof asked for them."""
+        if self.watches:
+            self.watched.append(states.detach())
+
     def hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""
         if hasattr(self.network, "config"):
             return sendable(modules.backbone(self.network)(**batch).last_hidden_state)
         return sendable(self.network(batch.get("inputs_embeds", next(iter(batch.values())))))
+
+
+def _takes_any(network: nn.Module) -> bool:
+    """Whether the network hands keywords that it does not know on to its layers."""
+    parameters = inspect.signature(modules.backbone(network).forward).parameters
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def numbered(position_ids_BT: torch.Tensor) -> Tensors:
+    """`seq_idx`, int32 [B, T]: which document of its sequence each token is of. Convolutions and
+    state spaces keep documents apart by it, where their kernels are installed, and refuse it
+    elsewhere; attention of transformers finds them by positions that begin again."""
+    return {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
 
 
 def seed(key: int, device: torch.device) -> None:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from rekindle.data.examples import open_examples
 from rekindle.data.manifest import row_tokens
-from rekindle.errors import DataError, RequestError, StepError, UnsupportedError
+from rekindle.errors import RequestError, StepError, UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.records import Sample
 from rekindle.spec.layout import resolve
@@ -360,10 +360,6 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     parts = build(task, network, origins, train, Goal(), mesh, scores=True)
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
-        if source.fresh:
-            what = f"the model lacks {', '.join(source.fresh[:5])}"
-            fix = "train it again: its folder is not complete"
-            raise DataError(what, where=str(folder), fix=fix)
     return parts
 
 

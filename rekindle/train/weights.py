@@ -7,7 +7,6 @@ one whole parameter, seeded by (seed, name): fresh weights are the same in every
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,9 @@ from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
 from rekindle.train import quantised
 from rekindle.train.modules import Origin
+from rekindle.train.stored import Group, Match, StoredTensor, headers_of, match
 
 Interval = tuple[int, int]
-INDEX = "model.safetensors.index.json"
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -110,36 +109,65 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class Source:
-    """Starting values by parameter name: those of a checkpoint where it has them, else fresh ones.
-    Checkpoints of a bare backbone leave out `prefix`, its name in the network."""
+    """Starting values by parameter name: those of a checkpoint where there is one, else fresh ones.
+
+    What a checkpoint does not have is fresh, too: a new head where the task `makes_head`, adapters.
+    Raises DataError where it lacks anything else (see `stored.match`)."""
 
     def __init__(
-        self, network: nn.Module, recorder: Recorder, seed: int, folder: Path | None = None
+        self,
+        network: nn.Module,
+        recorder: Recorder,
+        seed: int,
+        folder: Path | None = None,
+        makes_head: bool = False,
     ) -> None:
         self.recorder, self.seed = recorder, seed
-        self.checkpoint = Checkpoint(folder) if folder else None
-        self.prefix = str(getattr(network, "base_model_prefix", ""))
+        self.network = network
+        self.checkpoint: Checkpoint | None = None
+        self.match: Match | None = None
+        self.fresh: tuple[str, ...] = ()  # of a new head; without a checkpoint all are
+        if folder is not None:
+            headers = headers_of(folder)
+            self.match = match(network, headers, folder, makes_head)
+            self.checkpoint = Checkpoint(folder, headers)
+            self.fresh = self.match.fresh
+            # as from_pretrained leaves them: save_pretrained and export write by these rules
+            network._weight_conversions = list(self.match.rules)  # type: ignore[assignment]
         self.storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = {}
         self.include(network, "")
-        self.fresh: list[str] = []
         self._last: tuple[str, torch.Tensor] | None = None
+        self._last_group: tuple[Group, dict[str, torch.Tensor]] | None = None
 
     def include(self, network: nn.Module, part: str = ".lora_") -> None:
         for name, p in network.named_parameters(remove_duplicate=False):
             if part in name:
                 self.storages[name] = _storage(p), p.shape, p.stride(), p.dtype
 
+    def holds(self, name: str) -> bool:
+        """Whether the checkpoint has this parameter or buffer."""
+        return self.match is not None and (name in self.match.copied or name in self.match.joined)
+
     def read(self, name: str, intervals: Sequence[Interval]) -> torch.Tensor:
         """The part `intervals` (one [start, end) a dimension) of a parameter, on the CPU."""
         index = tuple(slice(*interval) for interval in intervals)
-        if self.checkpoint is not None:
-            shape = self.storages[name][1]
-            found = self.checkpoint.find(name, self.prefix, tuple(shape))
-            if found is not None:
-                return self.checkpoint.slice(found)[index]  # type: ignore[no-any-return]
-            if name not in self.fresh:
-                self.fresh.append(name)
-        return self._replayed(name)[index]
+        if self.match is None or not self.holds(name):
+            return self._replayed(name)[index]
+        assert self.checkpoint is not None
+        if name in self.match.joined:
+            return self._joined(self.match.joined[name])[name][index]
+        return self.checkpoint.slice(self.match.copied[name])[index]  # type: ignore[no-any-return]
+
+    def _joined(self, group: Group) -> dict[str, torch.Tensor]:
+        """The whole parameters that a group makes; remembers the last one's."""
+        if self._last_group is not None and self._last_group[0] is group:
+            return self._last_group[1]
+        assert self.checkpoint is not None
+        self._last_group = None  # before the next is read
+        tensors = {name: self.checkpoint.slice(name)[:] for name, _ in group.sources}
+        made = group.made(tensors, self.network)
+        self._last_group = group, made
+        return made
 
     def _replayed(self, name: str) -> torch.Tensor:
         """A whole parameter with its fresh values; remembers the last one."""
@@ -171,34 +199,12 @@ class Source:
 class Checkpoint:
     """The tensors of a folder of safetensors files, read slice by slice."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, headers: Mapping[str, StoredTensor]) -> None:
+        self.folder, self.headers = folder, headers
         self._open: dict[str, Any] = {}
-        self.files: dict[str, str] = {}  # which file holds which tensor
-        if (folder / INDEX).is_file():
-            self.files |= json.loads((folder / INDEX).read_text())["weight_map"]
-            return
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                self.files |= dict.fromkeys(file.keys(), path.name)
-        if not self.files:
-            what = f"there are no safetensors weights in {folder}"
-            fix = "convert the checkpoint: model.save_pretrained(folder) writes safetensors"
-            raise DataError(what, where="model.source", fix=fix)
-
-    def find(self, name: str, prefix: str, shape: tuple[int, ...]) -> str | None:
-        """The stored name of a parameter, with or without the backbone's, if the shape fits."""
-        legacy = name.replace("LayerNorm.weight", "LayerNorm.gamma")
-        legacy = legacy.replace("LayerNorm.bias", "LayerNorm.beta")
-        bare = [n.removeprefix(f"{prefix}.") for n in (name, legacy)] if prefix else []
-        for candidate in (name, legacy, *bare):
-            if candidate in self.files:
-                fits = tuple(self.slice(candidate).get_shape()) == shape
-                return candidate if fits else None
-        return None
 
     def slice(self, name: str) -> Any:
-        file = self.files[name]
+        file = self.headers[name].file
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
         return self._open[file].get_slice(name)
@@ -230,7 +236,7 @@ def divides(placement: Placement) -> bool:
 
 
 def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origin]) -> None:
-    """Give every parameter of `parts` its starting value, in place."""
+    """Give every parameter of `parts` its starting value, in place, and every stored buffer."""
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
@@ -242,6 +248,9 @@ def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origi
                 stored, like = f"{name}.weight", torch.empty(layer.shape, device="meta")
                 layer.load(_value(source, origins.get(stored, Origin(stored)), like))
                 beat()
+            for name, buffer in part.named_buffers():
+                if source.holds(name):  # the others have the values that the architecture computes
+                    local_of(buffer).copy_(source.read(name, intervals(buffer)))
 
 
 def _value(source: Source, origin: Origin, parameter: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ Decides where a rank's weights come from and what the training leaves behind."""
 import dataclasses
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -23,8 +24,9 @@ from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import checkpoint, compat, export, modelfolder, modules, quantised, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
-from rekindle.train.compare import compared, probe_packing
+from rekindle.train.compare import Small, compared
 from rekindle.train.dcp import pieces_of
+from rekindle.train.evaluation import Evaluation
 from rekindle.train.history import History, Ledger, forget, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
@@ -32,6 +34,14 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
+from rekindle.train.proof import (
+    Packing,
+    check_losses,
+    describe_left_out,
+    describe_weights,
+    prove_forward,
+    prove_packing,
+)
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.snapshot import check_host_memory
@@ -60,11 +70,20 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     parts = start.parts(fresh=found is None)
     if device.type == "cuda":
         keep_positions(parts)
-    plan = Plan.of(job.train, order_of(job, task, shards, parts))
+    packing = _packing(job, task, shards, parts, found)
+    plan = Plan.of(job.train, order_of(job, task, shards, parts, packing.packs))
     trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
     vitals.held = _held(trainer)
     first = trainer.restore(found) if found is not None else 0
-    probe_packing(trainer)
+    proof = {
+        "weights": describe_weights(start.match) if rank == 0 else "",
+        "forward": prove_forward(
+            task, shards, parts, job.train, trainer.evaluation, start.small_parts
+        ),
+        "packing": packing.said,
+        "losses": start.left_out,
+        "left out": describe_left_out(parts, job.train),
+    }
     history = History(job.curve)
     if rank == 0:
         _begin(job, trainer, history, found, first)
@@ -87,7 +106,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     best = _return_to_best(job, trainer, last) if job.train.exports_best else None
     start.save(parts, Path(job.output))
     if rank == 0:
-        _finish(job, trainer, history, last, best, seconds)
+        _finish(job, trainer, history, last, best, seconds, proof)
     return {"status": "done", "step": last}
 
 
@@ -148,14 +167,26 @@ def _held(trainer: Trainer) -> dict[str, int]:
     return {"parameters": parameters, "optimizer": sum(piece.local.nbytes for piece in moments)}
 
 
-def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
+def _packing(
+    job: Job, task: Task, shards: Shards, parts: Parts, found: checkpoint.Checkpoint | None
+) -> Packing:
+    """Whether documents share sequences: proven at the start, and then kept."""
+    if found is None:
+        evaluation = Evaluation(parts, job.train.precision)
+        return prove_packing(task, shards, parts, job.train, evaluation)
+    if found.state.get("packed", False):
+        return Packing(True, "documents share sequences, as when the training began")
+    return Packing(False)
+
+
+def order_of(job: Job, task: Task, shards: Shards, parts: Parts, packs: bool = True) -> SampleOrder:
     """Which examples each step trains on: packed, by length where padded, else at random."""
     settings = shards.manifest.settings
     has_lengths = any(file.tokens for file in shards.manifest.shards)
     return shards.order(
         TRAIN, global_batch_size=job.train.global_batch_size, seed=job.train.seed,
         by_length=has_lengths and not parts.stages[0].part.joins_texts,
-        pack_length=objective_of(task).pack_length(settings),
+        pack_length=objective_of(task).pack_length(settings) if packs else None,
         balanced=job.train.sampling == "balanced",
     )  # fmt: skip
 
@@ -176,6 +207,13 @@ class Start:
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
         self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
         self.network, self.source, self.origins = network, source, origins
+        self.match = source.match if source is not None else None
+        stored = source.checkpoint if source is not None else None
+        self.base = stored.folder if stored is not None else None
+        self.left_out = check_losses(network) if task.objective == "tokens" else ""
+        cuts = mesh.layout.tp * mesh.layout.pp * mesh.layout.cp > 1
+        asks = cuts and hasattr(network, "config") and job.train.engine == "rekindle"
+        self.small = Small(job, task, shards, network, mesh) if asks else None
 
     @classmethod
     def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Self:
@@ -194,7 +232,9 @@ class Start:
         else:
             with weights.deferred() as recorder:
                 network = task.build(*given)
-            source = weights.Source(network, recorder, job.train.seed, folder)
+            source = weights.Source(
+                network, recorder, job.train.seed, folder, makes_head=task.makes_head
+            )
         layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
         if problems := list(undivided(layout, model.lora)):
             raise RequestError(problems)
@@ -224,9 +264,12 @@ class Start:
         parts = build(self.task, self.network, self.origins, job.train, goal, self.mesh, scaling)
         if self.source is not None and (fresh or scaling is not None):
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
-            if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
-                log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
         return taken(parts, job.train) or settle(parts)
+
+    def small_parts(self) -> tuple[Parts, Evaluation, Shards]:
+        """A small network of the same configuration on this rank alone; see `prove_forward`."""
+        assert self.small is not None
+        return self.small.alone()
 
     def save(self, parts: Parts, output: Path) -> None:
         """The trained model as a folder; all ranks have to call it."""
@@ -234,7 +277,7 @@ class Start:
         if hasattr(parts.network, "config"):
             export.export(parts, output)
             if dist.get_rank() == 0:
-                modelfolder.configure(parts.network, output)
+                modelfolder.configure(parts.network, output, self.base)
         else:
             state = dict(export.gathered(parts))
             if dist.get_rank() == 0:
@@ -255,7 +298,13 @@ class Start:
 
 
 def _finish(
-    job: Job, trainer: Trainer, history: History, last: int, best: int | None, seconds: float
+    job: Job,
+    trainer: Trainer,
+    history: History,
+    last: int,
+    best: int | None,
+    seconds: float,
+    proof: Mapping[str, str],
 ) -> None:
     """Rank 0 writes the summary; `best`: the exported step, if any; `seconds` of training."""
     if trainer.spent:
@@ -273,6 +322,7 @@ def _finish(
         validation={name: value for name, value in validation.items() if value is not None},
         layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
+        proof={name: said for name, said in proof.items() if said},
         best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
         budget_hours=job.train.budget_hours if trainer.spent else None, train_seconds=seconds,
     )  # fmt: skip

@@ -59,6 +59,10 @@ class Objective(abc.ABC):
         """[1, 3] on the last stage: the loss, a share of the mean over the global batch; right
         predictions; targets. What the next stage receives on others."""
 
+    def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+        """As `loss`, by the architecture's own forward."""
+        return self.loss(part, batch, micro)
+
     @abc.abstractmethod
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """On the last stage what each result is, [N, K]; what the next stage receives on others."""

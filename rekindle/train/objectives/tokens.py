@@ -59,11 +59,24 @@ class Tokens(Objective):
         if not part.last:
             return base.sendable(hidden_BTH)
         head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
+        if part.watches:
+            part.watch(base.of_targets(hidden_BTH, micro))
         loss, right = linear_cross_entropy(  # states without a name go once they are cast
             base.of_targets(hidden_BTH, micro), head.weight, micro.labels,
             1 / micro.count[0], part.tp_group, not part.sequence_parallel, lesson,
         )  # fmt: skip
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
+
+    def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
+        """Of sequences of one document each, without padding."""
+        assert micro.targets is not None
+        labels_BT = torch.full_like(batch["input_ids"], IGNORED)
+        # ours say what follows a token; transformers moves its labels by one itself
+        labels_BT.view(-1)[micro.targets + 1] = micro.labels
+        output = part.network(input_ids=batch["input_ids"], labels=labels_BT)
+        count = torch.full((), len(micro.labels), dtype=torch.float64, device=labels_BT.device)
+        loss = output.loss.double() * count / micro.count[0]
+        return base.row(loss, torch.zeros_like(loss), count)
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""

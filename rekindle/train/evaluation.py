@@ -1,0 +1,50 @@
+"""Forward passes without gradients, in evaluation mode, in any layout: validation and proofs."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from rekindle.train.micro import Feed, Micro
+from rekindle.train.parallel import Parts, autocast
+
+
+class Evaluation:
+    """Runs micro-batches through the parts of this rank; all ranks have to call it alike."""
+
+    def __init__(self, parts: Parts, precision: str) -> None:
+        self.parts, self.precision = parts, precision
+        self.feed = Feed(parts.mesh.device, precision)
+        self.pipeline = None
+        if parts.mesh.layout.pp > 1:
+            from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
+
+            self.pipeline = Pipeline(parts)
+
+    @torch.no_grad()
+    def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
+        """Float64 [3] on the device: loss, right predictions and targets of this rank."""
+        for stage in self.parts.stages:
+            stage.module.eval()
+        moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
+        sums = torch.zeros(3, dtype=torch.float64, device=self.parts.mesh.device)
+        try:
+            with autocast(self.precision, self.parts.mesh.device):
+                if self.pipeline is not None:
+                    sums += self.pipeline.evaluate(list(moved))
+                else:
+                    self.parts.stages[0].part.results.clear()
+                    for one in moved:
+                        sums += self.parts.stages[0].part(micro=one)[0].double()
+        finally:
+            self.return_to_training()
+        return sums
+
+    def return_to_training(self) -> None:
+        for stage in self.parts.stages:
+            stage.module.train()
+            for module in stage.part.modules():
+                if isinstance(module, FSDPModule):
+                    # Without a backward pass FSDP stays unsharded; checkpoints need the shards.
+                    module.reshard()

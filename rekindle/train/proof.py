@@ -1,0 +1,436 @@
+"""What a training proves on the model that it is given, before the first step.
+
+Every belief of the engine about an architecture is asked of the architecture itself, on the
+weights, the layout, the device and the precision of this training, in seconds:
+
+weights    every parameter and saved buffer is in the checkpoint (`stored.match`, while it loads);
+           heads that the task makes new are named
+forward    the loss that the engine computes (body, head, the scale of its scores) is the loss that
+           the architecture's own forward gives. Once as it is, and once with the output layer's
+           weights times 32, where a cap of scores shows which small ones would hide
+packing    with other tokens in the first of three documents of a sequence, the states of the others
+           keep every bit, and they are near those that they have in sequences of their own
+left out   what an optimizer or fp8 treats as it treats biases
+
+A layout that cuts the network has no whole to ask: there `forward` takes a small network of the
+same architecture and configuration on rank 0 (`compare.Small`). Networks of a user's own have no
+authority to ask.
+
+All ranks call each function alike. What is found goes into the training's record, and so onto the
+card; a difference in `forward` is refused, documents that see each other are not packed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rekindle.data.manifest import Shards
+from rekindle.errors import StepError, UnsupportedError, first_line
+from rekindle.launch.events import emit
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import TrainSpec
+from rekindle.tasks.base import Task
+from rekindle.train import modules
+from rekindle.train.batches import TRAIN, Batches
+from rekindle.train.evaluation import Evaluation
+from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Micro
+from rekindle.train.objectives import objective_of
+from rekindle.train.parallel import Parts, autocast
+from rekindle.train.part import Part
+from rekindle.train.stored import Match, counted
+
+FORWARD_TOLERANCE = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 5e-3, "bf16": 2e-2, "fp8": 1e-1}
+"""Of two losses, relatively. In half precision the two round states and scores at other places."""
+PACKED_TOLERANCE = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2, "fp8": 2e-1}
+"""Of states in one sequence and in sequences of their own: norm of the difference, relatively. A
+wrong position changes them by about themselves."""
+LOUDER = 32.0  # a power of two: weights that are multiplied and divided by it keep their bits
+PROBE_TOKENS = 32
+DOCUMENTS = 3
+_ROUTER_LOSSES = ("router_aux_loss_coef", "aux_loss_alpha", "router_z_loss_coef")
+_KNOWN_ROWS = 16  # whose tokens are used
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Whether documents share sequences, and what was found; `said` is empty where nothing is
+    packed anyway."""
+
+    packs: bool
+    said: str = ""
+
+
+def describe_weights(match: Match | None) -> str:
+    """What of the network is in the checkpoint; a notice about what is not. Rank 0 calls it."""
+    if match is None:
+        return ""
+    total = len(match.copied) + len(match.joined)
+    said = f"all {total} tensors of the network are in the checkpoint"
+    if match.fresh:
+        said = f"{total} tensors are in the checkpoint; new, and trained from random values: "
+        said += counted(match.fresh)
+        emit(
+            "notice",
+            text=f"the checkpoint has no {counted(match.fresh)}: trained from random values",
+        )
+    if match.unused:
+        emit("notice", text=f"the network has no use for {counted(match.unused)} of the checkpoint")
+        said += f"; not used: {counted(match.unused)}"
+    return said
+
+
+def check_losses(network: nn.Module) -> str:
+    """What of the architecture's own loss the engine leaves out, in words; "" for nothing.
+
+    Raises UnsupportedError where the configuration asks for a loss of routers."""
+    config: Any = getattr(network, "config", None)
+    names = [name for name in _ROUTER_LOSSES if getattr(config, name, None)]
+    if not names:
+        return ""
+    shown = ", ".join(f"{name} {getattr(config, name):g}" for name in names)
+    kind = modules.model_type(network)
+    if getattr(config, "output_router_logits", False):
+        message = f"{kind}'s configuration asks for the auxiliary loss of its experts ({shown}), "
+        message += "which the engine does not compute"
+        fix = "set output_router_logits: false, or use train.engine: trainer"
+        raise UnsupportedError(message, where="model.source", fix=fix)
+    return (
+        f"the auxiliary loss of the experts ({shown}) is not part of the loss, as in transformers"
+    )
+
+
+def describe_left_out(parts: Parts, train: TrainSpec) -> str:
+    """How much of the network the optimizer or fp8 treats as it treats biases; "" for nothing."""
+    linear: set[str] = set()
+    for stage in parts.stages:
+        linear |= modules.matrices(stage.part.network)
+    sizes = {name: p.numel() for name, p in parts.parameters()}
+    stacked = [name for name, p in parts.parameters() if p.ndim > 2 and name not in linear]
+    chosen = [train.optimizer] if train.optimizer != "adamw" else []
+    chosen += ["fp8"] if train.precision == "fp8" else []
+    if not stacked or not chosen or not hasattr(parts.network, "config"):
+        return ""
+    share = sum(sizes[name] for name in stacked) / sum(sizes.values())
+    beside = "AdamW updates them" if train.optimizer != "adamw" else "they are computed in bf16"
+    said = f"{' and '.join(chosen)} leave out {share:.0%} of the weights, which are no matrices "
+    return f"{said}({stacked[0]}, ...): {beside}"
+
+
+def prove_packing(
+    task: Task, shards: Shards, parts: Parts, train: TrainSpec, evaluation: Evaluation
+) -> Packing:
+    """Whether documents may share a sequence on this network. All ranks have to call it."""
+    length = objective_of(task).pack_length(shards.manifest.settings)
+    if length is None:
+        return Packing(False)
+    if length < 3 * DOCUMENTS or not hasattr(parts.network, "config"):
+        return Packing(True)
+    probe = _PackingProbe(task, shards, parts, train, evaluation, length)
+    try:
+        reason = _agreed_reason(probe.reason())
+    except torch.OutOfMemoryError:
+        return _unproven("packing was not proven: the probe ran out of memory", True)
+    if reason:
+        text = f"documents are not packed: {reason}"
+        if dist.get_rank() == 0:
+            emit("notice", text=text)
+        return Packing(False, text)
+    return Packing(True, "documents in one sequence do not change each other's states")
+
+
+def prove_forward(
+    task: Task,
+    shards: Shards,
+    parts: Parts,
+    train: TrainSpec,
+    evaluation: Evaluation,
+    small: Callable[[], tuple[Parts, Evaluation, Shards]],
+) -> str:
+    """That the engine's loss is the architecture's own, in words; "" where there is none to ask.
+
+    `small` makes parts of a small network of the same configuration on this rank alone, for layouts
+    that cut the network. Raises StepError where the losses differ, or the own forward fails."""
+    if not hasattr(parts.network, "config"):
+        return ""
+    if parts.mesh.layout.tp * parts.mesh.layout.pp * parts.mesh.layout.cp == 1:
+        probe = _ForwardProbe(task, shards, parts, train, evaluation)
+        try:
+            return probe.prove("the architecture's own")
+        except torch.OutOfMemoryError:
+            said = "its loss was not compared with the architecture's own: out of memory"
+            return _unproven(said, True).said
+    said = ""
+    if dist.get_rank() == 0:
+        small_parts, small_evaluation, small_shards = small()
+        probe = _ForwardProbe(task, small_shards, small_parts, train, small_evaluation)
+        said = probe.prove("that of a small network of this architecture")
+    return said
+
+
+def _unproven(said: str, packs: bool) -> Packing:
+    if dist.get_rank() == 0:
+        emit("notice", text=said)
+    return Packing(packs, said)
+
+
+def _agreed_reason(reason: str) -> str:
+    """Of all ranks' reasons the first that is one."""
+    reasons: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next((each for each in reasons if each), "")
+
+
+def _known_tokens(shards: Shards) -> np.ndarray:
+    """Tokens that the training texts have: none is a stand-in for an image, say."""
+    rows = np.arange(min(_KNOWN_ROWS, shards.rows(TRAIN)))
+    texts = shards.take(TRAIN, rows).column("input_ids").to_pylist()
+    return np.unique(np.concatenate([np.array(text or [0], np.int64) for text in texts]))
+
+
+def _texts_of(task: Task, shards: Shards, texts: list[list[int]], silent: int = 0) -> Shards:
+    """Shards of made-up texts; nothing is to be predicted of the first `silent`."""
+    random = np.random.default_rng(0)
+    columns = {
+        "id": pa.array([str(row) for row in range(len(texts))]),
+        "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
+        "input_ids": pa.array(texts, pa.list_(pa.int32())),
+        **objective_of(task).invented(random, texts, max(1, len(shards.manifest.labels))),
+    }
+    if silent:
+        marks = [[int(row >= silent)] * len(text) for row, text in enumerate(texts)]
+        columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
+    return Shards.of_tables(shards.folder, shards.manifest, {TRAIN: pa.table(columns)})
+
+
+class _PackingProbe:
+    """Three documents in a sequence, the first of them once with other tokens."""
+
+    def __init__(
+        self,
+        task: Task,
+        shards: Shards,
+        parts: Parts,
+        train: TrainSpec,
+        evaluation: Evaluation,
+        length: int,
+    ) -> None:
+        self.task, self.shards, self.parts, self.length = task, shards, parts, length
+        self.evaluation = evaluation
+        exact = train.weights == "fp32" or train.precision == "fp64"
+        self.allowed = PACKED_TOLERANCE[train.precision if exact else "bf16"]
+        random = np.random.default_rng(1)
+        tokens = _known_tokens(shards)
+        longest = min(PROBE_TOKENS, length // DOCUMENTS)
+        sizes = [longest, longest - 1, longest]
+        self.texts = [random.choice(tokens, size).tolist() for size in sizes]
+        first = np.array(self.texts[0])
+        # every token of the first document is another one, if there are two
+        others = tokens[(np.searchsorted(tokens, first) + 1) % len(tokens)]
+        self.changed = [others.tolist(), *self.texts[1:]]
+
+    def reason(self) -> str:
+        """Why documents cannot share a sequence; "" where they can."""
+        together = np.zeros(DOCUMENTS, np.int64)
+        try:
+            states = self._states(self.texts, together)
+        except ValueError as error:
+            if any(stage.part.ours for stage in self.parts.stages):
+                raise
+            return first_line(error)  # transformers names the kernel that keeps documents apart
+        changed = self._states(self.changed, together)
+        same = _agreed(_same_bits(states, changed), self.parts)
+        if not same and not _agreed(self._only_rounding(), self.parts):
+            return "in one sequence they change each other's states"
+        if self.parts.mesh.layout.cp > 1:  # whose ranks hold other tokens of other sequences
+            return ""
+        apart = self._states(self.texts, np.arange(DOCUMENTS))
+        gap = _relative_gap(states, apart)
+        if not gap <= self.allowed:
+            return f"in one sequence their states differ by {gap:.2g} from those they have alone"
+        return ""
+
+    def _states(self, texts: list[list[int]], slots: np.ndarray) -> list[torch.Tensor]:
+        """What the targets of all documents but the first are predicted from, on this rank."""
+        micro = self._micro(texts, slots)
+        watching = [stage.part for stage in self.parts.stages]
+        for part in watching:
+            part.watches = True
+            part.watched.clear()
+        try:
+            self.evaluation.losses([micro])
+            return [states for part in watching for states in part.watched]
+        finally:
+            for part in watching:
+                part.watches = False
+                part.watched.clear()
+
+    def _micro(self, texts: list[list[int]], slots: np.ndarray) -> Micro:
+        shards = _texts_of(self.task, self.shards, texts, silent=1)
+        layout = self.parts.mesh.layout
+        order = shards.order(TRAIN, global_batch_size=layout.data, seed=0, pack_length=self.length)
+        batches = Batches(self.task, shards, TRAIN, order, self.parts.mesh, 0)
+        # as many sequences each time: a pipeline, and a compiled block, have one shape
+        empty = np.arange(len(np.unique(slots)), DOCUMENTS)
+        rows = np.concatenate([np.arange(DOCUMENTS), np.full(len(empty), -1)])
+        return batches.arranged(rows, np.concatenate([slots, empty]))
+
+    def _only_rounding(self) -> bool:
+        """Whether the first document's embeddings have no part in what the others are predicted
+        from: a gradient of exactly nothing. Experts multiply as many rows as are sent to them, and
+        kernels round by that number; so bits may change where nothing is seen."""
+        layout = self.parts.mesh.layout
+        if layout.tp * layout.pp * layout.cp > 1:
+            return False
+        (stage,) = self.parts.stages
+        part = stage.part
+        embedded: list[torch.Tensor] = []
+
+        def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+            watched = output.detach().requires_grad_()
+            embedded.append(watched)
+            return watched
+
+        table: Any = part.network.get_input_embeddings()  # type: ignore[operator]
+        hook = table.register_forward_hook(keep)
+        stage.module.eval()
+        try:
+            together = self._micro(self.texts, np.zeros(DOCUMENTS, np.int64))
+            (micro,) = self.evaluation.feed([together])
+            device = self.parts.mesh.device
+            with torch.enable_grad(), autocast(self.evaluation.precision, device):
+                loss = part(micro=micro)[0, 0]
+                (gradient,) = torch.autograd.grad(loss, embedded[:1])
+        finally:
+            hook.remove()
+            self.evaluation.return_to_training()
+        first_document = gradient[0, : len(self.texts[0])]
+        return bool((first_document == 0).all())
+
+
+def _agreed(holds: bool, parts: Parts) -> bool:
+    """Whether it holds on every rank."""
+    verdict = torch.tensor(float(holds), device=parts.mesh.device)
+    dist.all_reduce(verdict, dist.ReduceOp.MIN)
+    return bool(verdict)
+
+
+def _same_bits(states: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(mine, other) for mine, other in zip(states, others, strict=True))
+
+
+def _relative_gap(states: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    if not states:
+        return 0.0
+    mine = torch.cat([each.double().flatten() for each in states])
+    other = torch.cat([each.double().flatten() for each in others])
+    return float((mine - other).norm() / other.norm().clamp_min(1e-30))
+
+
+class _ForwardProbe:
+    """Two texts of a length, by the engine and by the architecture's own forward."""
+
+    def __init__(
+        self, task: Task, shards: Shards, parts: Parts, train: TrainSpec, evaluation: Evaluation
+    ) -> None:
+        self.parts, self.evaluation, self.compiles = parts, evaluation, train.compile
+        exact = train.weights == "fp32" or train.precision == "fp64"
+        self.allowed = FORWARD_TOLERANCE[train.precision if exact else "bf16"]
+        limit = int(shards.manifest.settings.get("max_length", PROBE_TOKENS))
+        random = np.random.default_rng(2)
+        tokens = _known_tokens(shards)
+        size = max(2, min(PROBE_TOKENS, limit))
+        texts = [random.choice(tokens, size).tolist() for _ in range(2)]
+        self.shards, self.task = _texts_of(task, shards, texts), task
+
+    def prove(self, whose: str) -> str:
+        """In words. Raises UnsupportedError where the losses differ, StepError where one fails."""
+        (stage,) = self.parts.stages
+        gaps = []
+        for factor in (1.0, LOUDER):
+            with _louder(stage.part, factor), _eager(self.compiles):
+                ours = self._loss(joined=stage.part.joins_texts)
+                with _own_forward(stage.part):
+                    own = self._own_loss()
+            gap = abs(ours - own) / max(abs(own), 1e-12)
+            if not (math.isfinite(gap) and gap <= self.allowed):
+                raise self._refusal(ours, own, factor)
+            gaps.append(gap)
+        return f"the loss of a probe is {whose}, within {max(gaps):.1g}"
+
+    def _loss(self, joined: bool) -> float:
+        order = self.shards.order(TRAIN, global_batch_size=2, seed=0)
+        mesh = Mesh(Layout(), self.parts.mesh.device)  # every rank asks the same
+        batches = Batches(self.task, self.shards, TRAIN, order, mesh, 0, joined)
+        micro = batches.arranged(np.arange(2), np.arange(2))
+        loss, _, targets = self.evaluation.losses([micro]).tolist()
+        return float(loss / targets)
+
+    def _own_loss(self) -> float:
+        try:
+            return self._loss(joined=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            kind = modules.model_type(self.parts.network)
+            message = f"{kind}'s own forward fails on a text of {PROBE_TOKENS} tokens: "
+            message += f"{type(error).__name__}: {first_line(error)}"
+            fix = "check config.json; `from_pretrained` and a call with input_ids have to work"
+            raise StepError(message, where="model.source", fix=fix) from error
+
+    def _refusal(self, ours: float, own: float, factor: float) -> UnsupportedError:
+        kind = modules.model_type(self.parts.network)
+        message = f"{kind} computes another loss than the engine: {own:.6g} by its own forward, "
+        message += f"{ours:.6g} by the product of its last states with the output layer"
+        if factor != 1.0:
+            message += f" (with weights of that layer times {factor:g}, where a cap or scale shows)"
+        fix = "use another architecture, or train.engine: trainer, which runs its own forward"
+        return UnsupportedError(message, where="model.source", fix=fix)
+
+
+def _eager(compiles: bool) -> contextlib.AbstractContextManager[Any]:
+    """Without compiling for a shape that no step has: blocks would then be compiled for any."""
+    if not compiles:  # the import takes a second
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextlib.contextmanager
+def _louder(part: Part, factor: float) -> Iterator[None]:
+    """With the output layer's weights times a power of two; each bit is as before behind it."""
+    head = getattr(part.network, "get_output_embeddings", lambda: None)()
+    weight = getattr(head, "weight", None)
+    if weight is None or factor == 1.0:
+        yield
+        return
+    with torch.no_grad():
+        weight.mul_(factor)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.mul_(1 / factor)
+
+
+@contextlib.contextmanager
+def _own_forward(part: Part) -> Iterator[None]:
+    """With the architecture's own forward and, where ours is installed, its own attention."""
+    config: Any = part.network.config
+    before = config._attn_implementation
+    part.own = True
+    if part.ours:
+        config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        part.own = False
+        config._attn_implementation = before
