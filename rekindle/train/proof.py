@@ -122,7 +122,7 @@ def describe_left_out(parts: Parts, train: TrainSpec) -> str:
         return ""
     share = sum(sizes[name] for name in stacked) / sum(sizes.values())
     beside = "AdamW updates them" if train.optimizer != "adamw" else "they are computed in bf16"
-    said = f"{' and '.join(chosen)} leave out {share:.0%} of the weights, which are no matrices "
+    said = f"{' and '.join(chosen)} leaves out {share:.0%} of the weights, which are no matrices "
     return f"{said}({stacked[0]}, ...): {beside}"
 
 

@@ -314,12 +314,10 @@ BASE = {"vocab_size": 400, "pad_token_id": 0, "eos_token_id": 1, "max_length": 6
     ("fields", "changed", "error", "said"),
     [
         ({"max_position_embeddings": 32}, {}, RequestError, "32 positions"),
-        ({"model_type": "gemma2"}, {}, UnsupportedError, "gemma2 changes the scores"),
-        ({"model_type": "granite", "logits_scaling": 4.0}, {}, UnsupportedError, "logits_scaling"),
         ({"model_type": "phi"}, {}, UnsupportedError, "adds a bias"),
         ({"model_type": "lama"}, {}, RequestError, "not a configuration of lama"),
     ],
-    ids=["too few positions", "soft-capped", "scaled", "biased", "unknown"],
+    ids=["too few positions", "biased", "unknown"],
 )
 def test_a_network_that_cannot_be_trained_right_is_refused(fields, changed, error, said, tmp_path):
     with pytest.raises(error, match=said):

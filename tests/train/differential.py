@@ -39,7 +39,6 @@ from rekindle.train import (
     part,
     weights,
 )
-from rekindle.train.compare import probe_packing
 from rekindle.train.export import export
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
@@ -47,6 +46,7 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
+from rekindle.train.proof import prove_forward, prove_packing
 
 ROWS, VOCABULARY, LONGEST, PACK = 37, 61, 17, 24
 STEPS = 5  # with SGD
@@ -160,13 +160,23 @@ def whole(trainer: Trainer, values: dict[str, torch.Tensor]) -> dict[str, torch.
     return {name: value for one in everyone for name, value in one.items()}
 
 
+def proven(trainer: Trainer) -> dict[str, object]:
+    """What a training proves before its first step."""
+    batches, layout = trainer.batches, trainer.mesh.layout
+    given = batches.task, batches.shards, trainer.parts, trainer.spec, trainer.evaluation
+    packing = prove_packing(*given)
+    cuts = layout.tp * layout.pp * layout.cp > 1  # there a small network is asked, by the worker
+    forward = "" if cuts else prove_forward(*given, small=lambda: None)
+    return {"packs": packing.packs, "packing": packing.said, "forward": forward}
+
+
 def run(case: dict) -> dict:
     from rekindle.train.optimizer import _like
 
     torch.manual_seed(0)
     trainer = trainer_of(case)
     optimizer = trainer.optimizer
-    found: dict = {"losses": [], "norms": [], "probe": probe_packing(trainer)}
+    found: dict = {"losses": [], "norms": [], "proof": proven(trainer)}
     for step in range(STEPS):
         loss = trainer._backward(trainer.batches.make(step))[0] / trainer.mesh.layout.tp
         shared = trainer.agreed(torch.stack([loss, optimizer.collect()]))

@@ -146,6 +146,8 @@ def same(folder, case):
         if case.cell.compile and case.cell.precision == "fp32"
         else TOLERANCE[case.cell.precision]
     )
+    packs = case.cell.kind == "tokens" and case.packing
+    assert [ranks["proof"]["packs"] for ranks in (one, many)] == [packs, packs], many["proof"]
     floor = 1e-4 if case.exact else 1e-2
     assert distance(one["gradients"], many["gradients"], floor) <= tolerance
     assert distance(one["weights"], many["weights"], floor) <= tolerance
@@ -381,6 +383,7 @@ def test_weights_leave_in_files_that_transformers_reads(tmp_path, model, cell):
 def test_documents_that_see_each_other_are_noticed_before_the_first_step(tmp_path):
     right, wrong = (Case(Cell("tokens", ("dp",)), fault=fault) for fault in ("", "one document"))
     launch(tmp_path, [right, wrong])
-    assert results(tmp_path, right)[1]["probe"] < 1e-9
-    said = (tmp_path / f"{wrong.as_json()['name']}.txt").read_text()
-    assert "packed documents see each other" in said
+    assert results(tmp_path, right)[1]["proof"]["packs"]
+    refused = results(tmp_path, wrong)[1]["proof"]
+    assert not refused["packs"]
+    assert "in one sequence they change each other's states" in refused["packing"]

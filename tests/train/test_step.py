@@ -354,7 +354,7 @@ def test_a_pipeline_that_evaluates_asks_the_device_for_a_shape_once(tmp_path):
         "micro = trainer.validation.make(0).micro\n"
         "for _ in range(2):\n"
         "    with Reads() as reads:\n"
-        "        found.append(trainer.losses(micro).tolist())\n"
+        "        found.append(trainer.evaluation.losses(micro).tolist())\n"
         "    found.append([read for read in reads.found if 'pipeline.py' in read])\n"
         f"Path('{tmp_path}', str(rank)).write_text(json.dumps([len(micro), *found]))\n"
         "dist.barrier()\n"
@@ -380,5 +380,5 @@ def test_results_of_micro_batches_are_not_kept_beyond_their_step():
         for _ in range(3):
             trainer._backward(work)
             assert len(kept) == len(work.micro)
-        trainer.losses(work.micro)
+        trainer.evaluation.losses(work.micro)
         assert len(kept) <= len(work.micro)
