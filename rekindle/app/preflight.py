@@ -6,12 +6,14 @@ import functools
 import glob
 import importlib.util
 import itertools
+import json
 import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
 REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+LOOK_SECONDS = 120
 _PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
 _problem = problems_in(__file__)
 
@@ -50,12 +53,14 @@ def preflight(spec: Spec, home: Path) -> None:
         raise RequestError(problems)
 
 
-def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
-    """What was looked at, and what is wrong with it; writes nothing."""
+def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
+    """What was looked at, and what is wrong with it; writes nothing. `whole`: the network of an
+    inline config is built, too, without values, which takes seconds."""
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
         "first rows of the data": [*first_look(spec, far=True), *_classes(spec)],
-        "architecture": _architecture(spec),
+        "architecture": _architecture(spec), "adapters": _adapters(spec),
+        "network": _network(spec) if whole or _is_folder(spec.model.source) else (),
         "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
         "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
     }  # fmt: skip
@@ -65,11 +70,21 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
 def ready(platform: str, spec: Spec) -> Definition:
     """The definition; RequestError with everything that is wrong with it or not said."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
+    problems += wrong_anywhere(spec)
     with collected(problems):
         definition = compiled(platform, spec, *graph_of(spec))
     if problems:
         raise RequestError(dict.fromkeys(problems))
     return definition
+
+
+def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
+    """What is wrong with the config itself, so that no platform can run it; `whole` as in `looks`."""
+    checks = [_task(spec), _architecture(spec), _adapters(spec)]
+    problems = [problem for check in checks for problem in check]
+    if not problems and whole:
+        problems += _network(spec)
+    return problems
 
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
@@ -90,7 +105,7 @@ def needs_of(spec: Spec, platform: str) -> Needs:
 
 def ready_here(spec: Spec, home: Path) -> Readiness:
     """What this machine and the config lack for a run here."""
-    found = looks(spec, home)
+    found = looks(spec, home, whole=True)
     problems = list(itertools.chain.from_iterable(found.values()))
     ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
     wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
@@ -224,6 +239,54 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
     if known and wanted not in known:
         near = did_you_mean(str(wanted), known) or "see transformers' list of models"
         yield _problem("architecture", wanted=wanted, near=near)
+
+
+def _adapters(spec: Spec) -> Iterator[Problem]:
+    """Adapters on a network whose weights nothing has trained."""
+    model = spec.model
+    if model.lora is not None and isinstance(model.source, dict) and model.init_from == "base":
+        message = "adapters need trained weights: model.source describes a new network"
+        fix = "name a pretrained model as model.source or model.init_from, or leave out model.lora"
+        yield Problem(message, "model.lora", fix)
+
+
+def _is_folder(source: object) -> bool:
+    return isinstance(source, str) and Path(source).expanduser().is_dir()
+
+
+def _network(spec: Spec) -> list[Problem]:
+    """What is wrong with the network of a text task and the checkpoint in a local folder, asked of
+    transformers in a process of its own; nothing where it is not installed."""
+    texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
+    if not texts or spec.data is None or spec.pipeline is not None or spec.train.entrypoint:
+        return []
+    if not (isinstance(spec.model.source, dict) or _is_folder(spec.model.source)):
+        return []
+    needed = ("torch", "transformers", "safetensors")
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        return []
+    question = {
+        "task": spec.task,
+        "data": spec.data.model_dump(mode="json"),
+        "model": spec.model.model_dump(mode="json"),
+        "engine": spec.train.engine,
+    }
+    words = [sys.executable, "-P", "-m", "rekindle.train.look"]
+    asked = json.dumps(question)
+    answer = subprocess.run(
+        words, input=asked, capture_output=True, text=True, timeout=LOOK_SECONDS, env=look_env()
+    )
+    if answer.returncode:
+        log.warning("the network was not looked at: %s", answer.stderr.strip().splitlines()[-1:])
+        return []
+    rows = json.loads(answer.stdout.splitlines()[-1])
+    return [Problem(row["what"], row["where"], row["fix"]) for row in rows]
+
+
+def look_env() -> dict[str, str]:
+    """One thread, and nothing from the network: a look takes no more than this machine has."""
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    return {**os.environ, **quiet}
 
 
 @functools.cache

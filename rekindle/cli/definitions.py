@@ -7,6 +7,7 @@ import click
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_any_machine, on_machines
+from rekindle.app.preflight import wrong_anywhere
 from rekindle.app.runs import files_in, last_sent
 from rekindle.cli.options import FOLDER, Overrides, answer, of_config, platform, shared, tell
 from rekindle.errors import Problem, RequestError, collected
@@ -52,6 +53,7 @@ def compile(
     problems: list[Problem] = []
     for name in platforms:
         spec = on_any_machine(wanted, name, home, problems)
+        problems += wrong_anywhere(spec, whole=False)
         with collected(problems):
             files |= compiled(name, spec, text, graph).files
     if problems:

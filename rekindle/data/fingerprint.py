@@ -92,6 +92,11 @@ def fingerprint(
         # the work that made the champion starts where the champion did
         init_from = champion.init_from if champion.work_key == work_key else champion.version
         known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
+    if init_from == "base" and model.lora is not None and isinstance(model.source, dict):
+        there_is = "there is no champion yet" if model.init_from == "champion" else "nothing trained"
+        message = f"adapters need trained weights: model.source describes a new network, {there_is}"
+        fix = "name a pretrained model as model.source, or train without model.lora first"
+        raise RequestError(message, where="model.lora", fix=fix)
     init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
     version = champion_digest = ""

@@ -68,9 +68,12 @@ def required(network: nn.Module, what: str) -> Modules:
     """The same; raises UnsupportedError that names the model where there are none."""
     found = known(network)
     if found is None:
-        fix = f"use dp, or shard; {what} knows {', '.join(DIVISIBLE)}"
+        families = ", ".join(DIVISIBLE)
         why = f"there is no {what} plan for {model_type(network)}"
-        raise UnsupportedError(why, where="train.layout", fix=fix)
+        where, fix = "train.layout", f"use dp, or shard; {what} knows {families}"
+        if what == "LoRA":
+            where, fix = "model.lora", f"leave it out, or use one of these: {families}"
+        raise UnsupportedError(why, where=where, fix=fix)
     return found
 
 

@@ -199,10 +199,8 @@ def match(
     wrong = [name for name in misshapen if name not in fresh]
     if wrong:
         name = wrong[0]
-        message = f"{counted(wrong)} in {folder} has another shape than the network's: "
-        message += (
-            f"{_sized(shapes[name])} is stored, {_sized(wanted[name])} is what config.json asks for"
-        )
+        message = f"{folder} holds {counted(wrong)} in another shape than config.json asks for: "
+        message += f"{_sized(shapes[name])} for {_sized(wanted[name])}"
         fix = "correct config.json (a vocabulary that was resized?), or fetch the checkpoint again"
         raise DataError(message, where="model.source", fix=fix)
     kept = {name: source for name, source in copied.items() if name not in fresh}

@@ -1,0 +1,139 @@
+"""What can be known to be wrong with a model before a machine is paid: `python -m rekindle.train.look`.
+
+Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout. It runs in a
+process of its own, because the control plane needs no torch. The network is built without values;
+of a checkpoint in a local folder the tokenizer, the configuration and the headers are read."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rekindle.errors import DataError, Problem, RekindleError
+from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
+from rekindle.tasks import load_task
+from rekindle.tasks.base import SCALE, Settings
+
+STAND_IN_LABELS = ("a", "b")
+STAND_IN_VOCABULARY = 4096
+
+
+class Question(BaseModel):
+    """A built-in task of texts and the sections of a config that decide on its network."""
+
+    task: str
+    data: DataSpec
+    model: ModelSpec
+    engine: str = "rekindle"
+
+
+def main() -> None:
+    question = Question.model_validate_json(sys.stdin.read())
+    problems = [
+        {"what": problem.what, "where": problem.where, "fix": problem.fix}
+        for problem in look(question)
+    ]
+    sys.stdout.write(json.dumps(problems) + "\n")
+
+
+def look(question: Question) -> list[Problem]:
+    """The first thing that is wrong: each depends on those before."""
+    try:
+        _look(question)
+    except RekindleError as error:
+        return list(error.problems)
+    return []
+
+
+def _look(question: Question) -> None:
+    from rekindle.train import modules, weights
+    from rekindle.train.proof import check_losses
+    from rekindle.train.stored import headers_of, match
+
+    task, model = load_task(question.task), question.model
+    folder = local_folder(model)
+    if folder is not None:
+        _check_files(folder)
+    settings = _settings(question)
+    labels = () if task.objective == "tokens" else tuple(question.data.labels or STAND_IN_LABELS)
+    with weights.deferred():
+        network = task.build(model, labels, settings, Path())
+    if folder is not None:
+        match(network, headers_of(folder), folder, task.makes_head)
+    if question.engine != "rekindle":
+        return
+    if task.objective == "tokens":
+        check_losses(network)
+    if model.lora is not None:
+        origins = modules.unfused(network)
+        with weights.deferred():
+            modules.inject(network, model.lora, origins)
+
+
+def local_folder(model: ModelSpec) -> Path | None:
+    """The folder that `model.source` names, if it is here."""
+    if not isinstance(model.source, str):
+        return None
+    folder = Path(model.source).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def _check_files(folder: Path) -> None:
+    """Raise DataError for a folder that holds no model, in words about what it holds."""
+    if (folder / "adapter_config.json").is_file():
+        message = f"{folder} holds adapters, which are no model of their own"
+        fix = "merge them into their base first: peft's merge_and_unload(), then save_pretrained"
+        raise DataError(message, where="model.source", fix=fix)
+    config = folder / "config.json"
+    if not config.is_file():
+        message = f"{folder} has no config.json, which says what network it holds"
+        fix = "name a folder that save_pretrained of transformers wrote"
+        raise DataError(message, where="model.source", fix=fix)
+    try:
+        known = json.loads(config.read_text())
+        has_code = "auto_map" in known
+    except (ValueError, TypeError, RecursionError) as error:
+        message = f"{config} is no JSON object: {error}"
+        raise DataError(message, where="model.source", fix="fetch the checkpoint again") from error
+    if has_code and not _knows(str(known.get("model_type"))):
+        message = f"{folder} brings code of its own (auto_map), which is not run"
+        fix = "write a task of your own around it: docs/own-code.md"
+        raise DataError(message, where="model.source", fix=fix)
+
+
+def _knows(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def _settings(question: Question) -> Settings:
+    """Those that `fit` would give, as far as the network depends on them."""
+    from rekindle.tasks import pretrained
+
+    data, model = question.data, question.model
+    settings: dict[str, Any] = {
+        "max_length": data.max_length, "form": data.columns.form, "packing": data.packing,
+        "vocab_size": STAND_IN_VOCABULARY, "pad_token_id": 0, "eos_token_id": 1,
+        **dict.fromkeys(SCALE, 1.0),
+    }  # fmt: skip
+    if isinstance(model.tokenizer, TokenizerSpec):
+        settings["vocab_size"] = model.tokenizer.vocab_size
+    folder = local_folder(model)
+    own = model.tokenizer
+    here = isinstance(own, str) and Path(own).expanduser().is_dir()
+    if here or (own is None and folder is not None):
+        tokenizer = pretrained.fetch_tokenizer(model)
+        end = tokenizer.eos_token_id
+        pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        settings |= {"vocab_size": len(tokenizer), "pad_token_id": pad or 0, "eos_token_id": end}
+    elif folder is not None:
+        config = pretrained.configuration(model, {}, {})
+        settings["vocab_size"] = int(getattr(config, "vocab_size", STAND_IN_VOCABULARY))
+    return settings
+
+
+if __name__ == "__main__":
+    main()
