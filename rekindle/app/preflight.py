@@ -79,7 +79,7 @@ def ready(platform: str, spec: Spec) -> Definition:
 
 
 def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
-    """What is wrong with the config itself, so that no platform can run it; `whole` as in `looks`."""
+    """What is wrong with the config wherever it runs; `whole` as in `looks`."""
     checks = [_task(spec), _architecture(spec), _adapters(spec)]
     problems = [problem for check in checks for problem in check]
     if not problems and whole:

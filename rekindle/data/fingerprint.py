@@ -93,8 +93,9 @@ def fingerprint(
         init_from = champion.init_from if champion.work_key == work_key else champion.version
         known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
     if init_from == "base" and model.lora is not None and isinstance(model.source, dict):
-        there_is = "there is no champion yet" if model.init_from == "champion" else "nothing trained"
-        message = f"adapters need trained weights: model.source describes a new network, {there_is}"
+        message = "adapters need trained weights: model.source describes a new network"
+        if model.init_from == "champion":
+            message += ", and there is no champion yet"
         fix = "name a pretrained model as model.source, or train without model.lora first"
         raise RequestError(message, where="model.lora", fix=fix)
     init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a model before a machine is paid: `python -m rekindle.train.look`.
+"""What is known to be wrong with a model before a machine is paid: `-m rekindle.train.look`.
 
 Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout. It runs in a
 process of its own, because the control plane needs no torch. The network is built without values;

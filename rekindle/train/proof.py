@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ from torch import nn
 from rekindle.data.manifest import Shards
 from rekindle.errors import StepError, UnsupportedError, first_line
 from rekindle.launch.events import emit
+from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.tasks.base import Task
+from rekindle.tasks.base import Settings, Task
 from rekindle.train import modules
 from rekindle.train.batches import TRAIN, Batches
 from rekindle.train.evaluation import Evaluation
@@ -116,8 +118,11 @@ def describe_left_out(parts: Parts, train: TrainSpec) -> str:
         linear |= modules.matrices(stage.part.network)
     sizes = {name: p.numel() for name, p in parts.parameters()}
     stacked = [name for name, p in parts.parameters() if p.ndim > 2 and name not in linear]
-    chosen = [train.optimizer] if train.optimizer != "adamw" else []
-    chosen += ["fp8"] if train.precision == "fp8" else []
+    chosen: list[str] = []
+    if train.optimizer != "adamw":
+        chosen.append(train.optimizer)
+    if train.precision == "fp8":
+        chosen.append("fp8")
     if not stacked or not chosen or not hasattr(parts.network, "config"):
         return ""
     share = sum(sizes[name] for name in stacked) / sum(sizes.values())
@@ -175,6 +180,32 @@ def prove_forward(
         probe = _ForwardProbe(task, small_shards, small_parts, train, small_evaluation)
         said = probe.prove("that of a small network of this architecture")
     return said
+
+
+def prove_scores(
+    task: Task, settings: Settings, labels: tuple[str, ...], parts: Parts, train: TrainSpec
+) -> None:
+    """That a language model is judged by the scores that its own forward gives; as `prove_forward`
+    where no layout cuts it. Another engine may have trained what ours cannot compute."""
+    layout = parts.mesh.layout
+    whole = layout.tp * layout.pp * layout.cp == 1
+    if task.objective != "tokens" or not whole or not hasattr(parts.network, "config"):
+        return
+    random = np.random.default_rng(3)
+    texts = [random.integers(0, settings["vocab_size"], PROBE_TOKENS).tolist()]
+    table = pa.table({"input_ids": pa.array(texts, pa.list_(pa.int32()))})
+    manifest = ShardManifest(
+        task="", source="", labels=labels, rows={TRAIN: len(texts)}, settings=settings
+    )
+    shards = Shards.of_tables(Path(), manifest, {TRAIN: table})
+    (stage,) = parts.stages
+    stage.part.scores = False
+    try:
+        evaluation = Evaluation(parts, train.precision)
+        _ForwardProbe(task, shards, parts, train, evaluation).prove("the architecture's own")
+    finally:
+        stage.part.scores = True
+        stage.part.eval()
 
 
 def _unproven(said: str, packs: bool) -> Packing:
@@ -401,7 +432,8 @@ def _eager(compiles: bool) -> contextlib.AbstractContextManager[Any]:
     """Without compiling for a shape that no step has: blocks would then be compiled for any."""
     if not compiles:  # the import takes a second
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextlib.contextmanager

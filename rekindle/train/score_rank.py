@@ -40,6 +40,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal
 from rekindle.train.pieces import ScoreJob, Turn
+from rekindle.train.proof import prove_scores
 from rekindle.train.rank import arrange, connect, decided, free, import_for, keep_positions, live
 from rekindle.train.vitals import Vitals
 
@@ -207,7 +208,7 @@ class Loaded:
     def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Self:
         """The model in the layout that `train` asks for, or sharded over all ranks."""
         try:
-            return cls(opened, train, _parts(opened, train, device))
+            parts = _parts(opened, train, device)
         except (RequestError, UnsupportedError) as refusal:
             world = dist.get_world_size()
             if train.layout == "auto" or train.layout == LayoutSpec(shard=world):
@@ -216,7 +217,9 @@ class Loaded:
             if dist.get_rank() == 0:
                 emit("notice", text=text)
             train = train.model_copy(update={"layout": LayoutSpec(shard=world)})
-            return cls(opened, train, _parts(opened, train, device))
+            parts = _parts(opened, train, device)
+        prove_scores(opened.task, opened.settings, opened.labels, parts, train)
+        return cls(opened, train, parts)
 
     @torch.no_grad()
     def score(self, encoded: pa.Table, on_turn: Callable[[int], bool]) -> torch.Tensor | None:

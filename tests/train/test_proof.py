@@ -135,14 +135,21 @@ OTHER_SCORES = {
     "falcon_h1 multiplies": {"model_type": "falcon_h1", **FALCON, "lm_head_multiplier": 0.1},
     "granite divides": {"model_type": "granite", **SIZES, "logits_scaling": 8.0},
     "cohere multiplies": {"model_type": "cohere", **SIZES, "logit_scale": 0.0625},
-    "gemma2 caps": {"model_type": "gemma2", **SIZES, "head_dim": 16, "final_logit_softcapping": 30.0},
+    "gemma2 caps": {
+        "model_type": "gemma2",
+        **SIZES,
+        "head_dim": 16,
+        "final_logit_softcapping": 30.0,
+    },
 }
 
 
 @pytest.mark.parametrize("source", OTHER_SCORES.values(), ids=OTHER_SCORES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_architecture_that_changes_its_scores_is_refused_with_both_losses(source, precision):
-    with pytest.raises(UnsupportedError, match=r"computes another loss .*: [\d.]+ by its own forward, [\d.]+ by"):
+    with pytest.raises(
+        UnsupportedError, match=r"computes another loss .*: [\d.]+ by its own forward, [\d.]+ by"
+    ):
         given(source, precision=precision).forward()
 
 
@@ -186,7 +193,9 @@ def test_a_configuration_that_asks_for_a_loss_of_routers_is_refused():
     ).config)  # fmt: skip
     assert "router_aux_loss_coef 0.5" in check_losses(quiet)
     quiet.config.output_router_logits = True
-    with pytest.raises(UnsupportedError, match=r"auxiliary loss of its experts \(router_aux_loss_coef 0.5\)"):
+    with pytest.raises(
+        UnsupportedError, match=r"auxiliary loss of its experts \(router_aux_loss_coef 0.5\)"
+    ):
         check_losses(quiet)
 
 

@@ -26,7 +26,13 @@ SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
 }  # fmt: skip
-SETTINGS = {"pad_token_id": 0, "eos_token_id": 1, "vocab_size": 64, "max_length": 32, "form": "text"}
+SETTINGS = {
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "vocab_size": 64,
+    "max_length": 32,
+    "form": "text",
+}
 LABELS = ("a", "b")
 
 
@@ -64,7 +70,12 @@ def assert_same_weights(network: torch.nn.Module, own: torch.nn.Module) -> None:
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
 
 
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
 OLD_NAMES = {
     "gpt_neox": {},
     "mixtral": {"num_local_experts": 4, "num_key_value_heads": 2},
@@ -129,7 +140,7 @@ def test_a_vocabulary_that_was_resized_in_the_configuration_alone_is_refused(tmp
     folder = saved(tmp_path, "llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 72}))
-    with pytest.raises(DataError, match="than config.json asks for: 64 x 32 for 72 x 32"):
+    with pytest.raises(DataError, match="asks for: 64 x 32 for 72 x 32"):
         loaded(folder)
 
 
@@ -140,7 +151,9 @@ def test_a_classifier_on_a_masked_language_model_has_a_new_head_and_nothing_else
         "bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias",
     }  # fmt: skip
     own = AutoModelForMaskedLM.from_pretrained(folder)
-    assert torch.equal(network.bert.embeddings.word_embeddings.weight, own.get_input_embeddings().weight)
+    assert torch.equal(
+        network.bert.embeddings.word_embeddings.weight, own.get_input_embeddings().weight
+    )
 
 
 def test_a_head_for_other_classes_is_replaced_and_one_of_a_wrong_body_is_not(tmp_path):
