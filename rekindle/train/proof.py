@@ -7,7 +7,8 @@ weights    every parameter and saved buffer is in the checkpoint (`stored.match`
            heads that the task makes new are named
 forward    the loss that the engine computes (body, head, the scale of its scores) is the loss that
            the architecture's own forward gives. Once as it is, and once with the output layer's
-           weights times 32, where a cap of scores shows which small ones would hide
+           weights times 32, where a cap of scores shows which small ones would hide; and no state
+           of a language model depends on a token behind it
 packing    with other tokens in the first of three documents of a sequence, the states of the others
            keep every bit, and they are near those that they have in sequences of their own
 left out   what an optimizer or fp8 treats as it treats biases
@@ -167,7 +168,7 @@ def prove_forward(
     that cut the network. Raises StepError where the losses differ, or the own forward fails."""
     if not hasattr(parts.network, "config"):
         return ""
-    if parts.mesh.layout.tp * parts.mesh.layout.pp * parts.mesh.layout.cp == 1:
+    if not _cuts(parts):
         probe = _ForwardProbe(task, shards, parts, train, evaluation)
         try:
             return probe.prove("the architecture's own")
@@ -187,9 +188,7 @@ def prove_scores(
 ) -> None:
     """That a language model is judged by the scores that its own forward gives; as `prove_forward`
     where no layout cuts it. Another engine may have trained what ours cannot compute."""
-    layout = parts.mesh.layout
-    whole = layout.tp * layout.pp * layout.cp == 1
-    if task.objective != "tokens" or not whole or not hasattr(parts.network, "config"):
+    if task.objective != "tokens" or _cuts(parts) or not hasattr(parts.network, "config"):
         return
     random = np.random.default_rng(3)
     texts = [random.integers(0, settings["vocab_size"], PROBE_TOKENS).tolist()]
@@ -292,18 +291,7 @@ class _PackingProbe:
 
     def _states(self, texts: list[list[int]], slots: np.ndarray) -> list[torch.Tensor]:
         """What the targets of all documents but the first are predicted from, on this rank."""
-        micro = self._micro(texts, slots)
-        watching = [stage.part for stage in self.parts.stages]
-        for part in watching:
-            part.watches = True
-            part.watched.clear()
-        try:
-            self.evaluation.losses([micro])
-            return [states for part in watching for states in part.watched]
-        finally:
-            for part in watching:
-                part.watches = False
-                part.watched.clear()
+        return _states_of(self.parts, self.evaluation, self._micro(texts, slots))
 
     def _micro(self, texts: list[list[int]], slots: np.ndarray) -> Micro:
         shards = _texts_of(self.task, self.shards, texts, silent=1)
@@ -316,36 +304,61 @@ class _PackingProbe:
         return batches.arranged(rows, np.concatenate([slots, empty]))
 
     def _only_rounding(self) -> bool:
-        """Whether the first document's embeddings have no part in what the others are predicted
-        from: a gradient of exactly nothing. Experts multiply as many rows as are sent to them, and
-        kernels round by that number; so bits may change where nothing is seen."""
-        layout = self.parts.mesh.layout
-        if layout.tp * layout.pp * layout.cp > 1:
+        """Whether no token of the first document has a part in a target of the others."""
+        if _cuts(self.parts):
             return False
-        (stage,) = self.parts.stages
-        part = stage.part
-        embedded: list[torch.Tensor] = []
+        micro = self._micro(self.texts, np.zeros(DOCUMENTS, np.int64))
+        gradient_BTH = _embedding_gradient(self.parts, self.evaluation, micro)
+        return bool((gradient_BTH[0, : len(self.texts[0])] == 0).all())
 
-        def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-            watched = output.detach().requires_grad_()
-            embedded.append(watched)
-            return watched
 
-        table: Any = part.network.get_input_embeddings()  # type: ignore[operator]
-        hook = table.register_forward_hook(keep)
-        stage.module.eval()
-        try:
-            together = self._micro(self.texts, np.zeros(DOCUMENTS, np.int64))
-            (micro,) = self.evaluation.feed([together])
-            device = self.parts.mesh.device
-            with torch.enable_grad(), autocast(self.evaluation.precision, device):
-                loss = part(micro=micro)[0, 0]
-                (gradient,) = torch.autograd.grad(loss, embedded[:1])
-        finally:
-            hook.remove()
-            self.evaluation.return_to_training()
-        first_document = gradient[0, : len(self.texts[0])]
-        return bool((first_document == 0).all())
+def _cuts(parts: Parts) -> bool:
+    """Whether the layout cuts the network, so that no rank runs it whole."""
+    layout = parts.mesh.layout
+    return layout.tp * layout.pp * layout.cp > 1
+
+
+def _states_of(parts: Parts, evaluation: Evaluation, micro: Micro) -> list[torch.Tensor]:
+    """[N, H] of the targets on this rank: what they are predicted from."""
+    watching = [stage.part for stage in parts.stages]
+    for part in watching:
+        part.watches = True
+        part.watched.clear()
+    try:
+        evaluation.losses([micro])
+        return [states for part in watching for states in part.watched]
+    finally:
+        for part in watching:
+            part.watches = False
+            part.watched.clear()
+
+
+def _embedding_gradient(parts: Parts, evaluation: Evaluation, micro: Micro) -> torch.Tensor:
+    """[B, T, H]: of the loss with respect to what each token is embedded as.
+
+    It is exactly nothing where a token has no part in a target, in any precision. States may change
+    in their last bits all the same: experts multiply as many rows as are sent to them, and kernels
+    round by that number."""
+    (stage,) = parts.stages
+    embedded: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        watched = output.detach().requires_grad_()
+        embedded.append(watched)
+        return watched
+
+    table: Any = stage.part.network.get_input_embeddings()  # type: ignore[operator]
+    hook = table.register_forward_hook(keep)
+    stage.module.eval()
+    try:
+        (moved,) = evaluation.feed([micro])
+        with torch.enable_grad(), autocast(evaluation.precision, parts.mesh.device):
+            loss = stage.part(micro=moved)[0, 0]
+            (gradient,) = torch.autograd.grad(loss, embedded[:1])
+    finally:
+        hook.remove()
+        evaluation.return_to_training()
+    return gradient
 
 
 def _agreed(holds: bool, parts: Parts) -> bool:
@@ -382,10 +395,17 @@ class _ForwardProbe:
         size = max(2, min(PROBE_TOKENS, limit))
         texts = [random.choice(tokens, size).tolist() for _ in range(2)]
         self.shards, self.task = _texts_of(task, shards, texts), task
+        following = tokens[
+            (np.searchsorted(tokens, [text[-1] for text in texts]) + 1) % len(tokens)
+        ]
+        ended = [[*text[:-1], int(last)] for text, last in zip(texts, following, strict=True)]
+        self.ended = _texts_of(task, shards, ended)  # with another last token
 
     def prove(self, whose: str) -> str:
         """In words. Raises UnsupportedError where the losses differ, StepError where one fails."""
         (stage,) = self.parts.stages
+        if self.task.objective == "tokens":
+            self._refuse_foresight()
         gaps = []
         for factor in (1.0, LOUDER):
             with _louder(stage.part, factor), _eager(self.compiles):
@@ -398,13 +418,31 @@ class _ForwardProbe:
             gaps.append(gap)
         return f"the loss of a probe is {whose}, within {max(gaps):.1g}"
 
+    def _refuse_foresight(self) -> None:
+        """Raise UnsupportedError where a token is predicted with what comes behind it in sight."""
+        with _eager(self.compiles):
+            micro, changed = self._micro(self.shards, False), self._micro(self.ended, False)
+            states = _states_of(self.parts, self.evaluation, micro)
+            if _same_bits(states, _states_of(self.parts, self.evaluation, changed)):
+                return
+            gradient_BTH = _embedding_gradient(self.parts, self.evaluation, micro)
+        if (gradient_BTH[:, -1] == 0).all():
+            return
+        kind = modules.model_type(self.parts.network)
+        message = f"{kind} sees the tokens that it is to predict: another last token changes the "
+        message += "states before it"
+        fix = "use a causal architecture; of BERT and its kin set is_decoder: true"
+        raise UnsupportedError(message, where="model.source", fix=fix)
+
     def _loss(self, joined: bool) -> float:
-        order = self.shards.order(TRAIN, global_batch_size=2, seed=0)
-        mesh = Mesh(Layout(), self.parts.mesh.device)  # every rank asks the same
-        batches = Batches(self.task, self.shards, TRAIN, order, mesh, 0, joined)
-        micro = batches.arranged(np.arange(2), np.arange(2))
-        loss, _, targets = self.evaluation.losses([micro]).tolist()
+        loss, _, targets = self.evaluation.losses([self._micro(self.shards, joined)]).tolist()
         return float(loss / targets)
+
+    def _micro(self, shards: Shards, joined: bool) -> Micro:
+        order = shards.order(TRAIN, global_batch_size=2, seed=0)
+        mesh = Mesh(Layout(), self.parts.mesh.device)  # every rank asks the same
+        batches = Batches(self.task, shards, TRAIN, order, mesh, 0, joined)
+        return batches.arranged(np.arange(2), np.arange(2))
 
     def _own_loss(self) -> float:
         try:

@@ -153,6 +153,20 @@ def test_an_architecture_that_changes_its_scores_is_refused_with_both_losses(sou
         given(source, precision=precision).forward()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_network_that_sees_what_it_is_to_predict_is_refused(precision):
+    looks_ahead = {
+        "model_type": "gemma3_text",
+        **SIZES,
+        "head_dim": 16,
+        "layer_types": ["full_attention", "full_attention"],
+    }
+    assert given(looks_ahead, precision=precision).forward()
+    looks_ahead["use_bidirectional_attention"] = True
+    with pytest.raises(UnsupportedError, match="gemma3_text sees the tokens that it is to predict"):
+        given(looks_ahead, precision=precision).forward()
+
+
 def test_the_weights_keep_every_bit_while_their_output_layer_is_louder():
     trained = given(HONEST["llama, tied"])
     before = [p.detach().clone() for p in trained.parts.network.parameters()]
