@@ -134,7 +134,7 @@ def test_what_refuses_an_architecture_is_true(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_architecture_is_taken_whole_or_refused(task, tmp_path, regenerate):
+def test_every_architecture_is_taken_whole_or_refused(task, tmp_path, request):
     silent, outcomes = {}, []
     for model_type in ARCHITECTURES[TASKS[task]]:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -142,9 +142,10 @@ def test_every_architecture_is_taken_whole_or_refused(task, tmp_path, regenerate
                 outcomes.append(outcome(task, model_type, tmp_path / model_type))
             except Exception as error:
                 silent[model_type] = f"{type(error).__name__}: {error}"[:300]
-    assert silent == {}, f"{Counter(each.trains for each in outcomes)}"
+    refused = [f"{each.model_type}: {each.reason}" for each in outcomes if not each.trains]
+    assert silent == {}, f"{Counter(each.trains for each in outcomes)} {refused}"
     section = rendered(task, outcomes)
-    if regenerate:
+    if request.config.getoption("--regenerate"):
         replace_section(task, section)
     assert section in PAGE.read_text()
 
