@@ -57,12 +57,7 @@ def shard(
     if task.modality != summary.modality:
         what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"
         raise DataError(what, where=str(examples), fix="run the step `ingest` again for this task")
-    assets = out / ASSETS  # nothing is left of an earlier attempt; the manifest goes first
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(assets, ignore_errors=True)
-    for file in out.glob("*.arrow"):
-        file.unlink()
-    assets.mkdir(parents=True)
+    assets = _cleared(out)
     train = open_examples(examples, "train")
     every = len(train) // _FIT_BATCHES + 1
     fitted = task.fit(lambda: (train[i] for i in range(0, len(train), every)), data, model, assets)
@@ -114,6 +109,17 @@ def shard(
     total, new = sum(file.bytes for file in shards), sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
     return manifest
+
+
+def _cleared(out: Path) -> Path:
+    """A new folder for assets. Nothing is left of an earlier attempt; the manifest goes first."""
+    assets = out / ASSETS
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(assets, ignore_errors=True)
+    for file in out.glob("*.arrow"):
+        file.unlink()
+    assets.mkdir(parents=True)
+    return assets
 
 
 def _tell(manifest: ShardManifest, full: int, data: DataSpec) -> None:

@@ -99,7 +99,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
             try:
                 template.render(json.loads(document))
             except DataError as error:
-                return error.problems[0].what
+                return _why(error)
             return ""
 
         return refusal
@@ -115,7 +115,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
                 refused.append(None)
             except DataError as refusal:
                 rendered.append(("", []))
-                refused.append(refusal.problems[0].what)
+                refused.append(_why(refusal))
         texts = [text for text, _ in rendered]
         encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
         pairs = zip(encoded, rendered, strict=True)
@@ -223,6 +223,11 @@ class CausalLM(pretrained.HubTask, TokenTask):
 
     def decoded(self, ids: list[int], assets: Path) -> str:
         return str(_tokenizer(assets).decode(ids))
+
+
+def _why(refusal: DataError) -> str:
+    """A refusal of a chat, as short as its list of rows shows it."""
+    return refusal.problems[0].what.removeprefix("the chat template ")
 
 
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
