@@ -84,7 +84,8 @@ class EncoderTask(pretrained.HubTask):
             what = f"the model knows {known} tokens, the tokenizer {count}"
             fix = "use the model's own tokenizer, or a model whose embeddings were resized for it"
             raise RequestError(what, where="model.tokenizer", fix=fix)
-        if getattr(config, "pad_token_id", None) is None:  # a decoder finds the last token of a text by it
+        # a decoder finds the last token of a text by it
+        if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = settings["pad_token_id"]
         kind = getattr(transformers, self.head)
         network: Module = kind.from_config(config, dtype=torch.float32)
