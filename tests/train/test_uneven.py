@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.trainer_pt_utils import LabelSmoother
 
 from rekindle.plan import tensors
 from rekindle.train.objectives import tokens
@@ -160,3 +162,43 @@ def test_all_ranks_reduce_the_same_pieces(monkeypatch, vocabulary):
             dist.destroy_process_group()
     (pieces,) = seen
     assert len(pieces) > 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_a_smoothed_loss_is_that_of_torch_and_of_transformers(monkeypatch, smoothing):
+    monkeypatch.setitem(tensors.LOGITS_BYTES, "cpu", 1 << 10)
+    torch.manual_seed(0)
+    head = torch.randn(61, 8, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(40, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 61, (40,))
+    loss, _ = tokens.linear_cross_entropy(
+        states, head, labels, torch.tensor(1 / 40), smoothing=smoothing
+    )
+    found = torch.autograd.grad(loss, (states, head))
+    logits = states @ head.T
+    of_torch = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    expected = torch.autograd.grad(of_torch, (states, head), retain_graph=True)
+    of_transformers = LabelSmoother(epsilon=smoothing)({"logits": logits}, labels)
+    assert float(loss) == pytest.approx(float(of_torch), rel=1e-7)
+    assert float(loss) == pytest.approx(float(of_transformers), rel=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_labels_are_smoothed_beside_a_teacher_and_not_in_what_the_teacher_says():
+    torch.manual_seed(0)
+    head = torch.randn(61, 8, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(40, 8, dtype=torch.float64)
+    taught = torch.nn.Linear(8, 61, bias=False, dtype=torch.float64).requires_grad_(False)
+    labels, one = torch.randint(0, 61, (40,)), torch.ones(())
+    lesson = tokens.Lesson(taught, states, temperature=2.0, weight=0.25)
+    loss, _ = tokens.linear_cross_entropy(states, head, labels, one, lesson=lesson, smoothing=0.1)
+    logits = states @ head.T
+    hard = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
+    soft = F.kl_div(
+        F.log_softmax(logits / 2, -1), F.log_softmax(taught(states) / 2, -1), log_target=True, reduction="sum"
+    )  # fmt: skip
+    expected = 0.75 * hard + 0.25 * 4 * soft
+    assert float(loss) == pytest.approx(float(expected), rel=1e-7)
+    (found,), (wanted,) = (torch.autograd.grad(each, (head,)) for each in (loss, expected))
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-8)
