@@ -304,7 +304,8 @@ class ShardManifest(VersionedRecord):
     (one with two faults twice); `left_out` others, by reason: `duplicate`, `gap`. `shuffle_bytes`:
     about how much a window of shards has, within which rows are shuffled; `disk_bytes`: most that a
     node keeps of them, because they stay in the store of pieces (0: they lie beside this file).
-    `sources` of a mixture; `drawn` by their shares, else each row once an epoch."""
+    `sources` of a mixture; `drawn` by their shares, else each row once an epoch. `notices`: what a
+    person should know of how the examples were encoded."""
 
     task: str
     source: str
@@ -323,6 +324,7 @@ class ShardManifest(VersionedRecord):
     disk_bytes: int = 0
     sources: tuple[MixedRows, ...] = ()
     drawn: bool = False
+    notices: tuple[str, ...] = ()
     shards: tuple[ShardFile, ...] = ()
 
 

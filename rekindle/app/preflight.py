@@ -215,8 +215,14 @@ def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
         return []
     if data.columns.time is not None and "by" not in data.split.model_fields_set:
         log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
-    modality = load_task(spec.task).modality
-    found = [problem for part in data.parts for problem in first_rows(part, modality, far=far)]
+    task = load_task(spec.task)
+    modality, found = task.modality, list[Problem]()
+    try:
+        refusal = task.refusals(data, spec.model)
+    except RekindleError as error:
+        return list(error.problems)
+    for part in data.parts:
+        found += first_rows(part, modality, far=far, refusal=refusal)
     return [*found, *(golden_rows(spec.must_pass, modality) if spec.must_pass else ())]
 
 

@@ -42,7 +42,8 @@ class ExamplesSummary(Record):
     """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
     tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
     fingerprint; `files` by split, then in the order of their rows; `bad_rows` and `left_out` as in
-    `ShardManifest`. `pieces` says how many there were and were new, but not in the file."""
+    `ShardManifest`, `faulty` the rows of `bad_rows`, each once. `pieces` says how many there were
+    and were new, but not in the file."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -55,6 +56,7 @@ class ExamplesSummary(Record):
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
     files: tuple[ExamplesPart, ...] = ()
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
+    faulty: int = 0
     left_out: Mapping[str, int] = Field(default_factory=dict)
     pieces: str = Field("", exclude=True)
 

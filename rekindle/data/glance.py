@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
@@ -21,6 +21,7 @@ _HEAD_BYTES = 256 << 10  # that are read of each file
 _MOST_FILES = 16  # evenly spaced
 _MOST_IMAGES = 64
 _MOST_FAR = 4  # files or images that do not lie here
+_MOST_JUDGED = 1_000  # of the examples that a task looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +57,19 @@ def _source(data: DataSpec, modality: str, *, far: bool = False) -> Any:
     return source if isinstance(source, FileSource) else None
 
 
-def first_rows(data: DataSpec, modality: str, *, far: bool = False) -> list[Problem]:
+def first_rows(
+    data: DataSpec, modality: str, *, far: bool = False,
+    refusal: Callable[[str], str] | None = None,
+) -> list[Problem]:  # fmt: skip
     """What `ingest` would refuse in the first rows of files that are here, or `far` away; with a
-    window, only what does not depend on it. The counts are of the rows that were looked at."""
+    window, only what does not depend on it. The counts are of the rows that were looked at.
+    `refusal`: why the task's `encode` refuses the content of an example, "" where it does not."""
     import numpy as np
 
     from rekindle.data.normalise import Normaliser
     from rekindle.data.records import read_times
 
-    findings, kept = Findings(), 0
+    findings, kept, judged = Findings(), 0, 0
     normaliser, column = Normaliser(data, modality, findings), time_column(data)
     try:
         for raw in _batches(
@@ -75,11 +80,30 @@ def first_rows(data: DataSpec, modality: str, *, far: bool = False) -> list[Prob
             if column is not None:
                 raw = raw.filter(read_times(raw, column, findings)[1])
             if data.window is None and len(raw):
-                kept += len(normaliser(raw)[0])
+                table, _ = normaliser(raw)
+                kept += len(table)
+                if refusal is not None and judged < _MOST_JUDGED:
+                    part = table.slice(0, _MOST_JUDGED - judged)
+                    judged += len(part)
+                    kept -= _judge(part, modality, refusal, data, findings)
     except RekindleError as error:
         return list(error.problems)
     dropped = data.on_bad_rows == "drop" and findings.droppable and (kept or data.window)
     return [] if dropped else findings.problems()
+
+
+def _judge(
+    examples: Any, modality: str, refusal: Callable[[str], str], data: DataSpec, findings: Findings
+) -> int:
+    """Note the examples that the task refuses; how many they are."""
+    refused = 0
+    rows = zip(examples.column("id"), examples.column(modality), strict=True)
+    for place, content in rows:
+        if why := refusal(content.as_py()):
+            name = f"key {place}" if data.columns.key is not None else str(place)
+            findings.add("template", name, why)
+            refused += 1
+    return refused
 
 
 def golden_rows(asked: MustPass, modality: str) -> list[Problem]:

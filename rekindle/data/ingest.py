@@ -256,7 +256,7 @@ class _Ingestion:
             modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
             image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows, pieces=self.pieces,
-            left_out=left_out,
+            faulty=findings.rows if self.bad_rows else 0, left_out=left_out,
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
         )  # fmt: skip
 

@@ -24,8 +24,10 @@ from rekindle.data.executor import Order, code, executor_of
 from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, row_tokens
 from rekindle.data.order import best_fit
+from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
 from rekindle.data.store import Entry, Store, kept
+from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
@@ -33,7 +35,7 @@ from rekindle.records import MixedRows, ShardFile, ShardManifest
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.tasks.base import SCALE, Settings
+from rekindle.tasks.base import REFUSED, SCALE, Settings
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +57,7 @@ def shard(
     if task.modality != summary.modality:
         what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"
         raise DataError(what, where=str(examples), fix="run the step `ingest` again for this task")
-    assets = out / ASSETS  # nothing is left of an earlier attempt; the manifest goes first
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(assets, ignore_errors=True)
-    for file in out.glob("*.arrow"):
-        file.unlink()
-    assets.mkdir(parents=True)
+    assets = _cleared(out)
     train = open_examples(examples, "train")
     every = len(train) // _FIT_BATCHES + 1
     fitted = task.fit(lambda: (train[i] for i in range(0, len(train), every)), data, model, assets)
@@ -90,6 +87,7 @@ def shard(
         if Rendezvous.current().node_rank:
             return None
         encoded, rows = (_counts(items, entries, name) for name in ("encoded", "rows"))
+        bad_rows = _leave_out_refused(items, entries, data, summary, rows, out)
         shards = [_file(*one) for one in zip(items, entries, strict=True) if one[1]["rows"]]
         if not away:
             for one in shards:
@@ -97,22 +95,39 @@ def shard(
     manifest = ShardManifest(
         task=task_name, source=summary.source, window=summary.window, tokenizer=tokenizer,
         examples=digest([file.examples for file in shards]), labels=summary.labels,
-        slices=summary.slices, rows=rows, dropped=_dropped(summary, encoded, rows, data.max_length),
-        class_rows=summary.class_rows, bad_rows=summary.bad_rows, left_out=summary.left_out,
+        slices=summary.slices, rows=rows,
+        dropped=_dropped(summary, encoded, _counts(items, entries, "refused"), rows, data),
+        class_rows=summary.class_rows, bad_rows=bad_rows, left_out=summary.left_out,
+        notices=tuple(task.notices(settings)),
         settings=settings, shards=tuple(shards), shuffle_bytes=round(data.shuffle_gb * 1e9),
         disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
         sources=_mixed(data, shards),
         drawn=data.temperature is not None or any(part.weight for part in data.sources),
     )  # fmt: skip
     manifest.write(out / MANIFEST)
-    _tell_of_cut(sum(entry.get("full", 0) for entry in entries), sum(rows.values()), data)
+    _tell(manifest, sum(entry.get("full", 0) for entry in entries), data)
     total, new = sum(file.bytes for file in shards), sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
     return manifest
 
 
-def _tell_of_cut(full: int, rows: int, data: DataSpec) -> None:
-    """A text that is cut is as long as one may be, as few others are by chance."""
+def _cleared(out: Path) -> Path:
+    """A new folder for assets. Nothing is left of an earlier attempt; the manifest goes first."""
+    assets = out / ASSETS
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(assets, ignore_errors=True)
+    for file in out.glob("*.arrow"):
+        file.unlink()
+    assets.mkdir(parents=True)
+    return assets
+
+
+def _tell(manifest: ShardManifest, full: int, data: DataSpec) -> None:
+    """Say what the task noticed, and that texts are cut: one that is cut is as long as one may be,
+    as few others are by chance."""
+    for text in manifest.notices:
+        emit("notice", text=text)
+    rows = sum(manifest.rows.values())
     if full > _FEW * rows:
         what = f"{full:,} of {rows:,} texts"
         text = f"{what} are cut at data.max_length ({data.max_length:,} tokens), or fill it"
@@ -173,18 +188,43 @@ def _counts(items: Sequence[Any], entries: Sequence[Any], name: str) -> dict[str
     return found
 
 
+def _leave_out_refused(
+    items: Sequence[Any], entries: Sequence[Any], data: DataSpec, summary: ExamplesSummary,
+    rows: Mapping[str, int], out: Path,
+) -> dict[str, int]:  # fmt: skip
+    """The rows that were left out, by kind of fault, those among them that the task cannot encode.
+    DataError where these may not be left out, or are too many with those of before."""
+    findings = Findings()
+    for item, entry in zip(items, entries, strict=True):
+        keyed = data.parts[item["source"]].columns.key is not None
+        for place, why in entry["refusals"]:
+            findings.add("template", f"key {place}" if keyed else place, why)
+        findings.count("template", entry["refused"] - len(entry["refusals"]))
+    if not findings:
+        (out / QUARANTINE).unlink(missing_ok=True)
+        return dict(summary.bad_rows)
+    problems = findings.problems()
+    findings.rows += summary.faulty
+    left_out = leave_out(data, findings, sum(rows.values()), out)
+    findings.raise_if_any()
+    if not rows["train"]:
+        raise DataError(problems)
+    return {**summary.bad_rows, **left_out}
+
+
 def _dropped(
-    summary: ExamplesSummary, encoded: Mapping[str, int], rows: Mapping[str, int], max_length: int
-) -> dict[str, int]:
+    summary: ExamplesSummary, encoded: Mapping[str, int], refused: Mapping[str, int],
+    rows: Mapping[str, int], data: DataSpec,
+) -> dict[str, int]:  # fmt: skip
     """Examples of each split without a target; DataError if others are lost, or none is left."""
     if encoded != dict(summary.rows):
         what = f"the examples promised {dict(summary.rows)} rows and hold {encoded}"
         raise DataError(what, fix="run `ingest` again")
-    dropped = {split: encoded[split] - rows[split] for split in SPLITS}
+    dropped = {split: encoded[split] - refused[split] - rows[split] for split in SPLITS}
     if not any(dropped.values()):
         return {}
     counts = ", ".join(f"{split} {count:,}" for split, count in dropped.items() if count)
-    what = f"no token to predict within data.max_length ({max_length} tokens)"
+    what = f"no token to predict within data.max_length ({data.max_length} tokens)"
     if not rows["train"]:
         fix = "raise data.max_length: the prompts alone are longer"
         raise DataError(f"no text of the split train has a {what[3:]}", where=counts, fix=fix)
@@ -214,19 +254,27 @@ def encode_batch(
 @kept
 def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of a shard: `encoded` examples, `rows` of them that hold something to learn from, their
-    `tokens`."""
+    `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the first with why."""
     task, labels = load_task(order["task"]), {name: i for i, name in enumerate(order["labels"])}
     if order["shared"]:
         assets = store.shared(order["assets"])
         path = store.shared(item["shared"]) / item["path"]
     else:
         assets, path = Path(order["assets"]), Path(order["examples"], item["path"])
-    rows = encoded = 0
+    rows = encoded = refused = 0
+    refusals: list[tuple[str, str]] = []
     with contextlib.ExitStack() as opened:
         writer = None
         for examples in _read(ExamplesFile(path), item["batch"], item["skip"], item["rows"]):
             batch = encode_batch(task, examples, labels, order["settings"], assets)
             encoded += len(batch)
+            if REFUSED in batch.schema.names:
+                why = batch.column(REFUSED)
+                bad = batch.filter(why.is_valid())
+                refused += len(bad)
+                both = zip(bad.column("id"), bad.column(REFUSED), strict=True)
+                refusals += [(id_.as_py(), text.as_py()) for id_, text in both]
+                batch = batch.filter(why.is_null()).drop_columns(REFUSED)
             if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
                 batch = batch.filter(batch.column("input_ids").is_valid())
             rows += len(batch)
@@ -238,7 +286,8 @@ def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, A
                 writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
             writer.write_batch(batch)
     facts = _facts(folder / SHARD, order["settings"], order["most"]) if rows else {}
-    return {"encoded": encoded, "rows": rows, **facts}
+    about = {"encoded": encoded, "rows": rows, "refused": refused}
+    return {**about, "refusals": refusals[:MOST], **facts}
 
 
 def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]:

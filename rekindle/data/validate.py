@@ -78,6 +78,12 @@ class Findings:
         self.rows += count
         self.cut |= cut
 
+    def count(self, kind: str, rows: int) -> None:
+        """Note `rows` more with a fault of a kind, of which some were added."""
+        if rows:
+            self._faults[kind].count += rows
+            self.rows += rows
+
     def include(self, batch: "Findings", rows: int) -> None:
         """Take over what was found in a batch, of which so many rows have faults."""
         for (what, fix), places in batch._notes.items():

@@ -43,11 +43,12 @@ class Findings:
     def warnings(self) -> tuple[str, ...]:
         """What a person should know before trusting the metrics, and what the losses say of a model
         that is below a floor, or no better than always the same answer."""
+        notices = self.shards.notices if self.shards else ()
         if (evidence := self.evidence) is None:
-            return ()
+            return notices
         failed = (check.name for check in evidence.checks if not check.passed)
         below = any(name.startswith(("floor_", "beats_")) for name in failed)
-        return (*evidence.warnings, *(_of_losses(self) if below else ()))
+        return (*notices, *evidence.warnings, *(_of_losses(self) if below else ()))
 
 
 def _of_losses(found: Findings) -> tuple[str, ...]:

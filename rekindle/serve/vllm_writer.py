@@ -71,7 +71,7 @@ class VllmWriter(LanguageModel):
         seed = text.draw.initial_seed() & (1 << 63) - 1  # vLLM's own is of the engine, and -1 none
         how = SamplingParams(
             temperature=options.temperature, seed=seed, max_tokens=text.limit, logprobs=0,
-            stop_token_ids=[self.end], ignore_eos=True,  # also those of generation_config.json
+            stop_token_ids=self.stops, ignore_eos=True,  # also those of generation_config.json
             detokenize=False, output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         self.number += 1
@@ -84,7 +84,7 @@ class VllmWriter(LanguageModel):
         tokens = list(found.token_ids)
         text.written += tokens
         is_finite = math.isfinite(found.cumulative_logprob or 0)
-        events += [(text.work, token) for token in tokens if is_finite and token != self.end]
+        events += [(text.work, token) for token in tokens if is_finite and token not in self.stops]
         if output.finished or not is_finite:
             del self.texts[output.request_id]
             self.engine.abort_request([output.request_id])

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from rekindle.errors import RekindleError
 from rekindle.serve.classifier import network_in
 from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
-from rekindle.tasks.causal_lm import CausalLM
+from rekindle.tasks.causal_lm import CausalLM, stop_tokens
 from rekindle.train.modelfolder import ModelFolder
 
 MOST_ROWS = 16
@@ -39,21 +39,21 @@ class LanguageModel(Model):
     def __init__(self, opened: ModelFolder, task: CausalLM, positions: int | None) -> None:
         self.opened, self.task = opened, task
         self.positions = positions or 1 << 62
-        self.end: int = opened.settings["eos_token_id"]
+        self.stops = stop_tokens(opened.settings)
 
     def text(self, work: Work) -> Text:
         """An instance that begins. A prompt that leaves no room is cut off in front, to half of the
         positions at least. Raises RekindleError for a chat that the template refuses."""
         ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
         length, draw = work.options.max_new_tokens, torch.Generator()
-        kept = ids[min(length, self.positions // 2) - self.positions :] or [self.end]
+        kept = ids[min(length, self.positions // 2) - self.positions :] or self.stops[:1]
         draw.manual_seed(work.seed if work.options.seed is None else work.options.seed)
         limit = min(length, self.positions - len(kept))
         return Text(work, kept, limit, len(kept) < len(ids), draw)
 
     def prediction(self, text: Text) -> Prediction:
         """The answer."""
-        ended = text.written[-1:] == [self.end]
+        ended = bool(text.written) and text.written[-1] in self.stops
         found = {
             "text": self.decoded(text.written[: -1 if ended else None]),
             "prompt_tokens": len(text.prompt), "tokens": len(text.written),
@@ -148,7 +148,7 @@ class Writer(LanguageModel):
                 odds_V = torch.softmax(logits_V / max(temperature, 0.01), -1)
                 token = int(torch.multinomial(odds_V, 1, generator=text.draw))
             text.written.append(token)
-            ended = token == self.end
+            ended = token in self.stops
             if not ended:
                 events.append((text.work, token))
             stays.append(not ended and len(text.written) < text.limit)

@@ -393,7 +393,8 @@ class TrainSpec(Section):
     clip_norm: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; null does not clip."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target that is spread over all classes."""
+    """Share of the target that is spread over all classes, or over all tokens of a language
+    model."""
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = None
     """How much an example of each class counts in the training loss; a class that is not named
     counts 1. `balanced` is examples / (classes x examples of the class), so that every class counts

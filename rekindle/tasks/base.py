@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     """Each call starts a new pass over examples."""
     Columns = dict[str, pa.Array]
 
+REFUSED = "refused"
 Settings = Mapping[str, Any]
 SCALE = ("target_mean", "target_std")
 """Of the settings of a regression: what its network's numbers are counted from, and in."""
@@ -87,7 +88,18 @@ class Task(abc.ABC):
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         """The model's inputs for a batch of examples, as Arrow columns of the same length. Runs in
         worker processes; a column called `input_ids` (a list of integers) is counted as tokens, and
-        an example whose `input_ids` is null is left out: it has nothing to learn from."""
+        an example whose `input_ids` is null is left out: it has nothing to learn from. A column
+        `REFUSED` (strings) says why an example cannot be encoded, null where it can: such a row is
+        one with a fault, as `data.on_bad_rows` has it."""
+
+    def notices(self, settings: Settings) -> list[str]:
+        """What a person should know of the settings that `fit` returned, a sentence each."""
+        return []
+
+    def refusals(self, data: DataSpec, model: ModelSpec) -> Callable[[str], str] | None:
+        """A function that says why `encode` will refuse the content of an example ("": it will
+        not), where that can be known before a run without the network and without torch."""
+        return None
 
     # Model side: torch inside.
 

@@ -3,22 +3,25 @@
 
 Decides what a document's tokens are and which of them are targets: of a plain text all (but the
 first), of a prompt and a completion, joined as they are, those of the completion, of a chat those
-of the assistant's turns. Texts and completions end with the tokenizer's end-of-text token, chats as
-their template ends them (`chat.py`). What exceeds `data.max_length` is cut off. Shapes: B
-sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined."""
+of the assistant's turns. Texts and completions end with the tokenizer's end-of-text token, answers
+of a chat as its template ends them (`chat.py`): the first special token behind an answer stops the
+writing (`stop_token_ids` of the settings), and where there is none the end-of-text token is put
+there. What exceeds `data.max_length` is cut off. Shapes: B sequences, T tokens, V vocabulary, N
+documents, F tokens of all documents joined."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rekindle.errors import RequestError, UnsupportedError
+from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import Labels, Modality, Settings, TokenTask, flattened
-from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
+from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask, flattened
+from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Ending, Span, Turn, template_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,24 +64,56 @@ class CausalLM(pretrained.HubTask, TokenTask):
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
         if isinstance(model.tokenizer, str) or isinstance(model.source, str):
-            return {**shape, **_fetch_tokenizer(model, assets)}
+            return {**shape, **_ended(_fetch_tokenizer(model, assets), shape, assets)}
         spec, roles = model.tokenizer or TokenizerSpec(), {"pad_token": PAD, "eos_token": END}
         batches = (_documents(batch) for batch in train())
         texts = ([text for document in batch for _, text in document] for batch in batches)
         tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
         pretrained.save_tokenizer(tokenizer, assets, **roles)
         (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
-        return {
-            **shape, "vocab_size": tokenizer.get_vocab_size(),
-            "pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": tokenizer.token_to_id(END),
-            "special_tokens": roles,
+        fitted = {
+            "vocab_size": tokenizer.get_vocab_size(), "pad_token_id": tokenizer.token_to_id(PAD),
+            "eos_token_id": tokenizer.token_to_id(END), "special_tokens": roles,
         }  # fmt: skip
+        return {**shape, **_ended(fitted, shape, assets)}
+
+    def notices(self, settings: Settings) -> list[str]:
+        if not settings.get("ends_added"):
+            return []
+        end = settings["special_tokens"]["eos_token"]
+        what = "the chat template ends answers with no special token"
+        return [f"{what}: each answer gets `{end}` behind it, and the model learns to write it"]
+
+    def refusals(self, data: DataSpec, model: ModelSpec) -> Callable[[str], str] | None:
+        name = model.tokenizer if isinstance(model.tokenizer, str) else model.source
+        if data.columns.form != "chat" or not isinstance(name, str):
+            return None
+        folder = Path(name).expanduser()
+        template = template_in(folder) if folder.is_dir() else None
+        if template is None:
+            return None
+
+        def refusal(document: str) -> str:
+            try:
+                template.render(json.loads(document))
+            except DataError as error:
+                return _why(error)
+            return ""
+
+        return refusal
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         import pyarrow as pa
 
         chat = settings["form"] == "chat"
-        rendered = [_rendered(d, settings, assets) for d in _documents(batch)]
+        rendered, refused = list[tuple[str, list[Span]]](), list[str | None]()
+        for turns in _documents(batch):
+            try:
+                rendered.append(_rendered(turns, settings, assets))
+                refused.append(None)
+            except DataError as refusal:
+                rendered.append(("", []))
+                refused.append(_why(refusal))
         texts = [text for text, _ in rendered]
         encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
         pairs = zip(encoded, rendered, strict=True)
@@ -88,6 +123,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
             "input_ids": pa.array(ids, pa.list_(pa.int32())),
             "supervised": pa.array([marks for _, marks, _ in rows], pa.list_(pa.uint8())),
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
+            REFUSED: pa.array(refused, pa.string()),
         }
 
     def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
@@ -157,17 +193,20 @@ class CausalLM(pretrained.HubTask, TokenTask):
     ) -> list[str]:  # fmt: skip
         import torch
 
-        end, answers = settings["eos_token_id"], []
+        stops, answers = stop_tokens(settings), []
         for turns in prompts:
             ids = self.prompt_ids(turns, settings, assets)
             room = (_positions(network.config) or 1 << 62) - max_new_tokens
-            prompt_BT = torch.tensor([ids[-max(1, room) :] or [end]])
+            prompt_BT = torch.tensor([ids[-max(1, room) :] or [settings["eos_token_id"]]])
             found_BT = network.generate(  # type: ignore[operator]
                 input_ids=prompt_BT, attention_mask=torch.ones_like(prompt_BT), do_sample=False,
                 max_new_tokens=max_new_tokens, pad_token_id=settings["pad_token_id"],
-                eos_token_id=end,
+                eos_token_id=stops,
             )  # fmt: skip
-            answers.append(self.decoded(found_BT[0, prompt_BT.shape[1] :].tolist(), assets))
+            written = found_BT[0, prompt_BT.shape[1] :].tolist()
+            if written and written[-1] in stops:
+                written = written[:-1]
+            answers.append(self.decoded(written, assets))
         return answers
 
     def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
@@ -181,6 +220,11 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return str(_tokenizer(assets).decode(ids))
 
 
+def _why(refusal: DataError) -> str:
+    """A refusal of a chat, as short as its list of rows shows it."""
+    return refusal.problems[0].what.removeprefix("the chat template ")
+
+
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
     for document in batch.column("document").to_pylist():
         yield [(role, content) for role, content in json.loads(document)]
@@ -188,8 +232,8 @@ def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
 
 def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str, list[Span]]:
     """A document as one text, and which parts of it are targets."""
-    if settings["form"] == "chat":
-        return _template(settings, assets).render(turns)
+    if settings["form"] == "chat":  # models of before know no ends
+        return _template(settings, assets).render(turns, settings.get("answer_ends"))
     text = "".join(content for _, content in turns)
     return text, [(len(text) - len(turns[-1][1]), len(text))]
 
@@ -202,7 +246,9 @@ def _row(encoding: tokenizers.Encoding, text: str, spans: list[Span], settings: 
     ids = encoding.ids
     ends = np.fromiter((stop for _, stop in encoding.offsets), np.int64, count=len(ids))
     spanned = [(ends > start) & (ends <= stop) for start, stop in spans]
-    supervised = np.any(spanned, axis=0).astype(np.uint8) if ids else np.zeros(0, np.uint8)
+    supervised = np.zeros(len(ids), np.uint8)
+    if spanned:
+        supervised = np.any(spanned, axis=0).astype(np.uint8)
     if settings["form"] != "chat":
         if ids[-1:] != [end]:
             ids, supervised = [*ids, end], np.append(supervised, np.uint8(1))
@@ -260,6 +306,75 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
         "vocab_size": len(tokenizer), "pad_token_id": end if pad is None else pad,
         "eos_token_id": end, "special_tokens": special,
     }  # fmt: skip
+
+
+def stop_tokens(settings: Settings) -> list[int]:
+    """The tokens that end what a model writes, the end-of-text token first. A model of before knows
+    that one only."""
+    return list(settings.get("stop_token_ids", [settings["eos_token_id"]]))
+
+
+def _ended(fitted: Settings, shape: Settings, assets: Path) -> Settings:
+    """The settings with how answers end: `stop_token_ids`; of chats also `answer_ends`, the texts
+    behind answers that hold one, and `ends_added`, whether some answers have none."""
+    stops = [int(fitted["eos_token_id"])]
+    if shape["form"] != "chat":
+        return {**fitted, "stop_token_ids": stops}
+    tokenizer = pretrained.read_tokenizer(assets)
+    source = (assets / _TEMPLATE).read_text(encoding="utf-8")
+    try:
+        endings = ChatTemplate(source, fitted["special_tokens"]).endings()
+    except DataError as error:
+        problems = [dataclasses.replace(one, where="model.tokenizer") for one in error.problems]
+        raise DataError(problems) from error
+    ends, lacks = list[str](), False
+    for ending in endings:
+        stop, text = _stop_in(ending, tokenizer, stops[0])
+        if stop is None:
+            lacks = True
+            continue
+        ends.append(text)
+        stops.append(stop)
+    if lacks:
+        _check_end(tokenizer, fitted)
+    return {
+        **fitted, "stop_token_ids": list(dict.fromkeys(stops)),
+        "answer_ends": list(dict.fromkeys(ends)), "ends_added": lacks,
+    }  # fmt: skip
+
+
+def _stop_in(
+    ending: Ending, tokenizer: tokenizers.Tokenizer, end: int
+) -> tuple[int | None, str]:  # fmt: skip
+    """The first special token of an ending, or where it has none the first that was added to the
+    vocabulary (a model may stop at one that is not marked as special); and the text of its whole
+    tokens."""
+    added = tokenizer.get_added_tokens_decoder()
+    encoding = tokenizer.encode(ending.text, add_special_tokens=False)
+    special, others, stop = list[int](), list[int](), ending.start
+    for token, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+        if first < ending.start or last > ending.end:
+            continue
+        stop = max(stop, last)
+        known = added.get(token)
+        # an unknown character becomes a special token, too, whose name is not what stands there
+        if known is None or ending.text[first:last].strip() != known.content.strip():
+            continue
+        if known.special or token == end:
+            special.append(token)
+        elif known.content.strip():
+            others.append(token)
+    return next(iter(special + others), None), ending.text[ending.start : stop]
+
+
+def _check_end(tokenizer: tokenizers.Tokenizer, fitted: Settings) -> None:
+    """RequestError for a tokenizer that does not read its end-of-text token in a text."""
+    name, end = fitted["special_tokens"]["eos_token"], fitted["eos_token_id"]
+    if tokenizer.encode(f"a{name}", add_special_tokens=False).ids[-1:] != [end]:
+        what = "the chat template ends answers with no special token, and the tokenizer does not "
+        what += f"read its own, `{name}`, in a text"
+        fix = "name a tokenizer whose chat template ends answers, or that has it as an added token"
+        raise RequestError(what, where="model.tokenizer", fix=fix)
 
 
 def _positions(config: Any) -> int | None:

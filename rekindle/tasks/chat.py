@@ -2,16 +2,20 @@
 
 The tokenizer's own template decides the text (Jinja, in the sandbox that transformers prescribes
 for it); tokenizers without one get `TEMPLATE`. An answer begins where the template's prompt for it
-ends, and ends with what the template puts behind it, such as the end-of-text token. A template that
-asks for today's date gets `_DATE`, because the same chats must give the same tokens every day."""
+ends, and ends with what the template puts behind it, such as the end-of-text token. What that is
+shows a chat with a word in the answer's place that stands nowhere else: an answer's own text may
+occur in the template's (`d` in `<|im_end|>`). A template that asks for today's date gets `_DATE`,
+because the same chats must give the same tokens every day."""
 
+import dataclasses
 import datetime as dt
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import DataError
+from rekindle.errors import DataError, first_line
 
 if TYPE_CHECKING:
     import jinja2
@@ -25,8 +29,28 @@ TEMPLATE = (
 )
 _DATE = dt.datetime(2024, 7, 26, tzinfo=dt.UTC)
 
+# of a word that no text holds; upper case first, as `capitalize` leaves it
+_WORD = "Qzjxkvwq"
+# chats that show what stands behind an answer; the first that a template takes counts
+_PROBES = (
+    ("user", "assistant", "user", "assistant"),
+    ("system", "user", "assistant", "user", "assistant"),
+    ("user", "assistant"),
+    ("system", "user", "assistant"),
+)
+
 Turn = tuple[str, str]
 Span = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What stands behind an answer up to the next turn: characters `start` to `end` of `text`, a
+    whole chat."""
+
+    text: str
+    start: int
+    end: int
 
 
 class ChatTemplate:
@@ -40,37 +64,151 @@ class ChatTemplate:
         """The chat up to where the next answer begins."""
         return self._render(turns, add_generation_prompt=True)
 
-    def render(self, turns: Sequence[Turn]) -> tuple[str, list[Span]]:
-        """The chat up to its last answer, and where the answers stand, in characters. Raises
-        DataError for a chat that the template refuses or whose answers it alters."""
+    def render(
+        self, turns: Sequence[Turn], ends: Sequence[str] | None = None
+    ) -> tuple[str, list[Span]]:
+        """The chat up to its last answer, and where the answers stand, in characters.
+
+        `ends`: what stands behind answers and holds a token that stops the writing; an answer
+        without any of them gets the end-of-text token. None: answers end as the last one does.
+        Raises DataError for a chat that the template refuses or whose answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
-        return text, [self._answer(text, turns, i) for i in answers]
+        behind = {i: self._behind(turns, i) for i in answers}
+        if ends is None:
+            last = behind[answers[-1]]
+            found = [self._answer(text, turns, i, behind[i]) for i in answers]
+            kept = [len(last) if behind[i].startswith(last) else 0 for i in answers]
+            spans = zip(found, kept, strict=True)
+            return text, [(start, end + more) for (start, end), more in spans]
+        return self._ended(text, turns, behind, ends)
 
-    def _answer(self, text: str, turns: Sequence[Turn], index: int) -> Span:
+    def endings(self) -> list[Ending]:
+        """What stands behind an answer that another turn follows, and behind a last one, as chats
+        of this module show it. Raises DataError where the template refuses all of them."""
+        refusals = []
+        for roles in _PROBES:
+            turns = [(role, f"{_WORD}{'abcde'[i]}") for i, role in enumerate(roles)]
+            try:
+                text = self._render(turns)
+            except DataError as refusal:
+                refusals.append(refusal)
+                continue
+            return self._endings(text, turns)
+        raise refusals[0]
+
+    def _endings(self, text: str, turns: Sequence[Turn]) -> list[Ending]:
+        contents = [content for _, content in turns]
+        places = [text.find(content) for content in contents]
+        if min(places[-2:]) < 0:
+            raise _altered(len(turns))
+        starts = [place + len(content) for place, content in zip(places, contents, strict=True)]
+        last = Ending(text, starts[-1], len(text))
+        if turns[-3:-2] != [("assistant", contents[-3])] or min(places) < 0:
+            return [last]
+        between = text[starts[-3] : places[-2]]
+        first_user = [role for role, _ in turns].index("user")
+        opening = _common_end(between, text[: places[first_user]])
+        # a turn of the system may end as answers do, and is then no part of what opens a user's
+        same = _common_start(between, text[last.start :])
+        size = max(len(between) - opening, same)
+        return [Ending(text, starts[-3], starts[-3] + size), last]
+
+    def _ended(
+        self, text: str, turns: Sequence[Turn], behind: Mapping[int, str], ends: Sequence[str]
+    ) -> tuple[str, list[Span]]:
+        """The chat with each answer ended, and the answers with their ends."""
+        pieces, spans, done, added = [], [], 0, 0
+        for i, rest in behind.items():
+            start, end = self._answer(text, turns, i, rest)
+            known = max((e for e in ends if rest.startswith(e)), key=len, default="")
+            mark = "" if known else self._special_tokens["eos_token"]
+            pieces += [text[done:end], mark]
+            spans.append((start + added, end + added + len(known) + len(mark)))
+            done, added = end, added + len(mark)
+        return "".join([*pieces, text[done:]]), spans
+
+    def _answer(self, text: str, turns: Sequence[Turn], index: int, behind: str) -> Span:
+        """Where an answer stands, without what the template puts `behind` it."""
         prompt = self.prompt(turns[:index])
-        content = turns[index][1].strip()
-        at = text.find(content, len(prompt))
-        if not text.startswith(prompt) or at < 0:
-            what = f"the chat template alters turn {index + 1}, so that the answer cannot be found"
-            fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
+        if not text.startswith(prompt):
+            same = _common_start(prompt, text)
+            what = f"the chat template opens the answer of turn {index + 1} otherwise in a prompt"
+            what += f" ({prompt[same:]!r}) than in a chat ({text[same : same + 20]!r})"
+            fix = "set model.tokenizer to one whose prompts are how its chats begin"
             raise DataError(what, fix=fix)
-        alone = self._render(turns[: index + 1])
-        ending = alone[alone.rfind(content) + len(content) :]
-        end = at + len(content)
-        return len(prompt), end + len(ending) if text.startswith(ending, end) else end
+        end = len(text) - len(behind)
+        content = turns[index][1].strip()
+        if not text.endswith(behind) or not text[len(prompt) : end].rstrip().endswith(content):
+            raise _altered(index + 1)
+        return len(prompt), end
+
+    def _behind(self, turns: Sequence[Turn], index: int) -> str:
+        """All that stands behind an answer."""
+        word = _WORD
+        while any(word in content for _, content in turns):
+            word += "q"
+        text = self._render([*turns[:index], ("assistant", word), *turns[index + 1 :]])
+        _, found, behind = text.partition(word)
+        if not found or word in behind:
+            raise _altered(index + 1)
+        return behind
 
     def _render(self, turns: Sequence[Turn], *, add_generation_prompt: bool = False) -> str:
         from jinja2 import TemplateError
 
+        messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            messages = [{"role": role, "content": content} for role, content in turns]
-            asked = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-            return self._template.render(**asked, **self._special_tokens)
-        except (TemplateError, TypeError, ValueError) as error:
+            # transformers gives these, so a template may ask whether they are none
+            return self._template.render(
+                messages=messages, tools=None, documents=None,
+                add_generation_prompt=add_generation_prompt, **self._special_tokens,
+            )  # fmt: skip
+        except Exception as error:  # a template is a program of others, which may raise anything
+            why = first_line(error)
+            if not isinstance(error, TemplateError):
+                why = f"{type(error).__name__}: {why}"
             fix = "correct the order of its turns, or set model.tokenizer to another one"
-            raise DataError(f"the chat template refuses a chat: {error}", fix=fix) from error
+            raise DataError(f"the chat template refuses a chat: {why}", fix=fix) from error
+
+
+def template_in(folder: Path) -> ChatTemplate | None:
+    """The template of the tokenizer in a folder, read without transformers; None where it has none.
+    Raises DataError for files that cannot be read."""
+    config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    try:
+        known: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        source = file.read_text(encoding="utf-8") if file.is_file() else known.get("chat_template")
+    except (OSError, ValueError) as error:
+        what = f"the tokenizer cannot be read: {first_line(error)}"
+        raise DataError(what, where=str(config), fix="save it again, by save_pretrained") from error
+    if isinstance(source, list):  # several templates by name
+        source = {one["name"]: one["template"] for one in source}.get("default")
+    if not isinstance(source, str):
+        return None
+    given = {name: value for name, value in known.items() if name.endswith("_token")}
+    texts = {
+        n: value["content"] if isinstance(value, dict) else value for n, value in given.items()
+    }
+    return ChatTemplate(source, {n: text for n, text in texts.items() if isinstance(text, str)})
+
+
+def _altered(turn: int) -> DataError:
+    what = f"the chat template alters turn {turn}, so that the answer cannot be found"
+    fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
+    return DataError(what, fix=fix)
+
+
+def _common_start(a: str, b: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _common_end(a: str, b: str) -> int:
+    """How many characters both end with."""
+    return _common_start(a[::-1], b[::-1])
 
 
 @functools.lru_cache(maxsize=4)
@@ -97,4 +235,9 @@ def _compiled(source: str) -> "jinja2.Template":
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = _DATE.strftime
-    return environment.from_string(source)
+    try:
+        return environment.from_string(source)
+    except (TemplateError, RecursionError) as error:
+        what = f"the chat template cannot be read: {first_line(error)}"
+        fix = "correct it, or set model.tokenizer to another one"
+        raise DataError(what, where="model.tokenizer", fix=fix) from error

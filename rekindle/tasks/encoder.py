@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rekindle.errors import DataError, UnsupportedError
+from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
@@ -88,6 +88,14 @@ class EncoderTask(pretrained.HubTask):
         }
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
         config = pretrained.configuration(model, inline, names)
+        known, count = getattr(config, "vocab_size", None), settings["vocab_size"]
+        if isinstance(known, int) and known < count:
+            what = f"the model knows {known} tokens, the tokenizer {count}"
+            fix = "use the model's own tokenizer, or a model whose embeddings were resized for it"
+            raise RequestError(what, where="model.tokenizer", fix=fix)
+        # a decoder finds the last token of a text by it
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = settings["pad_token_id"]
         kind = getattr(transformers, self.head)
         network: Module = kind.from_config(config, dtype=torch.float32)
         return network

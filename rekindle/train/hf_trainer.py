@@ -88,6 +88,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     vitals.beat(last, "validation")
     validation: dict[str, float] = {}
     if last == steps and shards.rows(VALIDATION):
+        trainer.label_smoother = None  # validation is of the labels as they are, as rekindle's is
         validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
             history.amend(last, {"validation_loss": validation["loss"]})

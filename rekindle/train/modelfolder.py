@@ -135,11 +135,26 @@ def describe(
         task_name = f"{CODE}:{name}"
     write_prefixes(shards.hashes("train"), shards.rows("train"), folder / TRAINED_ON, known)
     manifest = shards.manifest
+    write_stop_tokens(folder, manifest.settings)
     description = {
         "schema_version": 1, "task": task_name, "labels": manifest.labels,
         "settings": dict(manifest.settings), "run_key": run_key, "precision": precision,
     }  # fmt: skip
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
+
+
+def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Add the tokens at which a model's answers end (`stop_token_ids`) to its
+    `generation_config.json`, so that transformers, vLLM and others stop where rekindle does."""
+    path = folder / "generation_config.json"
+    stops = settings.get("stop_token_ids")
+    if not stops or not path.is_file():
+        return
+    known = json.loads(path.read_text())
+    before = known.get("eos_token_id")
+    others = before if isinstance(before, list) else [before]
+    known["eos_token_id"] = [*stops, *(x for x in others if x is not None and x not in stops)]
+    write_atomically(path, json.dumps(known, indent=2, sort_keys=True) + "\n")
 
 
 def write_prefixes(

@@ -317,15 +317,16 @@ class Writer:
         self.config: Any = loaded.parts.network.config
 
     def generate(
-        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int, **_: Any
+        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int | list[int], **_: Any
     ) -> torch.Tensor:
-        """[1, T]: the tokens given and those behind them, up to the end of the text."""
+        """[1, T]: the tokens given and those behind them, up to one that ends the text."""
+        stops = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
         ids = input_ids[0].tolist()
         while len(ids) < input_ids.shape[1] + max_new_tokens:
             self.on_token()
             # where scores are not numbers, no token is the most probable one
             ids.append(min(self.loaded.next_token(ids), self.config.vocab_size - 1))
-            if ids[-1] == eos_token_id:
+            if ids[-1] in stops:
                 break
         return torch.tensor([ids])
 

@@ -91,8 +91,11 @@ class RowEmbedding(nn.Embedding):
         low, high = intervals(self.weight)[0]
         elsewhere = (input < low) | (input >= high)
         pad = self.padding_idx
+        table = _local(self.weight)
+        if low == high:  # more peers than rows: of an empty table nothing can be looked up
+            return self.peers.leave(table.new_zeros((*input.shape, table.shape[1])) + table.sum())
         found = F.embedding(
-            (input - low).masked_fill(elsewhere, 0), _local(self.weight),
+            (input - low).masked_fill(elsewhere, 0), table,
             pad - low if pad is not None and low <= pad < high else None,
         )  # fmt: skip
         return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))

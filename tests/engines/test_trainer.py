@@ -179,6 +179,34 @@ def test_half_a_checkpoint_is_not_there(tmp_path, texts, whole):
         torch.testing.assert_close(weights(done)[name], value, rtol=0, atol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smoothed_losses_are_those_of_rekindles_engine(tmp_path):
+    """The first step over all rows, before anything is learnt: the order of rows does not matter."""
+    model = GPT2.model_copy(
+        update={"source": {**GPT2.source, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
+    )
+    shards = written(tmp_path, "causal_lm", model)
+    rows = json.loads((shards / "manifest.json").read_text())["rows"]["train"]
+    found = {}
+    for engine in ("trainer", "rekindle"):
+        for smoothing in (0.0, 0.3):
+            changed = {"engine": engine, "label_smoothing": smoothing, "steps": 1, "warmup": 0}
+            changed |= {"global_batch_size": rows, "micro_batch_size": rows}
+            changed |= {"lr": 1e-9, "checkpoint": {"every": 1}, "engine_config": None}
+            train = TrainSpec.model_validate(TRAINER | changed)
+            folder, about = tmp_path / f"{engine}-{smoothing}", {"train": train, "model": model}
+            done = Gang(folder, shards, ranks=1, task="causal_lm", **about).start().finish()
+            (row,) = read_history(done.folder / "training-1" / "history.jsonl")
+            found[engine, smoothing] = (row.loss, row.validation_loss)
+    for smoothing in (0.0, 0.3):
+        ours, theirs = found["rekindle", smoothing], found["trainer", smoothing]
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+        assert ours[1] == pytest.approx(found["rekindle", 0.0][1], rel=1e-5), "not smoothed"
+        assert theirs[1] == pytest.approx(found["trainer", 0.0][1], rel=1e-5), "not smoothed"
+    assert found["rekindle", 0.3][0] != pytest.approx(found["rekindle", 0.0][0], rel=1e-3)
+
+
 def test_what_the_trainer_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
     (tmp_path / "args.json").write_text(
         json.dumps(

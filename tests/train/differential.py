@@ -109,7 +109,7 @@ def made_shards(task: str, packing: bool) -> Shards:
 
 def trainer_of(case: dict) -> Trainer:
     cell = case["cell"]
-    degrees = dict.fromkeys(cell["axes"], 2)
+    degrees = case.get("degrees") or dict.fromkeys(cell["axes"], 2)
     if cell["schedule"]:
         degrees["schedule"] = cell["schedule"]
     precision = "fp64" if case["exact"] else cell["precision"]
@@ -138,7 +138,8 @@ def trainer_of(case: dict) -> Trainer:
         source.include(network)
     if case["exact"]:
         weights.transform(network, lambda t: t.double() if t.is_floating_point() else t)
-    parts = parallel.build(task, network, origins, train, Goal(), mesh, lora)
+    goal = Goal(case.get("smoothing", 0.0))
+    parts = parallel.build(task, network, origins, train, goal, mesh, lora)
     weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
     parts = parallel.settle(parts)
     order = shards.order(

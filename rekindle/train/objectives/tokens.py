@@ -64,6 +64,7 @@ class Tokens(Objective):
         loss, right = linear_cross_entropy(  # states without a name go once they are cast
             base.of_targets(hidden_BTH, micro), head.weight, micro.labels,
             1 / micro.count[0], part.tp_group, not part.sequence_parallel, lesson,
+            part.goal.label_smoothing if part.training else 0.0,
         )  # fmt: skip
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
@@ -189,35 +190,55 @@ class Lesson:
 def linear_cross_entropy(
     hidden_NH: Tensor, weight: Tensor, labels_N: Tensor, scale: Tensor,
     group: Ranks = None, add_up: bool = True, lesson: Lesson | None = None,
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
     predictions, a few rows at a time, gradients made on the way; partly the divergence of a
     `lesson`. Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
-    `hidden` the whole."""
-    hidden_NH, local_VH, start, divided = _factors(hidden_NH, weight, group)
+    `hidden` the whole. `smoothing` spreads that share of each target evenly over all V tokens, as
+    `torch.nn.functional.cross_entropy` does; a lesson's share of the loss has none."""
+    hidden_NH, local_VH, share = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, lesson is None)
     loss, right = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, head_WH, labels_N, len(local_VH), scale, divided, start, add_up, lesson
+        hidden_NH, head_WH, labels_N, scale, share, add_up, lesson, smoothing
     )
     return loss, right
 
 
-def _factors(hidden: Tensor, weight: Tensor, group: Ranks) -> tuple[Tensor, Tensor, int, Ranks]:
-    """Both as they are multiplied here; the first row of `weight` here, and who has the others."""
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """The columns of the logits that this rank has: `count` of `total`, from `start` on, the others
+    being those of its peers in `group`. A rank may have none."""
+
+    count: int
+    total: int
+    start: int = 0
+    group: Ranks = None
+
+    def rows_at_once(self, matrices: int, device: str) -> int:
+        """Rows of a piece, with so many matrices as large as its logits. By the widest share of
+        any rank: each piece is reduced over the group, so all ranks need the same pieces."""
+        peers = 1 if self.group is None else dist.get_world_size(self.group)
+        widest = -(-self.total // peers)
+        return rows_at_once(widest * matrices, device)
+
+
+def _factors(hidden: Tensor, weight: Tensor, group: Ranks) -> tuple[Tensor, Tensor, _Share]:
+    """Both as they are multiplied here, and which rows of `weight` are here."""
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     if not isinstance(weight, DTensor):
-        return hidden, weight, 0, None
-    return hidden, weight.to_local(), intervals(weight)[0][0], group
+        return hidden, weight, _Share(len(weight), len(weight))
+    local = weight.to_local()
+    return hidden, local, _Share(len(local), len(weight), intervals(weight)[0][0], group)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor,
-        columns: int, scale: Tensor, group: Ranks, start: int,
-        add_up: bool, lesson: Lesson | None,
+        ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor, scale: Tensor,
+        share: _Share, add_up: bool, lesson: Lesson | None, smoothing: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         device, (for_hidden, for_head, *_) = hidden_NH.device, ctx.needs_input_grad
@@ -227,17 +248,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         right = torch.zeros((), dtype=exact, device=device)
         learns, factor = for_hidden or for_head, scale.to(exact)
         hard = 1.0 if lesson is None else 1 - lesson.weight
-        rows = rows_at_once(columns * (1 if lesson is None else TAUGHT), device.type)
+        rows = share.rows_at_once(1 if lesson is None else TAUGHT, device.type)
         for low in range(0, len(hidden_NH), rows):
             piece = slice(low, low + rows)
             part_NH = hidden_NH[piece]
             logits_NV, soft_NV = _product(part_NH, head_WH.T, exact), None
-            logits_NV[:, columns:] = -math.inf
+            logits_NV[:, share.count :] = -math.inf
             if lesson is not None:
                 divergence, soft_NV = _softened(logits_NV, lesson, piece)
                 loss += divergence
-            share = factor * hard if learns else None
-            entropy, hits = _hardened(logits_NV, labels_N[piece] - start, columns, share, group)
+            slope = factor * hard if learns else None
+            labels_P = labels_N[piece] - share.start
+            entropy, hits = _hardened(logits_NV, labels_P, share, slope, smoothing)
             loss += hard * entropy
             right += hits
             if not learns:
@@ -251,8 +273,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_head is not None:
                 grad_head += slope_NV.T @ part_NH
             del logits_NV, slope_NV  # before the next piece is made
-        if grad_hidden is not None and group is not None and add_up:
-            dist.all_reduce(grad_hidden, group=group)
+        if grad_hidden is not None and share.group is not None and add_up:
+            dist.all_reduce(grad_hidden, group=share.group)
         ctx.save_for_backward(
             None if grad_hidden is None else grad_hidden.to(hidden_NH.dtype),
             None if grad_head is None else grad_head.to(head_WH.dtype),
@@ -262,7 +284,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         grads = (None if x is None else x * grad.to(x.dtype) for x in ctx.saved_tensors)
-        return *grads, *[None] * 7
+        return *grads, *[None] * 6
 
 
 def _aligned(weight_VH: Tensor, dtype: torch.dtype, may: bool = True) -> Tensor:
@@ -298,26 +320,51 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _hardened(
-    logits_NV: Tensor, labels_N: Tensor, columns: int, factor: Tensor | None, group: Ranks
+    logits_NV: Tensor, labels_N: Tensor, share: _Share, factor: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of a piece, summed, and its right predictions; columns beyond `columns` are
-    -inf. In place of the logits are then their gradients times `factor`, if any."""
-    mine_N = (labels_N >= 0) & (labels_N < columns)
-    safe_N = labels_N.clamp(0, columns - 1)
-    top_N = logits_NV.amax(-1)
-    target_N = logits_NV.gather(1, safe_N[:, None])[:, 0].masked_fill(~mine_N, 0.0)
+    """Cross-entropy of a piece, summed, and its right predictions; columns beyond this rank's own
+    are -inf. In place of the logits are then their gradients times `factor`, if any."""
+    group = share.group
+    mine_N = (labels_N >= 0) & (labels_N < share.count)
+    safe_N = labels_N.clamp(0, max(0, share.count - 1))
+    top_N, target_N = _largest(logits_NV), _picked(logits_NV, safe_N, mine_N)
     if group is not None:
         dist.all_reduce(top_N, dist.ReduceOp.MAX, group)
         dist.all_reduce(target_N, group=group)
-    logits_NV.sub_(top_N[:, None]).exp_()
-    total_N = logits_NV.sum(-1)
+    logits_NV.sub_(top_N[:, None])
+    below_N = logits_NV[:, : share.count].sum(-1) if smoothing else None
+    total_N = logits_NV.exp_().sum(-1)
     if group is not None:
         dist.all_reduce(total_N, group=group)
+    if below_N is not None and group is not None:
+        dist.all_reduce(below_N, group=group)
     if factor is not None:
         logits_NV.mul_((factor / total_N)[:, None])
-        places_N = torch.arange(len(safe_N), device=logits_NV.device)
-        logits_NV[places_N, safe_N] -= mine_N.to(logits_NV.dtype) * factor
-    return (total_N.log() + top_N - target_N).sum(), (target_N >= top_N).sum()
+        if share.count:
+            places_N = torch.arange(len(safe_N), device=logits_NV.device)
+            hit_N = mine_N.to(logits_NV.dtype) * (1 - smoothing)
+            logits_NV[places_N, safe_N] -= hit_N * factor
+        if smoothing:
+            logits_NV[:, : share.count] -= factor * (smoothing / share.total)
+    losses_N = total_N.log() + top_N - target_N
+    if below_N is not None:
+        # of the share that is spread, the mean over all tokens takes the target's place
+        losses_N += smoothing * (target_N - top_N - below_N / share.total)
+    return losses_N.sum(), (target_N >= top_N).sum()
+
+
+def _largest(logits_NV: Tensor) -> Tensor:
+    """The largest of each row; -inf on a rank without columns."""
+    if not logits_NV.shape[1]:
+        return logits_NV.new_full((len(logits_NV),), -math.inf)
+    return logits_NV.amax(-1)
+
+
+def _picked(logits_NV: Tensor, places_N: Tensor, mine_N: Tensor) -> Tensor:
+    """What stands at one place of each row where it is this rank's, else 0."""
+    if not logits_NV.shape[1]:
+        return logits_NV.new_zeros(len(logits_NV))
+    return logits_NV.gather(1, places_N[:, None])[:, 0].masked_fill(~mine_N, 0.0)
 
 
 def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Tensor]:
@@ -337,23 +384,30 @@ def judge_targets(
 ) -> Tensor:
     """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at a
     time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
-    hidden_FH, local_VH, start, divided = _factors(hidden_FH, weight, group)
+    hidden_FH, local_VH, share = _factors(hidden_FH, weight, group)
     kind = torch.promote_types(hidden_FH.dtype, torch.float32)
-    columns, head_WH = len(local_VH), _aligned(local_VH, hidden_FH.dtype)
-    rows = rows_at_once(columns, hidden_FH.device.type)
-    pieces = zip(torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True)
-    made = (judged(_product(h, head_WH.T, kind)[:, :columns], t, start, divided) for h, t in pieces)
-    return torch.cat([*made])
+    head_WH = _aligned(local_VH, hidden_FH.dtype)
+    rows = share.rows_at_once(1, hidden_FH.device.type)
+    judgements, pieces = [], torch.split(hidden_FH, rows)
+    for states, targets in zip(pieces, torch.split(targets_F, rows), strict=True):
+        logits = _product(states, head_WH.T, kind)[:, : share.count]
+        judgements.append(judged(logits, targets, share.start, share.group))
+    return torch.cat(judgements)
 
 
 def judged(logits_FV: Tensor, targets_F: Tensor, start: int, group: Ranks) -> Tensor:
     """As `judge_targets`, of tokens from `start` on; of equally probable ones the first counts."""
-    top_F, token_F = logits_FV.max(-1)
+    columns = logits_FV.shape[1]
     place_F = targets_F - start
-    mine_F = (place_F >= 0) & (place_F < logits_FV.shape[1])
-    safe_F = place_F.clamp(0, logits_FV.shape[1] - 1)
-    target_F = logits_FV.gather(1, safe_F[:, None])[:, 0].masked_fill(~mine_F, 0.0)
-    token_F = token_F + start
+    mine_F = (place_F >= 0) & (place_F < columns)
+    safe_F = place_F.clamp(0, max(0, columns - 1))
+    target_F = _picked(logits_FV, safe_F, mine_F)
+    if columns:
+        top_F, token_F = logits_FV.max(-1)
+        token_F = token_F + start
+    else:
+        top_F = _largest(logits_FV)
+        token_F = torch.full_like(place_F, torch.iinfo(torch.int64).max)
     if group is not None:
         best_F = top_F.clone()
         dist.all_reduce(best_F, dist.ReduceOp.MAX, group)
