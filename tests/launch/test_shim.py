@@ -16,7 +16,13 @@ import pytest
 from rekindle.launch import events, shim
 from tests.support.launch_shim import task
 
-SHIM = [sys.executable, "-I", "-S", shim.__file__]
+# without site-packages: as in a bundle, it has Python's own library and what it brings
+ROOT = Path(shim.__file__).parents[2]
+START = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
+)
+SHIM = [sys.executable, "-I", "-S", "-c", START]
 
 
 def python(code: str, *args: Any) -> list[Any]:
