@@ -195,8 +195,8 @@ def _artifact_field(several: list[dict[str, Any]], name: str, fields: list[str])
 
 def build_command(task: dict[str, Any]) -> list[str]:
     """The words to execute, every placeholder filled in."""
-    arguments = (*task["command"], *task["args"])
-    words = [word for argument in arguments for word in _render_word(argument, task)]
+    lowered = (*task["command"], *task["args"])
+    words = [word for argument in lowered for word in _render_word(argument, task)]
     if not task["source"]:
         return words
     module = Path(task["work"]) / "ephemeral_component.py"

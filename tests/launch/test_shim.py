@@ -91,9 +91,9 @@ def test_executor_output_wins_and_carries_artifacts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x", "`n` is no NUMBER_INTEGER"),
-        ("2.5", "`n` is no NUMBER_INTEGER"),
-        ("true", "`n` is no NUMBER_INTEGER"),
+        ("x", "`n` is not a NUMBER_INTEGER"),
+        ("2.5", "`n` is not a NUMBER_INTEGER"),
+        ("true", "`n` is not a NUMBER_INTEGER"),
     ],
 )
 def test_an_output_of_the_wrong_type_fails_the_step(text: str, says: str, tmp_path: Path) -> None:
@@ -148,9 +148,7 @@ def test_an_interpreter_without_a_python3_beside_it_is_still_used(tmp_path: Path
     lone.parent.mkdir()
     lone.symlink_to(sys.executable)
     file = task(tmp_path, python("import sys; print(sys.executable)"), kinds={})
-    done = subprocess.run(
-        [str(lone), "-I", "-S", shim.__file__, str(file)], capture_output=True, text=True
-    )
+    done = subprocess.run([str(lone), *SHIM[1:], str(file)], capture_output=True, text=True)
     assert done.stdout.strip() == str(lone), done
 
 
@@ -286,10 +284,14 @@ def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_the_core_needs_the_standard_library_only(tmp_path: Path) -> None:
-    copy = tmp_path / "elsewhere.py"
-    copy.write_bytes(Path(shim.__file__).read_bytes())
+    for name in ("launch/shim.py", "protojson.py"):
+        copy = tmp_path / "rekindle" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        (copy.parent / "__init__.py").touch()
+        copy.write_bytes((ROOT / "rekindle" / name).read_bytes())
     file = task(tmp_path, python(WRITE, out("s"), "x", out("n"), "1"))
-    done = subprocess.run([sys.executable, "-I", "-S", str(copy), str(file)], capture_output=True)
+    command = [word.replace(str(ROOT), str(tmp_path)) for word in SHIM[1:]]
+    done = subprocess.run([sys.executable, *command, str(file)], capture_output=True)
     assert done.returncode == 0, done
 
 

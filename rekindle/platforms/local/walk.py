@@ -396,7 +396,7 @@ def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
 
 
 def _received(node: ir.AnyNode, name: str, value: Any, path: str) -> Any:
-    """What the input `name` of the node at `path` receives; one that texts alone read has no type."""
+    """What the input `name` of the node at `path` receives; one that only texts read is untyped."""
     with _at_input(node, name, path):
         parameter = node.inputs.parameters.get(name)
         if parameter is None:

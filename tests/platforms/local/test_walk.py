@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
-from rekindle.errors import StepError
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.cache import Values
-from rekindle.platforms.local.walk import Ready, Skipped, Unrolled, Walk, dependents
+from rekindle.platforms.local.walk import Ready, Refused, Skipped, Unrolled, Walk, dependents
 from tests.support.read_pipeline import looped, minimal, nested
 
 
@@ -73,8 +74,11 @@ def test_a_loop_over_something_else_than_a_list_is_an_error(items: object) -> No
     spec = looped(items={"inputParameter": "many"})
     task = spec["root"]["dag"]["tasks"]["inner"]
     task["inputs"]["parameters"]["many"] = {"runtimeValue": {"constant": items}}
-    with pytest.raises(StepError, match=r"`inner` loops over .*, which is not a list"):
-        told(walk_of(read(yaml.safe_dump(spec))))
+    walk = walk_of(read(yaml.safe_dump(spec)))
+    refused = next(walk.advance())
+    assert isinstance(refused, Refused)
+    assert refused.path == "inner"
+    assert re.match(r"`inner` loops over .*, which is not a list", str(refused.error))
 
 
 def test_as_many_turns_of_a_loop_are_open_as_its_limit_says() -> None:
