@@ -21,8 +21,8 @@ from rekindle.ir import graph as ir
 from rekindle.ir.condition import Expression
 from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import Template, has_templates
+from rekindle.ir.values import FIT, parsed, received
 from rekindle.ir.values import element as element_of
-from rekindle.ir.values import parsed, received
 from rekindle.tables import problems_in
 
 _problem = problems_in(__file__)
@@ -284,7 +284,7 @@ class _Flattening:
                 return Typed(source, parameter.type)
             shown = name.removeprefix("pipelinechannel--")
             what = f"the input `{shown}` of `{path}`: {error}"
-            fix = "give it a value of its type, or change the type of the input"
+            fix = FIT
             where = f"{node.where}.inputs.parameters.{name}"
             raise UnsupportedError(what, where=where, fix=fix) from error
 

@@ -25,6 +25,11 @@ _WORDS: Mapping[str, str] = {
     "TASK_FINAL_STATUS": "the final status of a step",
     "TASK_CONFIG": "the configuration of a step",
 }  # fmt: skip
+# what to do about a value that an input cannot receive
+FIT = (
+    "give it a value of its type, or change the type of the input; the items of a plain `list` are "
+    "text, those of a `List[int]` are numbers"
+)
 
 
 def received(value: Any, kind: str, literals: Sequence[Any] = ()) -> Any:

@@ -386,7 +386,9 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     place = Path(uri.removeprefix("file://")).resolve()
     inside = within is None or any(place.is_relative_to(folder) for folder in within)
     is_remote = "://" in uri and not uri.startswith("file://")
-    if not is_remote and not inside:
+    # `projects/1/endpoints/2`, which a component may give an artifact, is a name of something else
+    is_name = not Path(uri).is_absolute() and not os.path.lexists(uri)
+    if not is_remote and not is_name and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
 
 
@@ -468,7 +470,7 @@ def _artifact(
             _check_place(name, custom, within)
     except (AttributeError, TypeError, LookupError, ValueError) as error:
         raise TaskError(f"what was reported of the output `{name}` is not KFP's form") from error
-    if custom and "://" not in uri and Path(custom).exists() and not os.path.lexists(uri):
+    if custom and Path(uri).is_absolute() and Path(custom).exists() and not os.path.lexists(uri):
         if Path(custom).is_dir():
             shutil.copytree(custom, uri, symlinks=within is not None)
         else:

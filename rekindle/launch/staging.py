@@ -49,12 +49,12 @@ def delivered(
     made: Mapping[str, Mapping[str, Any]], executor_input: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Upload what a step made (`made`, as launch/shim.py reports it): `artifacts` of KFP's executor
-    output. One that the step left under a URI of its own stays there."""
+    output. One that the step left under a URI of its own, or gave a name, stays there."""
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
         uri = artifact["uri"]
-        if "://" not in uri:
+        if Path(uri).is_absolute():
             uri = planned[name]["artifacts"][0]["uri"]
             store(Path(artifact["uri"]), uri)
         title, version = artifact["schema_title"], artifact["schema_version"]

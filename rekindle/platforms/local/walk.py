@@ -22,7 +22,7 @@ from rekindle.ir import graph as ir
 from rekindle.ir.condition import evaluate
 from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
-from rekindle.ir.values import element, parsed, received
+from rekindle.ir.values import FIT, element, parsed, received
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 from rekindle.protojson import carried
@@ -391,7 +391,7 @@ def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
     except ValueError as error:
         shown = name.removeprefix("pipelinechannel--")
         what = f"the input `{shown}` of `{path}`: {error}"
-        fix = "give it a value of its type, or change the type of the input"
+        fix = FIT
         raise StepError(what, where=f"{node.where}.inputs.parameters.{name}", fix=fix) from error
 
 
