@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from rekindle.errors import RekindleError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
-from tests.platforms.local.runs import module
+from rekindle.records import RunRecord
+from tests.platforms.local.runs import module, run, stored
 from tests.support.conformance import arguments as usual_arguments
 
 SHARED = Path(os.environ.get("REKINDLE_SHARED") or Path(__file__).parents[3] / "shared")
@@ -27,6 +29,9 @@ TABLE = SHARED / "facts" / "kubeflow-recorded" / "pipelines.jsonl"
 needs_the_record = pytest.mark.skipif(
     not TABLE.exists(), reason="what KFP was recorded to give does not lie beside the checkout"
 )
+CORE: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "conformance" / "recorded_values.json").read_text("utf-8")
+)["cases"]
 # states as the record has them, by those of a run here
 STATES = {"succeeded": "succeeded", "failed": "failed", "cancelled": "failed", "skipped": "not run"}
 
@@ -40,6 +45,16 @@ def recorded() -> dict[str, dict[str, dict[str, Any]]]:
             row = json.loads(line)
             found.setdefault(row["pipeline"], {})[row["task"] or ""] = row["kfp"]
     return found
+
+
+# arguments that the recorded outputs show
+_GIVEN: dict[str, dict[str, Any]] = {
+    "b_watched": {"text": "bad"},
+    "c_preprocess": {
+        "message": "m", "input_dict_parameter": {"A": 1.0, "B": 2.5},
+        "input_list_parameter": ["a", "b"],
+    },
+}  # fmt: skip
 
 
 def source_of(name: str) -> str | None:
@@ -61,7 +76,7 @@ def _written(name: str) -> Any:
         files = [file for file in (SHARED / "kfp-corpus").rglob("*.yaml") if file.stem == plain]
         return files[0].read_text(encoding="utf-8") if files else None
     if kind.startswith("s"):
-        return getattr(_loaded(SHARED / "inputs" / "pipelines-brought" / f"{name}.py"), "pipeline")
+        return _loaded(SHARED / "inputs" / "pipelines-brought" / f"{name}.py").pipeline
     return getattr(_loaded(SHARED / "inputs" / "pipelines-on-kfp" / "own.py"), name, None)
 
 
@@ -72,8 +87,8 @@ def _plain(case: str) -> str:
 def arguments_of(name: str, graph: Graph, folder: Path) -> dict[str, Any]:
     """What the pipeline was given when it was recorded; `folder` is an empty one."""
     cases = {**module("same").CASES, **module("same").KNOWN_BUGS}
-    given = {_plain(case): row[1] for case, row in cases.items()}.get(name.removeprefix("t_"), {})
-    found = {**usual_arguments(graph), **given}
+    given = {f"t_{_plain(case)}": row[1] for case, row in cases.items()}.get(name, {})
+    found = {**usual_arguments(graph), **given, **_GIVEN.get(name, {})}
     if "folder" in graph.inputs.parameters:
         found["folder"] = str(folder)
     return found
@@ -94,3 +109,43 @@ def graph_of(name: str) -> Graph | None:
     """The recorded pipeline; None where its source is not among the inputs."""
     text = source_of(name)
     return None if text is None else read(text)
+
+
+def run_here(graph: Graph, arguments: dict[str, Any], home: Path) -> RunRecord:
+    """The record of a run that may fail; errors of the request are raised."""
+    try:
+        return run(graph, home, arguments, run_id="r")
+    except RekindleError:
+        if not (home / "runs" / "r").exists():
+            raise
+        return stored(home, "r")
+
+
+def left_here(record: RunRecord) -> dict[str, dict[str, Any]]:
+    """State and outputs by task, in the record's form."""
+    return {
+        step.name: {"state": STATES[step.status], "outputs": dict(step.parameters)}
+        for step in record.steps
+    }
+
+
+def differences(
+    recorded_tasks: dict[str, dict[str, Any]], tasks: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Where `tasks` are not what KFP gave: their states, and the outputs of those that succeeded.
+
+    Nodes that are no task here (a condition, a turn that never began) are left out, as are places
+    in KFP's store."""
+    found = []
+    for name, expected in recorded_tasks.items():
+        if not name or name not in tasks:
+            continue
+        task = tasks[name]
+        if task["state"] != expected["state"]:
+            found.append(f"{name}: {expected['state']} on KFP, {task['state']} here")
+            continue
+        for output, value in expected.get("outputs", {}).items():
+            if "/mlpipeline/" not in str(value) and task["outputs"].get(output) != value:
+                here = task["outputs"].get(output)
+                found.append(f"{name}.{output}: {value!r} on KFP, {here!r} here")
+    return found

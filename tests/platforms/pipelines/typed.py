@@ -65,7 +65,19 @@ ROW = {
 
 @component
 def gen_rows() -> list:
-    return [{"i": 1, "f": 1.5, "w": 2.0, "b": True, "s": "x", "l": [1, "é", 2.5], "d": {"k": "ü", "n": 1, "a": None}, "e": 1e-05, "big": 1e+21}]
+    return [
+        {
+            "i": 1,
+            "f": 1.5,
+            "w": 2.0,
+            "b": True,
+            "s": "x",
+            "l": [1, "é", 2.5],
+            "d": {"k": "ü", "n": 1, "a": None},
+            "e": 1e-05,
+            "big": 1e21,
+        }
+    ]
 
 
 @dsl.pipeline
@@ -82,8 +94,12 @@ def fields_of_a_step_into_kinds():
 
 @dsl.pipeline
 def wrong_kinds(
-    a: list = [{"v": "7"}], b: list = [{"v": "false"}], c: list = [{"v": 0}],
-    d: list = [{"v": 1.5}], e: list = [{"v": "[1]"}], f: list = [{"v": '{"a": 1}'}],
+    a: list = [{"v": "7"}],
+    b: list = [{"v": "false"}],
+    c: list = [{"v": 0}],
+    d: list = [{"v": 1.5}],
+    e: list = [{"v": "[1]"}],
+    f: list = [{"v": '{"a": 1}'}],
     g: list = [{"v": True}],
 ):
     """Each alone in a loop of its own, all of them side by side."""
@@ -128,12 +144,26 @@ def conditions_on_fields(rows: list = [{"n": 2, "b": True, "f": 2.0, "s": "2"}])
 
 
 @component
-def many() -> NamedTuple("Out", [("i", int), ("f", float), ("w", float), ("b", bool), ("s", str), ("l", List[int]), ("d", Dict[str, float]), ("t", str)]):
+def many() -> NamedTuple(
+    "Out",
+    [
+        ("i", int),
+        ("f", float),
+        ("w", float),
+        ("b", bool),
+        ("s", str),
+        ("l", List[int]),
+        ("d", Dict[str, float]),
+        ("t", str),
+    ],
+):
     return (7, 0.1, 3.0, False, "", [1, 2], {"a": 1.0}, "line\n\ttab \\ é 日本")
 
 
 @component
-def eat(i: int, f: float, w: float, b: bool, s: str, l: List[int], d: Dict[str, float], t: str) -> str:
+def eat(
+    i: int, f: float, w: float, b: bool, s: str, l: List[int], d: Dict[str, float], t: str
+) -> str:
     import json
 
     values = (i, f, w, b, s, l, d, t)
@@ -192,7 +222,11 @@ def folders_named_by_numbers(x: float = 2.0, lr: float = 1e-05):
 def given(name: str, n: float, b: bool, l: list, d: dict, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(
         image="busybox",
-        command=["sh", "-c", "o=$0; mkdir -p $(dirname $o); printf '%s|' \"$@\" > $o; printf '%s\\n' \"$@\""],
+        command=[
+            "sh",
+            "-c",
+            "o=$0; mkdir -p $(dirname $o); printf '%s|' \"$@\" > $o; printf '%s\\n' \"$@\"",
+        ],
         args=[out, name, n, b, l, d, f"--l={l}"],
     )
 
