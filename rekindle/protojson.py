@@ -67,7 +67,7 @@ def _double(number: float) -> int | float:
     except OverflowError:
         raise ValueError(f"no double holds {str(number)[:20]}...") from None
     if double.is_integer() and abs(double) < _FIRST_WITH_EXPONENT:
-        return int(double)
+        return int(Decimal(repr(double)))  # the shortest digits of the double, then zeros
     return double
 
 

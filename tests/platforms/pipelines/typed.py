@@ -284,6 +284,14 @@ def flags(rows: list = [{"dry": "false"}, {"dry": 0}, {"dry": "true"}]):
         deploy(dry_run=r.dry)
 
 
+@dsl.pipeline
+def guarded_kinds(rows: list = [{"kind": "number", "v": 1}, {"kind": "text", "v": "x"}]):
+    """Not recorded: a wrong kind in a branch that is not taken."""
+    with dsl.ParallelFor(rows) as r:
+        with dsl.If(r.kind == "number"):
+            as_int(v=r.v)
+
+
 # Of artifacts: what no KFP was recorded to give, since it takes no s3:// of another store
 
 
