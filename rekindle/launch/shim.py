@@ -387,7 +387,7 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     inside = within is None or any(place.is_relative_to(folder) for folder in within)
     is_remote = "://" in uri and not uri.startswith("file://")
     # `projects/1/endpoints/2`, which a component may give an artifact, is a name of something else
-    is_name = not Path(uri).is_absolute() and not os.path.lexists(uri)
+    is_name = not ("://" in uri or Path(uri).is_absolute() or os.path.lexists(uri))
     if not is_remote and not is_name and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
 

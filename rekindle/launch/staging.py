@@ -33,8 +33,11 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]
     inputs.setdefault("parameterValues", {})
     groups = inputs.setdefault("artifacts", {}).values()
     for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):
-        place = folder / "inputs" / f"{i}-{Path(artifact['uri'].rstrip('/')).name or 'artifact'}"
-        fetch(artifact["uri"], place)
+        uri = artifact["uri"]
+        if "://" not in uri and not Path(uri).is_absolute():
+            continue  # the name of something else, which its component gave it
+        place = folder / "inputs" / f"{i}-{Path(uri.rstrip('/')).name or 'artifact'}"
+        fetch(uri, place)
         artifact["uri"] = str(place)
     for name, group in outputs.setdefault("artifacts", {}).items():
         for artifact in group["artifacts"]:

@@ -62,6 +62,37 @@ def test_outputs_are_read_from_their_files_by_type(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("NUMBER_INTEGER", " 007\n", 7),
+        ("NUMBER_INTEGER", "-3", -3),
+        ("NUMBER_INTEGER", "9007199254740993", 9007199254740992),
+        ("NUMBER_DOUBLE", ".5", 0.5),
+        ("BOOLEAN", "1", True),
+        ("BOOLEAN", "F\n", False),
+    ],
+)
+def test_files_are_read_as_kfps_launcher_reads_them(
+    kind: str, text: str, value: Any, tmp_path: Path
+) -> None:
+    file = task(tmp_path, python(WRITE, out("s"), text), kinds={"s": kind})
+    assert run(file)[1]["parameters"] == {"s": value}
+
+
+def test_values_in_a_command_are_written_as_kfp_writes_them(tmp_path: Path) -> None:
+    """As Go's %d and %g, but with all digits beside an output (driver/util.go, launcher_v2.go)."""
+    share = {"ref": ["inputs", "parameters", "share"]}
+    beside = {"concat": [out("s"), "=", share]}
+    code = "import sys; print(sys.argv[2], sys.argv[3].partition('=')[2]); open(sys.argv[1], 'w')"
+    given = {"inputs": {"parameterValues": {"share": 1e-05}, "artifacts": {}}}
+    file = task(tmp_path, python(code, out("s"), share, beside), kinds={"s": "STRING"})
+    content = json.loads(file.read_text())
+    content["executor_input"] |= given
+    file.write_text(json.dumps(content))
+    assert run(file)[2] == "1e-05 0.00001\n"
+
+
 def test_executor_output_wins_and_carries_artifacts(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     custom = tmp_path / "custom"
