@@ -145,7 +145,7 @@ def differences(
             found.append(f"{name}: {expected['state']} on KFP, {task['state']} here")
             continue
         for output, value in expected.get("outputs", {}).items():
-            if "/mlpipeline/" not in str(value) and task["outputs"].get(output) != value:
+            if "/mlpipeline/v2/" not in str(value) and task["outputs"].get(output) != value:
                 here = task["outputs"].get(output)
                 found.append(f"{name}.{output}: {value!r} on KFP, {here!r} here")
     return found

@@ -171,9 +171,10 @@ def eat(
 
 
 @dsl.pipeline
-def outputs_handed_on():
+def outputs_handed_on(big: int = 9007199254740993):
     o = many().outputs
     eat(i=o["i"], f=o["f"], w=o["w"], b=o["b"], s=o["s"], l=o["l"], d=o["d"], t=o["t"])
+    as_int(v=big)
 
 
 @component
