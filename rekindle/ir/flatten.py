@@ -5,7 +5,11 @@ where its value comes from in the end: a constant, a parameter of the pipeline, 
 or a list of such. The conditions around a step become its guards; where a loop has a limit, a turn
 waits for an earlier one. Steps keep the paths that a run here gives them (`for-loop-1/0/train`).
 What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
-refuse before."""
+refuse before.
+
+Every input is bound by its type, as KFP's driver does it (ir/values.py): constants here, other
+values when the step runs. A constant that does not fit is refused here, unless a condition may skip
+the step that would get it."""
 
 import dataclasses
 import itertools
@@ -16,7 +20,9 @@ from rekindle.errors import UnsupportedError
 from rekindle.ir import graph as ir
 from rekindle.ir.condition import Expression
 from rekindle.ir.origin import looped_over
-from rekindle.ir.placeholders import has_templates
+from rekindle.ir.placeholders import Template, has_templates
+from rekindle.ir.values import FIT, parsed, received
+from rekindle.ir.values import element as element_of
 from rekindle.tables import problems_in
 
 _problem = problems_in(__file__)
@@ -61,7 +67,15 @@ class Text:
     values: "Mapping[str, Source]"
 
 
-Source = ir.Constant | Given | Output | Listed | FirstOf | Text
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    """A value as an input of `kind` receives it, where it comes as another kind."""
+
+    source: "Source"
+    kind: str
+
+
+Source = ir.Constant | Given | Output | Listed | FirstOf | Text | Typed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +105,8 @@ def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives."""
-    flattening = _Flattening()
+    types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
+    flattening = _Flattening(types)
     settled = {name: ir.Constant(values[name]) for name in looped_over(graph) if name in values}
     scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
@@ -116,6 +131,8 @@ def sources(source: Source) -> Iterator[Given | Output]:
         case Text(_, values):
             for item in values.values():
                 yield from sources(item)
+        case Typed(inner, _):
+            yield from sources(inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +144,12 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps found so far."""
+    """One pass: the steps found so far, and the types of what they read: of the pipeline's
+    parameters by name, of outputs by path and name."""
 
-    def __init__(self) -> None:
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self.types = types
+        self.output_types: dict[tuple[str, str], str] = {}
         self.found: list[Flat] = []
 
     def dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
@@ -139,7 +159,7 @@ class _Flattening:
         for node in dag.ordered():
             at = f"{path}/{node.name}" if path else node.name
             first = len(self.found)
-            given = self.inputs(node, scope, ended)
+            given = self.inputs(node, at, scope, ended, guarded=bool(guards))
             inner = guards
             if (condition := node.condition) is not None:
                 inner = (*guards, Guard(at, condition.text, condition.expression, given.parameters))
@@ -159,6 +179,8 @@ class _Flattening:
     ) -> _Scope:  # fmt: skip
         if not isinstance(node, ir.SubDag):
             self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
+            for name, parameter in node.outputs.parameters.items():
+                self.output_types[path, name] = parameter.type
             kinds = (node.outputs.parameters, node.outputs.artifacts)
             return _Scope(*({name: Output(path, name) for name in names} for names in kinds))
         first = len(self.found)
@@ -180,8 +202,12 @@ class _Flattening:
             return self.dag(node.dag, path, given, guards)
         turns, bounds = [], [len(self.found)]
         for i, item in enumerate(self.items(node.loop, node, path, given)):
-            inputs = {**given.parameters, node.loop.item: ir.Constant(item)}
-            turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
+            turn_path = f"{path}/{i}"
+            item_source = self.as_received(
+                node, turn_path, node.loop.item, ir.Constant(item), guards
+            )
+            inputs = {**given.parameters, node.loop.item: item_source}
+            turns.append(self.dag(node.dag, turn_path, _Scope(inputs, given.artifacts), guards))
             bounds.append(len(self.found))
         if node.loop.at_once:
             self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
@@ -195,6 +221,7 @@ class _Flattening:
         if isinstance(items, str):
             known = None if loop.artifacts else given.parameters.get(items)
             items = known.value if isinstance(known, ir.Constant) else None
+            items = parsed(items) if isinstance(items, str) else items
         if items is None or has_templates(items):
             raise UnsupportedError([_problem("loop_at_run_time", where=node.where, path=path)])
         if not isinstance(items, list | tuple):
@@ -209,16 +236,26 @@ class _Flattening:
             passed = {path for i in before for path in _upstream(self.found[i])}
             self.wait(first, [p for i in before if (p := self.found[i].path) not in passed])
 
-    def inputs(self, node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
+    def inputs(
+        self, node: ir.AnyNode, path: str, scope: _Scope, ended: Mapping[str, _Scope], *,
+        guarded: bool,
+    ) -> _Scope:  # fmt: skip
         """What the node's inputs stand for; one without a value or default is left out."""
         defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
         parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}
+        bound = set[str]()
         for name, binding in node.parameters.items():
             if (source := self.parameter(node, binding, scope, ended)) is not None:
                 parameters[name] = source
+                bound.add(name)
         texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
         constants = ((n, s.value) for n, s in parameters.items() if isinstance(s, ir.Constant))
         texts |= {n: value for n, value in constants if n not in texts and has_templates(value)}
+        for name, source in parameters.items():
+            # a component has its defaults in its own code, of which the IR knows the kind only
+            is_own_default = name not in bound and not isinstance(node, ir.SubDag)
+            if name not in texts and not is_own_default:
+                parameters[name] = self.as_received(node, path, name, source, guarded)
         for name, value in texts.items():
             others = {n: s for n, s in parameters.items() if n != name and n not in texts}
             parameters[name] = Text(value, others)
@@ -229,6 +266,45 @@ class _Flattening:
             elif place.name in scope.artifacts:
                 artifacts[name] = scope.artifacts[place.name]
         return _Scope(parameters, artifacts)
+
+    def as_received(
+        self, node: ir.AnyNode, path: str, name: str, source: Source, guarded: object
+    ) -> Source:
+        """What the input `name` of the node at `path` receives. A constant that does not fit raises
+        UnsupportedError, or is left to the run where the node is `guarded`."""
+        parameter = node.inputs.parameters.get(name)
+        if parameter is None or self.kind_of(source) == parameter.type:
+            return source
+        if not isinstance(source, ir.Constant):
+            return Typed(source, parameter.type)
+        try:
+            return ir.Constant(received(source.value, parameter.type, parameter.literals))
+        except ValueError as error:
+            if guarded:
+                return Typed(source, parameter.type)
+            shown = name.removeprefix("pipelinechannel--")
+            what = f"the input `{shown}` of `{path}`: {error}"
+            fix = FIT
+            where = f"{node.where}.inputs.parameters.{name}"
+            raise UnsupportedError(what, where=where, fix=fix) from error
+
+    def kind_of(self, source: Source) -> str | None:
+        """The IR type of what a source gives; None where only the run knows it."""
+        match source:
+            case Given(name, ()):
+                return self.types.get(name)
+            case Output(path, name, ()):
+                return self.output_types.get((path, name))
+            case Listed():
+                return "LIST"
+            case FirstOf(items):
+                kinds = {self.kind_of(item) for item in items}
+                return kinds.pop() if len(kinds) == 1 else None
+            case Text(value, _):
+                return "STRING" if isinstance(value, Template) else None
+            case Typed(_, kind):
+                return kind
+        return None
 
     def parameter(
         self, node: ir.AnyNode, binding: ir.Binding, scope: _Scope, ended: Mapping[str, _Scope]
@@ -259,11 +335,10 @@ def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Sour
 
 def element(value: Any, keys: tuple[str, ...], where: str) -> Any:
     """What `keys` lead to in a struct whose value is known."""
-    for key in keys:
-        if not isinstance(value, dict) or key not in value:
-            raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
-        value = value[key]
-    return value
+    try:
+        return element_of(value, keys)
+    except ValueError as error:
+        raise UnsupportedError(str(error), where=where) from error
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
@@ -275,4 +350,6 @@ def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
             return ir.Constant(element(value, keys, where))
         case Given() | Output():
             return dataclasses.replace(source, keys=(*source.keys, *keys))
+        case Typed(inner, "STRING" | "STRUCT"):
+            return _element(inner, keys, where)
     raise UnsupportedError("an element of a list or of formatted text", where=where)

@@ -1,62 +1,109 @@
-"""Values by IR type: the casts that YAML and protobuf make necessary, and the check of a run's
-arguments.
+"""Values by IR type: what an input receives, and the check of a run's arguments.
 
-In the IR every number is a double. Where a parameter is NUMBER_INTEGER the value is cast to int;
-inside a LIST or STRUCT, where the IR has no types, a number without a fraction becomes an int
-(`[1.0, 2.5]` reads as `[1, 2.5]`), as KFP's own backend shows it to a component. Values that steps
-hand over as JSON at run time keep their JSON type."""
+Authority: kubeflow/pipelines 2.17.0, backend/src/v2/driver/resolve.go. Its driver binds every input
+of a node (a component, a nested pipeline, the branch of a condition, a loop and each of its turns)
+by the type of that input, wherever the value comes from: an input of type STRING takes any value as
+text, every other type takes its own kind and nothing else. `received` is that rule; a run here, the
+compilers that unroll loops, and the steps of SageMaker and Azure ML all bind with it. protojson.py
+says what KFP's protobuf makes of the values themselves."""
+
+from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import Problem, RequestError, did_you_mean
-from rekindle.ir.graph import Graph, ParameterType
-from rekindle.ir.placeholders import mapped
+from rekindle.protojson import carried, text_of
 
-_WORDS: Mapping[ParameterType, str] = {
+if TYPE_CHECKING:  # bundles carry this module without the Graph
+    from rekindle.ir.graph import Graph, ParameterType
+
+_WORDS: Mapping[str, str] = {
     "STRING": "text", "NUMBER_INTEGER": "a whole number", "NUMBER_DOUBLE": "a number",
     "BOOLEAN": "true or false", "LIST": "a list", "STRUCT": "a mapping",
     "TASK_FINAL_STATUS": "the final status of a step",
     "TASK_CONFIG": "the configuration of a step",
 }  # fmt: skip
+# what to do about a value that an input cannot receive
+FIT = (
+    "give it a value of its type, or change the type of the input; the items of a plain `list` are "
+    "text, those of a `List[int]` are numbers"
+)
 
 
-def integral(value: Any) -> Any:
-    """`value` with every float that has no fraction as an int, at any depth."""
-    return mapped(value, lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)
+def received(value: Any, kind: str, literals: Sequence[Any] = ()) -> Any:
+    """What an input of the IR type `kind` receives where `value` arrives; None is a null.
+
+    `received(1, "STRING")` is `1` as text, a null there is the empty text; `received(2.0,
+    "NUMBER_DOUBLE")` is the int 2. KFP checks of numbers only that they are numbers, so 1.5 passes
+    at a NUMBER_INTEGER. Raises ValueError for a value of another kind, and for one that is not
+    among the `literals`, if there are any."""
+    if kind == "STRING":
+        bound: Any = text_of(value)
+    else:
+        bound = carried(value)
+        if not _fits(bound, kind):
+            raise ValueError(f"{shown(value)} is not {_WORDS[kind]}")
+    if literals and bound not in literals:
+        raise ValueError(f"{shown(bound)} is not one of {', '.join(map(repr, literals))}")
+    return bound
+
+
+def element(value: Any, keys: Sequence[str]) -> Any:
+    """What `keys` lead to in a mapping, or in the JSON text of one; ValueError where there is no
+    such key, or a null behind it, which KFP's driver does not take either."""
+    for key in keys:
+        if isinstance(value, str):
+            value = parsed(value)
+        if not isinstance(value, dict) or key not in value:
+            raise ValueError(f"there is no `{key}` in {shown(value)}")
+        value = value[key]
+        if value is None:
+            raise ValueError(f"`{key}` is null, which no input can receive")
+    return value
+
+
+def parsed(text: str) -> Any:
+    """The value that a JSON text spells; any other text as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def from_ir(value: Any, kind: ParameterType) -> Any:
-    """A constant of the IR as a value of `kind`, or ValueError; None stays None."""
+    """A constant of the IR as a value of `kind`, or ValueError; None stays None.
+
+    In the IR every number is a double: a whole one is cast to int, but where `kind` is
+    NUMBER_DOUBLE."""
     if value is None:
         return None
-    if kind in ("LIST", "STRUCT"):
-        value = integral(value)
-    if kind == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
-        value = int(value)
     if (reason := mismatch(value, kind)) is not None:
         raise ValueError(reason)
-    return float(value) if kind == "NUMBER_DOUBLE" else value
+    return float(value) if kind == "NUMBER_DOUBLE" else carried(value)
 
 
 def mismatch(value: Any, kind: ParameterType) -> str | None:
-    """Why `value` is not of `kind`, or None. A bool is not a number, an int is a valid double."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {
-        "STRING": isinstance(value, str), "BOOLEAN": isinstance(value, bool),
-        "NUMBER_INTEGER": number and isinstance(value, int),
-        "NUMBER_DOUBLE": number and abs(value) <= sys.float_info.max,
-        "LIST": isinstance(value, list),
-    }.get(kind, isinstance(value, dict))  # fmt: skip
-    if not fits:
+    """Why `value` is not of `kind`, or None. A bool is not a number; as in KFP, a number with a
+    fraction passes where a whole one is declared."""
+    if not _fits(value, kind):
         return f"{shown(value)} is not {_WORDS[kind]}"
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(carried(value), allow_nan=False)
     except (TypeError, ValueError) as error:
         return f"{shown(value)} is not valid JSON: {error}"
     return None
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if kind == "STRING":
+        return isinstance(value, str)
+    if kind == "BOOLEAN":
+        return isinstance(value, bool)
+    if kind in ("NUMBER_INTEGER", "NUMBER_DOUBLE"):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, list if kind == "LIST" else dict)
 
 
 def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +112,7 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():
-        value = mapped(arguments.get(name), lambda leaf: leaf)  # JSON knows no tuples
+        value = _without_tuples(arguments.get(name))
         if value is None:
             if parameter.required:
                 what = f"the pipeline needs `{name}` ({_WORDS[parameter.type]})"
@@ -78,7 +125,7 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
             known = ", ".join(map(repr, parameter.literals))
             problems.append(Problem(f"`{name}`: {shown(value)} is not one of {known}", name))
         else:
-            values[name] = float(value) if parameter.type == "NUMBER_DOUBLE" else value
+            values[name] = from_ir(value, parameter.type)
     for name, artifact in graph.inputs.artifacts.items():
         if not artifact.optional:
             what = f"the pipeline takes the artifact `{name}` as an argument"
@@ -86,6 +133,15 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise RequestError(problems)
     return values
+
+
+def _without_tuples(value: Any) -> Any:
+    """`value` with lists in the place of tuples, which JSON does not know."""
+    if isinstance(value, list | tuple):
+        return [_without_tuples(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _without_tuples(item) for key, item in value.items()}
+    return value
 
 
 def _unknown(name: str, graph: Graph) -> Problem:

@@ -20,14 +20,14 @@ exit code is the process's own (75 stays 75), 128 + n where signal n ended it. S
 on to the process's group; SIGQUIT kills everything it started. Whatever outlives the process is
 killed, whatever its parent is by then (Linux; elsewhere the process group only).
 
-Standard library only, and nothing of rekindle: a platform may ship this one file."""
+Standard library only, and of rekindle only protojson.py, which is so as well: a platform may ship
+these two files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import json
-import math
 import os
 import shutil
 import signal
@@ -38,6 +38,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.protojson import argument_of, carried, text_of
+
 PREEMPTED = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -47,6 +49,7 @@ _EXECUTOR_MODULE = "kfp.dsl.executor_main"
 # modules of the working directory are found but hide nothing: a `queue.py` there is not Python's
 _FOLDER_LAST = "import sys; '' in sys.path and sys.path.remove(''); sys.path.append('')"
 _RUN = f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
+_BOOLEANS = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 EXECUTOR = ["python3", "-c", f"{_FOLDER_LAST}; import runpy; {_RUN}"]
 ADDED = {"PATH", "PYTHONUNBUFFERED", "_KFP_RUNTIME"}  # what `build_environment` adds to ours
 _FROM_FILE = "sys.argv[1:] = json.load(open(sys.argv[1]))"
@@ -112,18 +115,40 @@ def run(task: dict[str, Any], fork: Fork | None) -> int:
     return int(result["exit_code"])
 
 
-def render(argument: Any, task: dict[str, Any]) -> list[str]:
-    """The texts that one lowered argument stands for: one, or for an `if` none or several."""
+def render(
+    argument: Any, task: dict[str, Any], text_for: Callable[[Any], str] = text_of
+) -> list[str]:
+    """The texts that one lowered argument stands for: one, or for an `if` none or several.
+    `text_for` writes the values of parameters."""
     if isinstance(argument, str):
         return [argument]
     if "ref" in argument:
         value = _look_up(argument["ref"], task)
-        return [value if isinstance(value, str) else json.dumps(value)]
+        if argument["ref"] == ["executor_input"]:
+            return [json.dumps(value)]
+        return [text_for(value)]
     if "concat" in argument:
-        return ["".join(text for item in argument["concat"] for text in render(item, task))]
+        pieces = [render(item, task, text_for) for item in argument["concat"]]
+        return ["".join(text for texts in pieces for text in texts)]
     inputs = task["executor_input"]["inputs"]
     present = argument["if"] in inputs["parameterValues"] or argument["if"] in inputs["artifacts"]
-    return [text for item in argument["then" if present else "else"] for text in render(item, task)]
+    chosen = argument["then" if present else "else"]
+    return [text for item in chosen for text in render(item, task, text_for)]
+
+
+def _render_word(argument: Any, task: dict[str, Any]) -> list[str]:
+    """The words of a command that one lowered argument stands for. KFP's driver writes the values
+    in them, but where an output stands beside the value: there its launcher does."""
+    return render(argument, task, text_of if _names_an_output(argument) else argument_of)
+
+
+def _names_an_output(argument: Any) -> bool:
+    if isinstance(argument, str):
+        return False
+    if "ref" in argument:
+        return bool(argument["ref"][0] == "outputs")
+    inner = [item for key in ("concat", "then", "else") for item in argument.get(key, ())]
+    return any(_names_an_output(item) for item in inner)
 
 
 def _look_up(path: list[str], task: dict[str, Any]) -> Any:
@@ -170,7 +195,8 @@ def _artifact_field(several: list[dict[str, Any]], name: str, fields: list[str])
 
 def build_command(task: dict[str, Any]) -> list[str]:
     """The words to execute, every placeholder filled in."""
-    words = [text for item in (*task["command"], *task["args"]) for text in render(item, task)]
+    lowered = (*task["command"], *task["args"])
+    words = [word for argument in lowered for word in _render_word(argument, task)]
     if not task["source"]:
         return words
     module = Path(task["work"]) / "ephemeral_component.py"
@@ -186,7 +212,7 @@ def build_command(task: dict[str, Any]) -> list[str]:
 
 def build_environment(task: dict[str, Any]) -> dict[str, str]:
     """Our environment and the step's, unbuffered; `python3` is ours or the task's."""
-    added = {name: "".join(render(value, task)) for name, value in task["env"].items()}
+    added = {name: "".join(_render_word(value, task)) for name, value in task["env"].items()}
     env = {"PYTHONUNBUFFERED": "1", **os.environ, "_KFP_RUNTIME": "true", **added}
     folder = Path(task.get("python") or Path(sys.executable).parent)
     if not (folder / "python3").exists():
@@ -360,7 +386,9 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     place = Path(uri.removeprefix("file://")).resolve()
     inside = within is None or any(place.is_relative_to(folder) for folder in within)
     is_remote = "://" in uri and not uri.startswith("file://")
-    if not is_remote and not inside:
+    # `projects/1/endpoints/2`, which a component may give an artifact, is a name of something else
+    is_name = not ("://" in uri or Path(uri).is_absolute() or os.path.lexists(uri))
+    if not is_remote and not is_name and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
 
 
@@ -394,21 +422,35 @@ def _from_file(name: str, path: str, kind: str, within: list[str] | None) -> Any
     if kind == "STRING":
         return text
     try:
-        return _typed(name, json.loads(text.lower() if kind == "BOOLEAN" else text), kind)
+        return _typed(name, _value_of(text, kind), kind)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"the output `{name}` is no {kind}: {text[:60]!r}") from error
+        raise TaskError(f"the output `{name}` is not a {kind}: {text[:60]!r}") from error
+
+
+def _value_of(text: str, kind: str) -> Any:
+    """What a file says, as KFP's launcher reads it (metadata/converter.go, TextToPbValue)."""
+    word = text.strip()
+    if kind == "BOOLEAN" and word.lower() in _BOOLEANS:
+        return _BOOLEANS[word.lower()]
+    if kind == "NUMBER_INTEGER" and word.lstrip("+-").isdecimal():
+        return int(word)
+    if kind == "NUMBER_DOUBLE":
+        return float(word)
+    return json.loads(text)
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind == "NUMBER_INTEGER" and number and math.isfinite(value) and int(value) == value:
-        return int(value)
+    if kind == "NUMBER_INTEGER" and number:
+        with contextlib.suppress(ValueError, OverflowError):
+            if int(value) == value:
+                return carried(value)
     if kind == "NUMBER_DOUBLE" and number:
         with contextlib.suppress(OverflowError):
             return float(value)
     wanted = {"STRING": str, "BOOLEAN": bool, "LIST": list, "STRUCT": dict}.get(kind)
     if wanted is None or not isinstance(value, wanted):
-        raise TaskError(f"the output `{name}` is no {kind}: {str(value)[:60]!r}")
+        raise TaskError(f"the output `{name}` is not a {kind}: {str(value)[:60]!r}")
     return value
 
 
@@ -428,7 +470,7 @@ def _artifact(
             _check_place(name, custom, within)
     except (AttributeError, TypeError, LookupError, ValueError) as error:
         raise TaskError(f"what was reported of the output `{name}` is not KFP's form") from error
-    if custom and "://" not in uri and Path(custom).exists() and not os.path.lexists(uri):
+    if custom and Path(uri).is_absolute() and Path(custom).exists() and not os.path.lexists(uri):
         if Path(custom).is_dir():
             shutil.copytree(custom, uri, symlinks=within is not None)
         else:

@@ -33,8 +33,11 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]
     inputs.setdefault("parameterValues", {})
     groups = inputs.setdefault("artifacts", {}).values()
     for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):
-        place = folder / "inputs" / f"{i}-{Path(artifact['uri'].rstrip('/')).name or 'artifact'}"
-        fetch(artifact["uri"], place)
+        uri = artifact["uri"]
+        if "://" not in uri and not Path(uri).is_absolute():
+            continue  # the name of something else, which its component gave it
+        place = folder / "inputs" / f"{i}-{Path(uri.rstrip('/')).name or 'artifact'}"
+        fetch(uri, place)
         artifact["uri"] = str(place)
     for name, group in outputs.setdefault("artifacts", {}).items():
         for artifact in group["artifacts"]:
@@ -49,12 +52,12 @@ def delivered(
     made: Mapping[str, Mapping[str, Any]], executor_input: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Upload what a step made (`made`, as launch/shim.py reports it): `artifacts` of KFP's executor
-    output. One that the step left under a URI of its own stays there."""
+    output. One that the step left under a URI of its own, or gave a name, stays there."""
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
         uri = artifact["uri"]
-        if "://" not in uri:
+        if Path(uri).is_absolute():
             uri = planned[name]["artifacts"][0]["uri"]
             store(Path(artifact["uri"]), uri)
         title, version = artifact["schema_title"], artifact["schema_version"]

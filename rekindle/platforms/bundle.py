@@ -17,14 +17,18 @@ from rekindle.ir.flatten import Flat, Guard, Output, Source, element, sources
 from rekindle.ir.graph import Constant, Importer, Ports, Step
 from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
+from rekindle.protojson import carried
 
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
 _PACKAGE = Path(rekindle.__file__).parent
-_MODULES = ("launch/node.py", "launch/shim.py", "platforms/mounted.py")
 _ERRORS = ("errors.py", "masking.py")
-_CONDITIONS = (*_ERRORS, "ir/condition.py")
-RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # what nodes need to find each other
+_MODULES = (
+    *_ERRORS, "ir/values.py", "launch/node.py", "launch/shim.py", "platforms/mounted.py",
+    "protojson.py",
+)  # fmt: skip
+_CONDITIONS = ("ir/condition.py",)
+RENDEZVOUS = ("launch/rendezvous.py",)  # what nodes need to find each other
 
 
 def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:
@@ -110,11 +114,16 @@ def task_of(
     def encoded(values: Mapping[str, Source]) -> dict[str, Any]:
         return {name: _encoded(source, given, known) for name, source in values.items()}
 
+    types = {
+        name: {"type": parameter.type, "literals": list(parameter.literals)}
+        for name, parameter in step.inputs.parameters.items()
+        if not isinstance(flat.parameters.get(name), Constant | None)  # which is as received
+    }
     return {
         **lowered_container(step), "name": step.name, "retry": dataclasses.asdict(step.retry),
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),
-        "parameters": encoded(flat.parameters),
+        "parameters": encoded(flat.parameters), "types": types,
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
         "guards": [{"text": guard.text, "values": encoded(guard.values)} for guard in guards],
     }  # fmt: skip
@@ -137,6 +146,8 @@ def _encoded(
             return {"list": [_encoded(item, given, known) for item in items]}
         case ir.FirstOf(items):
             return {"first": [_encoded(item, given, known) for item in items]}
+        case ir.Typed(inner_source, kind):
+            return {"received": _encoded(inner_source, given, known), "type": kind}
         case ir.Text(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
             text = filled(value, lambda template: {"template": lower(template)})
@@ -150,6 +161,8 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
     for one in _outputs_in([source]):
         producer = flats[one.path].step
         kind = types_of(producer.outputs)[one.name]
-        more = {"metadata": dict(producer.metadata)} if isinstance(producer, Importer) else {}
+        more = {}
+        if isinstance(producer, Importer):
+            more = {"metadata": carried(producer.metadata)}
         found.append({"channel": channels[one], "imported": bool(more), **kind, **more})
     return {"first": isinstance(source, ir.FirstOf), "items": found}

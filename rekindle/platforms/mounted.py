@@ -11,11 +11,17 @@ far as compile time knows it. A platform's entry.py says where everything lies (
     outputs[rekindle-result]/result.json what this step leaves for others, and for conditions
     outputs[NAME]/data, .rekindle        its artifacts
 
+A mark (`.rekindle`) and the result say the same of an artifact. `elsewhere` is the URI that the
+component gave it, if that is not a place of this container: readers get it as it is. `within` is
+the file of its own folder that it named, if that is not `data`. What it named elsewhere in the
+container (the place of an input) is copied into the artifact's own folder.
+
 Where the platform knows no conditions, those around the step are in its task: a step whose
 condition does not hold leaves a result that says so and nothing else. shim.py hands SIGTERM on to
 the step, and the exit code is the step's. Standard library only, and what the bundle brings."""
 
 import dataclasses
+import glob
 import json
 import os
 import shutil
@@ -27,7 +33,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle.ir.values import element, received
 from rekindle.launch import node, shim
+from rekindle.protojson import carried
 
 if TYPE_CHECKING:
     from rekindle.launch.rendezvous import Rendezvous
@@ -137,7 +145,7 @@ class _Inputs:
         from rekindle.errors import StepError
         from rekindle.ir.condition import evaluate, parse
 
-        read = {name: self.value(source) for name, source in guard["values"].items()}
+        read = {name: self.parameter(name, source, {}) for name, source in guard["values"].items()}
         if any(not self.ran(s["step"]) for s in guard["values"].values() if "step" in s):
             return False
         try:
@@ -152,11 +160,15 @@ class _Inputs:
                 return value
             case {"parameter": name, "keys": keys}:
                 variable, kind = self.types[name]
-                return _element(_typed(self.place.values.get(variable, ""), kind), keys)
+                return element(_typed(self.place.values.get(variable, ""), kind), keys)
             case {"step": step} if not self.ran(step):
                 return None
             case {"step": step, "output": output, "keys": keys}:
-                return _element(self.results[step]["parameters"].get(output), keys)
+                return element(self.results[step]["parameters"].get(output), keys)
+            case {"received": inner, "type": kind}:
+                value = self.value(inner)
+                is_null = inner == {"constant": None}
+                return received(value, kind) if value is not None or is_null else None
             case {"first": items}:
                 return next((v for item in items if (v := self.value(item)) is not None), None)
             case {"list": items}:
@@ -166,6 +178,16 @@ class _Inputs:
                 known = {name: self.value(item) for name, item in values.items()}
                 return self.formatted(lowered, {n: v for n, v in known.items() if v is not None})
         raise shim.TaskError(f"unknown source {source}")
+
+    def parameter(self, name: str, source: dict[str, Any], types: dict[str, Any]) -> Any:
+        """What the step's own input `name` receives; None where it has no value."""
+        try:
+            value = self.value(source)
+            if value is None or name not in types:
+                return value
+            return received(value, types[name]["type"], types[name]["literals"])
+        except ValueError as error:
+            raise shim.TaskError(f"the input `{name}`: {error}") from error
 
     def formatted(self, value: Any, known: dict[str, Any]) -> Any:
         if isinstance(value, dict) and set(value) == {"template"}:
@@ -190,8 +212,8 @@ class _Inputs:
             told = json.loads((place / MARK).read_text(encoding="utf-8"))
         if "skipped" in told:
             return None
-        uri = _only(place) if source["imported"] else place / "data"
-        return artifact_of(name, source, uri, told["metadata"])
+        uri = _only(place) if source["imported"] else place_of(told, place)
+        return artifact_of(name, source, uri, carried(told["metadata"]))
 
 
 def _only(place: Path) -> Path:
@@ -200,27 +222,16 @@ def _only(place: Path) -> Path:
     return found[0] if len(found) == 1 and found[0].is_file() else place
 
 
-def _element(value: Any, keys: list[str]) -> Any:
-    for key in keys:
-        value = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(value, dict) or key not in value:
-            raise shim.TaskError(f"there is no `{key}` in {str(value)[:60]!r}")
-        value = value[key]
-    return value
-
-
 def _typed(text: str, kind: str) -> Any:
     """A pipeline's parameter, which arrives as text."""
     try:
-        if kind == "NUMBER_INTEGER":
-            return int(float(text))
-        if kind == "NUMBER_DOUBLE":
-            return float(text)
+        if kind in ("NUMBER_INTEGER", "NUMBER_DOUBLE"):
+            return carried(float(text))
         if kind == "BOOLEAN":
             return {"true": True, "false": False}[text.lower()]
         return json.loads(text) if kind in ("LIST", "STRUCT") else text
     except (ValueError, KeyError):
-        raise shim.TaskError(f"the parameter {text[:60]!r} is no {kind}") from None
+        raise shim.TaskError(f"the parameter {text[:60]!r} is not a {kind}") from None
 
 
 class _Log(threading.Thread):
@@ -260,14 +271,50 @@ class _Log(threading.Thread):
 
 def _leave(place: Place, content: dict[str, Any]) -> None:
     """What the platform carries away."""
-    for name, artifact in content["artifacts"].items():
-        folder, actual = place.outputs[name], Path(artifact["uri"])
-        if actual != folder / "data" and actual.exists():  # a component may return its own place
-            (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, folder / "data")
+    artifacts = {
+        name: _settled(artifact, place.outputs[name])
+        for name, artifact in content["artifacts"].items()
+    }
+    content = {**content, "artifacts": artifacts}
     for name, folder in place.outputs.items():  # a place with nothing in it cannot be mounted
-        told = content if "skipped" in content else content["artifacts"].get(name, {})
-        (folder / MARK).write_text(json.dumps(told), encoding="utf-8")
+        mark = content if "skipped" in content else artifacts.get(name, {})
+        (folder / MARK).write_text(json.dumps(mark), encoding="utf-8")
     (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _settled(artifact: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What is left of an artifact for others, with its place; what its component put elsewhere in
+    this container is copied into `folder`, the artifact's own."""
+    uri = artifact["uri"]
+    left = {key: value for key, value in artifact.items() if key != "uri"}
+    actual = Path(os.path.normpath(uri.removeprefix("file://")))
+    if actual == folder / "data":
+        return left
+    if not actual.is_absolute():  # which a URI with a scheme is not either
+        return {**left, "elsewhere": uri}
+    if actual.is_relative_to(folder):
+        return {**left, "within": actual.relative_to(folder).as_posix()}
+    beside = list(actual.parent.glob(f"{glob.escape(actual.name)}.*"))  # `model.joblib`
+    if not actual.exists() and not beside:
+        return {**left, "elsewhere": uri}
+    if actual.exists():
+        _copy(actual, folder / "data")
+    for path in beside:
+        _copy(path, folder / f"data{path.name.removeprefix(actual.name)}")
+    return left
+
+
+def place_of(artifact: Mapping[str, Any], folder: Path | str) -> str:
+    """Where readers find an artifact of which `folder` is the place, by its mark or result."""
+    elsewhere = artifact.get("elsewhere")
+    return str(elsewhere) if elsewhere else f"{folder}/{artifact.get('within', 'data')}"
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
 
 
 def _attempts(task: Task, words: list[str], here: Place) -> int:
@@ -291,7 +338,10 @@ def _attempts(task: Task, words: list[str], here: Place) -> int:
 
 def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
     """The ExecutorInput of the step in this container."""
-    values = {name: inputs.value(source) for name, source in task["parameters"].items()}
+    values = {
+        name: inputs.parameter(name, source, task["types"])
+        for name, source in task["parameters"].items()
+    }
     given = {
         name: {"artifacts": inputs.artifacts(name, source)}
         for name, source in task["artifacts"].items()

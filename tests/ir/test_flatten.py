@@ -7,12 +7,12 @@ import yaml
 
 from rekindle.errors import UnsupportedError
 from rekindle.ir.features import uses
-from rekindle.ir.flatten import FirstOf, Given, Listed, Output, Text, flatten, sources
-from rekindle.ir.graph import Constant
+from rekindle.ir.flatten import FirstOf, Given, Listed, Output, Text, Typed, flatten, sources
+from rekindle.ir.graph import Constant, Graph
 from rekindle.ir.placeholders import Reference, Template
 from rekindle.ir.read.pipeline import read
 from tests.platforms.local.runs import graph
-from tests.support.read_pipeline import minimal
+from tests.support.read_pipeline import looped, minimal
 
 LOOPS = {"loops", "loops_over_arguments", "loops_over_outputs"}
 
@@ -97,3 +97,36 @@ def test_placeholders_in_the_default_of_a_component_are_text_that_is_put_togethe
     first, _ = flatten(read(yaml.safe_dump(spec)), {})
     root = Template((Reference(("run", "pipeline_root")), "/x"))
     assert first.parameters == {"n": Constant(3), "at": Text(root, {"n": Constant(3)})}
+
+
+def looped_over(items: str, kind: str) -> Graph:
+    """A loop over `items`, which are inputs of `kind` there."""
+    spec = looped(items={"raw": items})
+    spec["components"]["comp-inner"]["inputDefinitions"]["parameters"]["n"]["parameterType"] = kind
+    return read(yaml.safe_dump(spec))
+
+
+def test_items_that_are_known_are_bound_by_the_types_of_the_inputs_that_receive_them() -> None:
+    flat = flatten(looped_over("[1, 2.0]", "NUMBER_DOUBLE"), {})
+    values = [f.parameters["n"] for f in flat if f.path.endswith("/a")]
+    assert [repr(value) for value in values] == ["Constant(value=1)", "Constant(value=2)"]
+
+
+@pytest.mark.parametrize("items", ['["x"]', "[true]", "[null]", "[[1]]", '[1, "x"]'])
+def test_a_known_item_of_a_wrong_kind_is_refused_with_its_place(items: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"the input `n` of `inner/[01]`") as caught:
+        flatten(looped_over(items, "NUMBER_INTEGER"), {})
+    assert caught.value.problems[0].where == "root.dag.tasks.inner.inputs.parameters.n"
+
+
+def test_a_wrong_kind_in_a_branch_that_may_not_be_taken_is_left_to_the_run() -> None:
+    flat = {f.path: f for f in flatten(graph("guarded_kinds", "typed"), {"rows": GUARDED})}
+    first, second = (f for path, f in flat.items() if path.endswith("as-int"))
+    assert first.parameters["v"] == Constant(1)
+    assert second.parameters["v"] == Typed(Constant("x"), "NUMBER_INTEGER")
+    assert [str(guard.expression) for guard in second.guards] == [
+        "rows-loop-item-subvar-kind == 'number'"
+    ]
+
+
+GUARDED = [{"kind": "number", "v": 1}, {"kind": "text", "v": "x"}]

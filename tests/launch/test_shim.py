@@ -16,7 +16,13 @@ import pytest
 from rekindle.launch import events, shim
 from tests.support.launch_shim import task
 
-SHIM = [sys.executable, "-I", "-S", shim.__file__]
+# without site-packages: as in a bundle, it has Python's own library and what it brings
+ROOT = Path(shim.__file__).parents[2]
+START = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
+)
+SHIM = [sys.executable, "-I", "-S", "-c", START]
 
 
 def python(code: str, *args: Any) -> list[Any]:
@@ -56,6 +62,37 @@ def test_outputs_are_read_from_their_files_by_type(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("NUMBER_INTEGER", " 007\n", 7),
+        ("NUMBER_INTEGER", "-3", -3),
+        ("NUMBER_INTEGER", "9007199254740993", 9007199254740992),
+        ("NUMBER_DOUBLE", ".5", 0.5),
+        ("BOOLEAN", "1", True),
+        ("BOOLEAN", "F\n", False),
+    ],
+)
+def test_files_are_read_as_kfps_launcher_reads_them(
+    kind: str, text: str, value: Any, tmp_path: Path
+) -> None:
+    file = task(tmp_path, python(WRITE, out("s"), text), kinds={"s": kind})
+    assert run(file)[1]["parameters"] == {"s": value}
+
+
+def test_values_in_a_command_are_written_as_kfp_writes_them(tmp_path: Path) -> None:
+    """As Go's %d and %g, but with all digits beside an output (driver/util.go, launcher_v2.go)."""
+    share = {"ref": ["inputs", "parameters", "share"]}
+    beside = {"concat": [out("s"), "=", share]}
+    code = "import sys; print(sys.argv[2], sys.argv[3].partition('=')[2]); open(sys.argv[1], 'w')"
+    given = {"inputs": {"parameterValues": {"share": 1e-05}, "artifacts": {}}}
+    file = task(tmp_path, python(code, out("s"), share, beside), kinds={"s": "STRING"})
+    content = json.loads(file.read_text())
+    content["executor_input"] |= given
+    file.write_text(json.dumps(content))
+    assert run(file)[2] == "1e-05 0.00001\n"
+
+
 def test_executor_output_wins_and_carries_artifacts(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     custom = tmp_path / "custom"
@@ -85,9 +122,9 @@ def test_executor_output_wins_and_carries_artifacts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x", "`n` is no NUMBER_INTEGER"),
-        ("2.5", "`n` is no NUMBER_INTEGER"),
-        ("true", "`n` is no NUMBER_INTEGER"),
+        ("x", "`n` is not a NUMBER_INTEGER"),
+        ("2.5", "`n` is not a NUMBER_INTEGER"),
+        ("true", "`n` is not a NUMBER_INTEGER"),
     ],
 )
 def test_an_output_of_the_wrong_type_fails_the_step(text: str, says: str, tmp_path: Path) -> None:
@@ -142,9 +179,7 @@ def test_an_interpreter_without_a_python3_beside_it_is_still_used(tmp_path: Path
     lone.parent.mkdir()
     lone.symlink_to(sys.executable)
     file = task(tmp_path, python("import sys; print(sys.executable)"), kinds={})
-    done = subprocess.run(
-        [str(lone), "-I", "-S", shim.__file__, str(file)], capture_output=True, text=True
-    )
+    done = subprocess.run([str(lone), *SHIM[1:], str(file)], capture_output=True, text=True)
     assert done.stdout.strip() == str(lone), done
 
 
@@ -280,10 +315,14 @@ def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_the_core_needs_the_standard_library_only(tmp_path: Path) -> None:
-    copy = tmp_path / "elsewhere.py"
-    copy.write_bytes(Path(shim.__file__).read_bytes())
+    for name in ("launch/shim.py", "protojson.py"):
+        copy = tmp_path / "rekindle" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        (copy.parent / "__init__.py").touch()
+        copy.write_bytes((ROOT / "rekindle" / name).read_bytes())
     file = task(tmp_path, python(WRITE, out("s"), "x", out("n"), "1"))
-    done = subprocess.run([sys.executable, "-I", "-S", str(copy), str(file)], capture_output=True)
+    command = [word.replace(str(ROOT), str(tmp_path)) for word in SHIM[1:]]
+    done = subprocess.run([sys.executable, *command, str(file)], capture_output=True)
     assert done.returncode == 0, done
 
 

@@ -78,7 +78,8 @@ def test_what_does_not_exist_stays_so(root, tmp_path):
 
 def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_planned(tmp_path):
     (tmp_path / "in").write_text("input")
-    uris = {"model": f"file://{tmp_path}/out/model", "elsewhere": f"file://{tmp_path}/out/e"}
+    names = ("model", "elsewhere", "endpoint")
+    uris = {name: f"file://{tmp_path}/out/{name}" for name in names}
     given = {
         "inputs": {
             "artifacts": {"data": {"artifacts": [{"uri": f"file://{tmp_path}/in"} for _ in "ab"]}}
@@ -103,6 +104,7 @@ def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_pla
     made = {
         "model": {**kind, "uri": str(place), "metadata": {"a": 1}},
         "elsewhere": {**kind, "uri": "hf://its/own", "metadata": {}},
+        "endpoint": {**kind, "uri": "projects/1/endpoints/2", "metadata": {}},
     }
     output = staging.delivered(made, given)
     assert (tmp_path / "out" / "model").read_text() == "model"
@@ -110,6 +112,10 @@ def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_pla
     assert (model["uri"], model["metadata"]) == (uris["model"], {"a": 1})
     assert model["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
     assert output["elsewhere"]["artifacts"][0]["uri"] == "hf://its/own"
+    assert output["endpoint"]["artifacts"][0]["uri"] == "projects/1/endpoints/2"
+    read = {"inputs": {"artifacts": {"endpoint": output["endpoint"]}}}
+    given = staging.localised(read, tmp_path / "reader")["inputs"]["artifacts"]["endpoint"]
+    assert given["artifacts"][0]["uri"] == "projects/1/endpoints/2"
 
 
 def _content(folder):

@@ -50,6 +50,15 @@ def test_a_place_that_it_cannot_see_is_refused(task, tmp_path, field, place):
     assert not (tmp_path / "outputs" / "made").exists()
 
 
+def test_a_name_that_is_no_place_of_this_machine_stays_as_it_is(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said(task, uri="projects/1/endpoints/2")["uri"] == "projects/1/endpoints/2"
+    with pytest.raises(TaskError, match="which the step cannot see"):
+        said(task, uri="secret")
+    with pytest.raises(TaskError, match="which the step cannot see"):
+        said(task, uri="outputs/../secret")
+
+
 def test_nor_by_a_link(task, tmp_path):
     (tmp_path / "outputs" / "made").symlink_to(tmp_path / "secret")
     with pytest.raises(TaskError, match="which the step cannot see"):

@@ -22,7 +22,8 @@ from rekindle.ir.read.bindings import check_dag, check_references, read_bindings
 from rekindle.ir.read.containers import read_executor
 from rekindle.ir.read.raw import NAME, Fields, Refusals, documents, malformed
 from rekindle.ir.read.settings import Wishes, read_platforms
-from rekindle.ir.values import from_ir, integral
+from rekindle.ir.values import from_ir
+from rekindle.protojson import carried
 
 _TYPES = get_args(ir.ParameterType)
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -237,7 +238,7 @@ def _loop(task: Fields) -> ir.Loop | None:
                 over = json.loads(raw)
             if not isinstance(over, list):
                 raise malformed(raw, "a list in JSON", items.at("raw"))
-            over = tuple(parse_value(integral(value), items.at("raw")) for value in over)
+            over = tuple(parse_value(carried(value), items.at("raw")) for value in over)
         return ir.Loop(over, item, key == "artifactIterator", at_once)
     return None
 

@@ -86,7 +86,10 @@ class _Compiler:
         self.problems: list[Problem] = []
         self.bundles: dict[str, bytes] = {}
         self.flats = {flat.path: flat for flat in flatten(graph, values)}
-        self.types = {name: p.type for name, p in graph.inputs.parameters.items()}
+        self.types: dict[str, str] = {n: p.type for n, p in graph.inputs.parameters.items()}
+        for name, value in values.items():
+            if isinstance(value, float):  # as KFP, it may be a fraction for a whole number
+                self.types[name] = "NUMBER_DOUBLE"
         self.jobs = identifiers(self.flats)
         self.names = identifiers(values)
         self.open = {name for name, value in values.items() if value != ""}  # no input is empty

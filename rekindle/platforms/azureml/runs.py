@@ -28,7 +28,7 @@ from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
-from rekindle.platforms.mounted import RESULT
+from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.snapshot import Log, RunSnapshot, moment, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.records import ArtifactRecord, StepRecord
@@ -108,7 +108,7 @@ def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, Art
     found = dict[str, ArtifactRecord]()
     for name, artifact in told.get("artifacts", {}).items():
         if names[name] in made:
-            uri = f"{made[names[name]].rstrip('/')}/data"
+            uri = place_of(artifact, made[names[name]].rstrip("/"))
             found[name] = ArtifactRecord(uri=uri, metadata=artifact.get("metadata", {}))
     return found
 

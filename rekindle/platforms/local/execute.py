@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from rekindle.platforms.local.environments import OnEvent
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, make_home
-from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
+from rekindle.platforms.local.walk import Leaf, Ready, Refused, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
 OnChange = Callable[[RunRecord], None]
@@ -151,7 +151,7 @@ class _Run:
         self.working: dict[str, threading.Thread] = {}
         self.failed: list[Outcome] = []
         self.reclaimed = False
-        self.undecided: RekindleError | None = None
+        self.refused: list[StepError] = []
         self.unkept: OSError | None = None
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
@@ -183,20 +183,21 @@ class _Run:
     def halted(self) -> bool:
         """Whether nothing may begin any more, not even an exit handler."""
         gave_way = any(outcome.status != "failed" for outcome in self.failed)
-        return gave_way or bool(self.undecided) or self.around.control.stopped()
+        return gave_way or self.around.control.stopped()
 
     def advance(self) -> None:
         """Queue what became ready, and record what will not run."""
-        try:
-            for item in self.walk.advance():
-                if isinstance(item, Ready):
-                    self.waiting.append(item)
-                elif isinstance(item, Skipped):
-                    self.update(item.path, status="skipped", reason=item.reason)
-                else:
-                    self.unroll(item.path, item.steps)
-        except RekindleError as error:  # a condition or a loop that cannot be decided
-            self.undecided = error
+        for item in self.walk.advance():
+            if isinstance(item, Ready):
+                self.waiting.append(item)
+            elif isinstance(item, Skipped):
+                self.update(item.path, status="skipped", reason=item.reason)
+            elif isinstance(item, Refused):
+                self.refused.append(item.error)
+                what = item.error.problems[0].what
+                self.update(item.path, status="failed", error=what)
+            else:
+                self.unroll(item.path, item.steps)
 
     def unroll(self, path: str, leaves: Sequence[Leaf]) -> None:
         """Put the steps of all turns of a loop where the record has those of its body."""
@@ -253,7 +254,7 @@ class _Run:
         """Skip what never began, close the record, and raise what the run came to."""
         error = self.verdict()
         gave_way = [o.step for o in self.failed if o.status == "preempted"]
-        first = f"`{gave_way[0].path}` gave way" if gave_way else "a condition failed"
+        first = f"`{gave_way[0].path}` gave way" if gave_way else self.walk.stopped_by
         reason = f"the run stopped when {first}"
         if self.around.control.stopped():
             reason = "the run was interrupted"
@@ -273,7 +274,7 @@ class _Run:
         return self.record
 
     def verdict(self) -> RekindleError | None:
-        if self.walk.finished and not self.failed:
+        if self.walk.finished and not self.failed and not self.refused:
             return None
         command = "the same command resumes: finished steps come from the cache"
         saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
@@ -283,15 +284,19 @@ class _Run:
         if self.around.control.stopped():
             what = f"the run {self.record.run_id} was interrupted"
             return errors.InterruptedRunError(what, fix=command)
-        if failures := [outcome for outcome in self.failed if outcome.status == "failed"]:
-            logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]
-            whats = [f"step `{o.step.path}` failed: {o.error}" for o in failures]
-            return StepError(map(errors.Problem, whats, logs))
-        if self.undecided:
-            return self.undecided
+        if problems := [*self.failures(), *(p for error in self.refused for p in error.problems)]:
+            return StepError(problems)
         if saved:
             return errors.PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
+
+    def failures(self) -> Iterator[errors.Problem]:
+        """What the steps that ran and failed say, with their logs."""
+        for outcome in self.failed:
+            if outcome.status == "failed":
+                path = outcome.step.path
+                log = outcome.failed_log or self.record.step(path).log
+                yield errors.Problem(f"step `{path}` failed: {outcome.error}", log)
 
     def update(self, path: str, **fields: Any) -> None:
         steps = self.record.steps

@@ -29,6 +29,7 @@ from rekindle.platforms.local.process import Control, Ended, Log, run_shim
 from rekindle.platforms.local.store import Store, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of
+from rekindle.protojson import carried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _import(job: Job, node: Importer) -> Outcome:
         raise StepError(what, where=node.where, fix=fix)
     found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
     kind = next(iter(node.outputs.artifacts.values()))
-    metadata = {str(key): value for key, value in found.items()}
+    metadata = carried(found)
     files = describe(path, follow=True) if path is not None else {}
     there = str(path) if path is not None else uri
     artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
@@ -306,7 +307,11 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        n: {"artifacts": [artifact_of(n, vars(a), a.uri, a.metadata) for a in cache.each(several)]}
+        n: {
+            "artifacts": [
+                artifact_of(n, vars(a), a.uri, carried(a.metadata)) for a in cache.each(several)
+            ]
+        }
         for n, several in inputs.artifacts.items()
     }
     made = {

@@ -5,10 +5,14 @@ to `advance`, tells it what succeeded or failed, and it opens nested Dags and th
 decides conditions and carries values along on its own. Each turn of a loop has steps of its own:
 the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
-After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them."""
+Every input is bound by its type, as KFP's driver does it (ir/values.py); a node whose inputs do not
+fit, or whose condition or loop cannot be decided, is refused: it has failed without having begun.
 
+After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them.
+What could begin in the moment of a refusal still does."""
+
+import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -18,9 +22,10 @@ from rekindle.ir import graph as ir
 from rekindle.ir.condition import evaluate
 from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
-from rekindle.ir.values import integral
+from rekindle.ir.values import FIT, element, parsed, received
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
+from rekindle.protojson import carried
 
 Leaf = ir.Step | ir.Importer
 RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
@@ -40,12 +45,13 @@ class End:
 
 @dataclasses.dataclass
 class Frame:
-    """One Dag being walked, of one turn if it is a loop's."""
+    """One Dag being walked, of one turn if it is a loop's; `refused` says why none of it runs."""
 
     dag: Dag
     path: str
     inputs: Values
     free: bool = False
+    refused: End | None = None
     begun: set[str] = dataclasses.field(default_factory=set)
     freed: set[str] = dataclasses.field(default_factory=set)
     ended: dict[str, End] = dataclasses.field(default_factory=dict)
@@ -57,10 +63,12 @@ class Frame:
         return f"{self.path}/{name}" if self.path else name
 
     def done(self) -> bool:
-        return len(self.ended) == len(self.dag.nodes)
+        return self.refused is not None or len(self.ended) == len(self.dag.nodes)
 
     def end(self) -> End:
         """How the whole Dag ended: the first failure decides."""
+        if self.refused is not None:
+            return self.refused
         return dataclasses.replace(_worst(self.ended.values()), values=self.outputs())
 
     def outputs(self) -> Values:
@@ -129,23 +137,6 @@ def collected(dag: Dag, turns: list[Values]) -> Values:
     return Values(parameters, artifacts)
 
 
-def element(value: Any, keys: tuple[str, ...]) -> Any:
-    """What `keys` lead to in a struct, which may come as JSON text."""
-    for key in keys:
-        value = parsed(value) if isinstance(value, str) else value
-        if not isinstance(value, dict) or key not in value:
-            raise StepError(f"there is no `{key}` in {str(value)[:60]!r}")
-        value = value[key]
-    return value
-
-
-def parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 @dataclasses.dataclass(frozen=True)
 class Ready:
     """A step whose turn it is, under the path that it has in this run; `origin` is its path in the
@@ -173,7 +164,15 @@ class Unrolled:
     steps: tuple[Leaf, ...]
 
 
-News = Ready | Skipped | Unrolled
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A node that has failed without having begun: a step, or a Dag with all that is in it."""
+
+    path: str
+    error: StepError
+
+
+News = Ready | Skipped | Unrolled | Refused
 
 
 class Walk:
@@ -185,6 +184,7 @@ class Walk:
         self.open: list[Opened] = []
         self.home: dict[str, tuple[Frame, str]] = {}
         self.stopped_by = ""
+        self.refused: list[End] = []
 
     @property
     def finished(self) -> bool:
@@ -211,7 +211,8 @@ class Walk:
         frame.ended[name] = end
 
     def advance(self) -> Iterator[News]:
-        """Everything newly decidable; StepError where a condition or a loop cannot be decided."""
+        """Everything newly decidable."""
+        refused_before = len(self.refused)
         moved = True
         while moved:
             moved = False
@@ -228,20 +229,33 @@ class Walk:
                 one.parent.ended[one.node.name] = one.end()
                 self.open.remove(one)
             moved = moved or bool(done)
+        for end in self.refused[refused_before:]:
+            self.stopped_by = self.stopped_by or end.cause
 
     def _begin(self, frame: Frame, node: ir.AnyNode) -> Iterator[News]:
         path = frame.at(node.name)
         free = frame.free or node.always or not frame.freed.isdisjoint(node.upstream)
         if free:
             frame.freed.add(node.name)
-        end, inputs = self._obstacle(frame, node, free)
+        try:
+            end, inputs = self._obstacle(frame, node, free)
+            items = self._items(node, inputs) if end is None else []
+        except StepError as error:
+            frame.ended[node.name] = self._refuse(path, error)
+            yield from _refusal(node, path, error)
+            return
         if end is not None:
             frame.ended[node.name] = end
             yield from (Skipped(leaf.path, end.cause) for leaf in _leaves(node, path))
         elif isinstance(node, ir.SubDag):
-            yield from self._enter(frame, node, path, inputs, free)
+            yield from self._enter(frame, node, path, inputs, items, free)
         else:
             yield Ready(dataclasses.replace(node, path=path), inputs, node.path, free)
+
+    def _refuse(self, path: str, error: StepError) -> End:
+        end = End("failed", cause=f"`{path}` failed", error=error.problems[0].what)
+        self.refused.append(end)
+        return end
 
     def _obstacle(self, frame: Frame, node: ir.AnyNode, free: bool) -> tuple[End | None, Values]:
         """How the node ends without having begun, if it does; and its inputs, if it does not."""
@@ -264,29 +278,37 @@ class Walk:
         return None, inputs
 
     def _enter(
-        self, frame: Frame, node: ir.SubDag, path: str, inputs: Values, free: bool
-    ) -> Iterator[News]:
-        """Open a nested Dag, or the turns of a loop."""
+        self, frame: Frame, node: ir.SubDag, path: str, inputs: Values, items: Sequence[Any],
+        free: bool,
+    ) -> Iterator[News]:  # fmt: skip
+        """Open a nested Dag, or the turns of a loop over `items`."""
         if node.loop is None:
             self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))
             return
-        given = enumerate(self._turns(node, inputs))
-        turns = [Frame(node.dag, f"{path}/{i}", turn, free) for i, turn in given]
+        turns: list[Frame] = []
+        refusals: list[News] = []
+        for i, item in enumerate(items):
+            turn_path = f"{path}/{i}"
+            try:
+                turns.append(Frame(node.dag, turn_path, _turn(node, inputs, item, turn_path), free))
+            except StepError as error:
+                end = self._refuse(turn_path, error)
+                turns.append(Frame(node.dag, turn_path, inputs, free, end))
+                refusals += _refusal(node, turn_path, error)
         self.open.append(Opened(node, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
             yield Unrolled(path, tuple(steps))
+            yield from refusals
         else:
             yield from (Skipped(leaf.path, NO_TURNS) for leaf in _leaves(node, path))
 
-    def _turns(self, node: ir.SubDag, inputs: Values) -> list[Values]:
-        """The inputs of each turn of a loop."""
-        loop = node.loop
-        assert loop is not None
+    def _items(self, node: ir.AnyNode, inputs: Values) -> Sequence[Any]:
+        """What a loop goes over; nothing for another node."""
+        if not isinstance(node, SubDag) or (loop := node.loop) is None:
+            return []
         if loop.artifacts:
-            given = inputs.artifacts.get(str(loop.items), ())
-            around = inputs.artifacts
-            return [Values(inputs.parameters, {**around, loop.item: one}) for one in each(given)]
+            return each(inputs.artifacts.get(str(loop.items), ()))
         items: Any = loop.items
         if isinstance(items, str):
             items = inputs.parameters.get(items)
@@ -296,11 +318,15 @@ class Walk:
         if not isinstance(items, list):
             what = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
             raise StepError(what, where=node.where)
-        return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
+        return items
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
         """The node's inputs, and the name of one that an upstream step did not give, if any."""
-        read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
+        path = frame.at(node.name)
+        read: dict[str, Any] = {}
+        for name, binding in node.parameters.items():
+            with _at_input(node, name, path):
+                read[name] = self._parameter(frame, node, binding)
         files = {name: frame.read(b, "artifacts") for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
             if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
@@ -311,13 +337,25 @@ class Walk:
                 optional = name in node.inputs.artifacts and node.inputs.artifacts[name].optional
             if not (node.always and optional):
                 return NOTHING, f"{source.task}.{source.output}"
-        defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
-        parameters = {n: v for n, v in {**defaults, **given}.items() if v is not None}
+        defaults = {
+            n: p.default
+            for n, p in node.inputs.parameters.items()
+            if n not in given and p.default is not None
+        }
         texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
-        texts |= {n: v for n, v in parameters.items() if n not in texts and has_templates(v)}
+        texts |= {
+            n: v for n, v in {**defaults, **given}.items() if n not in texts and has_templates(v)
+        }
+        known = {n: v for n, v in {**defaults, **given}.items() if n not in texts}
+        parameters: dict[str, Any] = {}
+        for name, value in known.items():
+            # a component has its defaults in its own code, of which the IR knows the kind only
+            is_own_default = name in defaults and not isinstance(node, SubDag)
+            parameters[name] = value if is_own_default else _received(node, name, value, path)
         for name, value in texts.items():
-            parameters[name] = self._format(node, value, parameters)
+            formatted = self._format(node, value, parameters)
+            parameters[name] = _received(node, name, formatted, path)
         return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
 
     def _parameter(self, frame: Frame, node: ir.AnyNode, binding: ir.Binding) -> Any:
@@ -342,7 +380,44 @@ class Walk:
 
     def _format(self, node: ir.AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
         """A formatted constant with its placeholders filled in from the node's other inputs."""
-        return integral(filled(value, lambda t: rendered(node, t, parameters, self.run_facts)))
+        return filled(value, lambda t: rendered(node, t, parameters, self.run_facts))
+
+
+@contextlib.contextmanager
+def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
+    """Turn the ValueError of a value that does not fit into a StepError with its place."""
+    try:
+        yield
+    except ValueError as error:
+        shown = name.removeprefix("pipelinechannel--")
+        what = f"the input `{shown}` of `{path}`: {error}"
+        fix = FIT
+        raise StepError(what, where=f"{node.where}.inputs.parameters.{name}", fix=fix) from error
+
+
+def _received(node: ir.AnyNode, name: str, value: Any, path: str) -> Any:
+    """What the input `name` of the node at `path` receives; one that only texts read is untyped."""
+    with _at_input(node, name, path):
+        parameter = node.inputs.parameters.get(name)
+        if parameter is None:
+            return carried(value)
+        return received(value, parameter.type, parameter.literals)
+
+
+def _turn(node: ir.SubDag, inputs: Values, item: Any, path: str) -> Values:
+    """The inputs of the turn of a loop over `item`."""
+    assert node.loop is not None
+    name = node.loop.item
+    if node.loop.artifacts:
+        return Values(inputs.parameters, {**inputs.artifacts, name: item})
+    return Values({**inputs.parameters, name: _received(node, name, item, path)}, inputs.artifacts)
+
+
+def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
+    """The news of a node that was refused: what is in it never runs."""
+    yield Refused(path, error)
+    if isinstance(node, SubDag):
+        yield from (Skipped(leaf.path, f"`{path}` failed") for leaf in _leaves(node, path))
 
 
 def rendered(

@@ -89,9 +89,12 @@ class _Compiler:
         if not re.fullmatch(limits("sagemaker")["pipeline_name"], self.graph.name):
             how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
-        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.jobs.types.items()}
         parameters = [
-            {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
+            {
+                "Name": name,
+                "Type": _type_of(self.jobs.types[name], value),
+                "DefaultValue": scalar(value),
+            }
             for name, value in self.jobs.values.items()
             if name in self.read - self.jobs.fixed
         ]
@@ -181,6 +184,13 @@ class _Compiler:
 
 _RESULT = {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
 _RESULT_FILE = {"PropertyFiles": [_RESULT]}
+
+
+def _type_of(kind: str, value: Any) -> str:
+    """The service's type of a parameter. As KFP, it may be given a fraction for a whole number."""
+    if kind == "NUMBER_INTEGER" and isinstance(value, float):
+        return "Float"
+    return _TYPES.get(kind, "String")
 
 
 def _result_of(path: str) -> str:

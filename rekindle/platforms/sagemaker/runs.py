@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.platforms import submission
-from rekindle.platforms.mounted import RESULT
+from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.sagemaker.client import code_of, connected, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, states_of, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
@@ -109,7 +109,9 @@ def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, A
         return {}
     told = json.loads(read(place, f"{result}/result.json"))
     return {
-        name: ArtifactRecord(uri=f"{output(name)}/data", metadata=artifact.get("metadata", {}))
+        name: ArtifactRecord(
+            uri=place_of(artifact, output(name) or ""), metadata=artifact.get("metadata", {})
+        )
         for name, artifact in told["artifacts"].items()
     }
 
@@ -117,6 +119,8 @@ def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, A
 def read(place: SageMakerSpec, uri: str) -> bytes:
     from botocore.exceptions import ClientError
 
+    if not uri.startswith("s3://"):  # a component may give its artifact any URI
+        raise FileNotFoundError(uri)
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     with connected(place) as session:
         try:

@@ -115,7 +115,7 @@ def test_numbers_become_what_their_type_says(kind: str, raw: Any, value: Any) ->
     assert repr(default) == repr(value)
 
 
-@pytest.mark.parametrize("raw", [3.5, "3", True, [3]])
+@pytest.mark.parametrize("raw", ["3", True, [3]])
 def test_a_default_of_another_type_is_no_pipeline(raw: Any) -> None:
     definition = {"parameterType": "NUMBER_INTEGER", "defaultValue": raw}
     with pytest.raises(RequestError) as caught:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
-from rekindle.errors import StepError
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.cache import Values
-from rekindle.platforms.local.walk import Ready, Skipped, Unrolled, Walk, dependents
+from rekindle.platforms.local.walk import Ready, Refused, Skipped, Unrolled, Walk, dependents
 from tests.support.read_pipeline import looped, minimal, nested
 
 
@@ -73,8 +74,11 @@ def test_a_loop_over_something_else_than_a_list_is_an_error(items: object) -> No
     spec = looped(items={"inputParameter": "many"})
     task = spec["root"]["dag"]["tasks"]["inner"]
     task["inputs"]["parameters"]["many"] = {"runtimeValue": {"constant": items}}
-    with pytest.raises(StepError, match=r"`inner` loops over .*, which is not a list"):
-        told(walk_of(read(yaml.safe_dump(spec))))
+    walk = walk_of(read(yaml.safe_dump(spec)))
+    refused = next(walk.advance())
+    assert isinstance(refused, Refused)
+    assert refused.path == "inner"
+    assert re.match(r"`inner` loops over .*, which is not a list", str(refused.error))
 
 
 def test_as_many_turns_of_a_loop_are_open_as_its_limit_says() -> None:
@@ -98,3 +102,36 @@ def test_dependents_cross_the_borders_of_dags() -> None:
     assert dependents(graph, "inner/b") == {"after"}
     assert dependents(graph, "inner") == {"after"}
     assert dependents(graph, "after") == frozenset()
+
+
+def mixed(items: str) -> Graph:
+    """A loop over `items`, which are whole numbers to it."""
+    spec = looped(items={"raw": items})
+    del spec["root"]["dag"]["tasks"]["inner"]["iteratorPolicy"]
+    return read(yaml.safe_dump(spec))
+
+
+def test_a_loop_over_mixed_types_refuses_the_turns_that_do_not_fit_and_begins_the_others() -> None:
+    walk = walk_of(mixed('[1, "x", 2.0, null, true]'))
+    news = list(walk.advance())
+    refused = {item.path: str(item.error.problems[0]) for item in news if isinstance(item, Refused)}
+    assert refused.keys() == {"inner/1", "inner/3", "inner/4"}
+    assert refused["inner/1"].startswith(
+        "the input `n` of `inner/1`: 'x' is not a whole number\n"
+        "  where: root.dag.tasks.inner.inputs.parameters.n\n"
+        "  fix:   give it a value of its type"
+    )
+    begun = [
+        (item.node.path, item.inputs.parameters["n"]) for item in news if isinstance(item, Ready)
+    ]
+    assert [(path, repr(n)) for path, n in begun] == [("inner/0/a", "1"), ("inner/2/a", "2")]
+    skipped = [item for item in news if isinstance(item, Skipped)]
+    assert ("inner/1/a", "`inner/1` failed") in {(item.path, item.reason) for item in skipped}
+
+
+def test_after_a_refusal_nothing_new_begins() -> None:
+    walk = walk_of(mixed('[1, "x"]'))
+    list(walk.advance())
+    walk.succeeded("inner/0/a", Values({"Output": 5}))
+    assert told(walk) == ["inner/0/b: the run stopped when `inner/1` failed"]
+    assert walk.finished
