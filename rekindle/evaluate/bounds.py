@@ -211,7 +211,9 @@ def bounds_of(
     units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
     many = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
     many = max(spec.resamples, min(many, MOST_ELEMENTS // len(candidate)))
-    cost = max(candidate.worst(metric, champion), champion.worst(metric, candidate))
+    # that nothing was lost is a claim about rare losses, that something was gained is not
+    rare = spec.mode == "noninferiority"
+    cost = max(candidate.worst(metric, champion, rare), champion.worst(metric, candidate, rare))
     lost, won = candidate.with_one_more(cost), candidate.with_one_more(0.0)
     their_lost, their_won = champion.with_one_more(cost), champion.with_one_more(0.0)
     low, high = list[Floats](), list[Floats]()
@@ -236,6 +238,18 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
         some = more_R[start : start + chunk, None]
         weights_RU = generator.exponential(size=(len(some), len(sizes_U)))
         yield np.concatenate([weights_RU[:, units_N], some], 1)
+
+
+def deviation_of(
+    spec: GateSpec, metric: str, scores: Scores, clusters_N: Ints | None = None
+) -> float:
+    """The standard deviation of a model's own `metric`, had other examples been drawn; with one
+    more example that it answers right, so that it is not 0 where all are wrong."""
+    units_N = np.arange(len(scores)) if clusters_N is None else clusters_N
+    more = scores.with_one_more(0.0)
+    drawn = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
+    values_R = np.concatenate([more.weighted(metric, weights_RN) for weights_RN in drawn])
+    return float(values_R.std())
 
 
 def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:

@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from rekindle.evaluate.bounds import (
     FEWEST_UNITS,
     PairedAnswers,
     bounds_of,
+    deviation_of,
     least_that_differ,
     units_in,
 )
@@ -45,6 +47,7 @@ from rekindle.formats import fixed
 from rekindle.records import (
     LOWER_IS_BETTER,
     Audit,
+    ChampionDrop,
     Check,
     Churn,
     ClassResult,
@@ -81,6 +84,8 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
     further += _size_check(spec.max_megabytes, record.candidate.bytes)
+    drop = _champion_drop(spec.gate, metric, record, theirs, clusters_N)
+    further += _drop_check(spec.gate, drop)
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
@@ -92,6 +97,8 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         confidence = _left(spec.gate, record.compared.get(epoch, 0))
         seen = (slices, slice_metric, further, clusters_N, confidence)
         verdict = judge(spec, metric, ours, theirs, *seen)
+    if drop is not None and drop.is_sure and drop.sentence not in verdict.reason:
+        verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {drop.sentence}")
     told = ("champion_version", "champion_digest", "samples", "smoke", "excluded", "examples",
             "bad_rows")  # fmt: skip
     return Evidence(
@@ -102,6 +109,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         reference=_with_answers(record.reference, ours),
         epoch=epoch if verdict.comparison else "", **vars(verdict),
         audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
+        champion_drop=drop,
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -318,6 +326,41 @@ def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -
     detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
     value = {"value": churn.share, "threshold": spec.max_churn}
     return [Check(name="churn", passed=passed, detail=detail, **value)]
+
+
+def _champion_drop(
+    spec: GateSpec, metric: str, record: records.Scores, theirs: Scores | None,
+    clusters_N: Ints | None,
+) -> ChampionDrop | None:  # fmt: skip
+    """How much worse the champion does on these rows than on those that it was judged on, which are
+    others: of these only the metric is known, so their deviation is taken from these."""
+    judged, judged_rows = record.champion_judged.get(metric), record.champion_judged_rows
+    if theirs is None or judged is None or not judged_rows or not len(theirs):
+        return None
+    now = theirs.metrics.get(metric, math.nan)
+    if not (theirs.finite and math.isfinite(now) and math.isfinite(judged)):
+        return None
+    drop = now - judged if metric in LOWER_IS_BETTER else judged - now
+    deviation = deviation_of(spec, metric, theirs, clusters_N)
+    deviation *= math.sqrt(1 + len(theirs) / judged_rows)
+    chance = 1 - NormalDist().cdf(drop / deviation) if deviation else float(drop <= 0)
+    return ChampionDrop(
+        metric=metric, judged=judged, judged_rows=judged_rows, now=now, rows=len(theirs), drop=drop,
+        p_value=chance,
+    )  # fmt: skip
+
+
+def _drop_check(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
+    if spec.max_champion_drop is None or drop is None:
+        return []
+    passed = drop.drop <= spec.max_champion_drop or not drop.is_sure
+    detail = f"the champion's {drop.metric} fell by {fixed(drop.drop)} since it was judged"
+    if not passed:
+        detail = f"{drop.sentence}. That is more than the {spec.max_champion_drop:g} of"
+        detail += " evaluate.gate.max_champion_drop, so a person decides: look at the data, then"
+        detail += " `rekindle promote RUN --reason TEXT`"
+    value = {"value": drop.drop, "threshold": spec.max_champion_drop}
+    return [Check(name="champion_drop", passed=passed, detail=detail, **value)]
 
 
 def _size_check(most: float | None, size: int | None) -> list[Check]:

@@ -292,7 +292,11 @@ def lines(repeats: int) -> Iterator[str]:
         ("power: truly better", POWER),
     )  # fmt: skip
     for title, cases in parts:
-        yield from ("", f"| {title} | rows | metric | promoted | before |", "|---|---:|---|---:|---:|")
+        yield from (
+            "",
+            f"| {title} | rows | metric | promoted | before |",
+            "|---|---:|---|---:|---:|",
+        )
         for case in cases:
             now, then, refused = measure(case, repeats)
             shown = f"{now:.1%}"
@@ -304,8 +308,12 @@ def lines(repeats: int) -> Iterator[str]:
 def main() -> None:
     """Print the table; with `--write` put it into docs/gate.md."""
     numbers_given = [int(word) for word in sys.argv[1:] if word.isdigit()]
-    text = "\n".join(lines(numbers_given[0] if numbers_given else REPEATS))
-    sys.stdout.write(f"{text}\n")
+    shown = list[str]()
+    for line in lines(numbers_given[0] if numbers_given else REPEATS):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+        shown.append(line)
+    text = "\n".join(shown)
     if "--write" in sys.argv:
         head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
         tail = rest.partition(END)[2]

@@ -166,9 +166,7 @@ def nearly_equal():
 
 
 @pytest.mark.parametrize(
-    ("scores", "metric"),
-    nearly_equal(),
-    ids=[f"{type(s).__name__}-{m}" for s, m in nearly_equal()],
+    ("scores", "metric"), nearly_equal(), ids=[f"{type(s).__name__}-{m}" for s, m in nearly_equal()]
 )
 def test_no_interval_of_equal_models_has_no_width(scores, metric):
     bounds = bounds_of(GateSpec(), metric, scores, scores)

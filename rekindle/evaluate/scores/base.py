@@ -64,10 +64,11 @@ class Scores(Protocol):
         """[N]: which answers are right, if the metric is the share of these; None if it is not."""
         return None
 
-    def worst(self, metric: str, other: Self) -> float:
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
         """The most that one more example may cost a model of which these are known, beside what it
         costs the `other`: as `with_one_more` takes it. The bound of the metric where it has one;
-        else the most that both differ by on an example, or what a blind answer costs."""
+        else the most that both differ by on an example, or what a blind answer costs. With `rare`
+        also what no example here shows: see each kind of scores."""
 
     def with_one_more(self, cost: float) -> Self:
         """The same and one more example of the mean size, that hurts most where it is answered

@@ -97,7 +97,7 @@ class ClassScores(Scores):
     def is_right(self, metric: str) -> Bools | None:
         return self._right_N if metric == "accuracy" else None
 
-    def worst(self, metric: str, other: Self) -> float:
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
         """Probabilities count as 1e-12 at least: 27.6 nats."""
         return -math.log(EPSILON)
 

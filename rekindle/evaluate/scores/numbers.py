@@ -64,15 +64,17 @@ class NumberScores(Scores):
     def _errors_N(self) -> Floats:
         return np.abs(self.values_N - self.true_N)
 
-    def worst(self, metric: str, other: Self) -> float:
-        """An error: errors have no bound. It costs what the best constant costs on average, or the
-        most that both differ by in a row."""
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """An error, which has no bound: what costs as much as the best constant on average, or as
+        the most that both differ by in a row. With `rare` as far off as true numbers lie apart."""
         if metric == "mae":
             differ = np.abs(self._errors_N - other._errors_N).max()
             blind = np.abs(self.true_N - np.median(self.true_N)).mean()
-            return float(max(differ, blind))
-        differ = np.abs(np.square(self._errors_N) - np.square(other._errors_N)).max()
-        return float(np.sqrt(max(differ, self.variance)))
+        else:
+            differ = np.sqrt(np.abs(np.square(self._errors_N) - np.square(other._errors_N)).max())
+            blind = math.sqrt(self.variance)
+        far = float(np.ptp(self.true_N)) if rare else 0.0
+        return float(max(differ, blind, far))
 
     def with_one_more(self, cost: float) -> Self:
         true_N = np.append(self.true_N, 0.0)

@@ -125,7 +125,7 @@ class TagScores(Scores):
         ratio_R: Floats = above / np.where(below > 0, below, 1.0)
         return ratio_R
 
-    def worst(self, metric: str, other: Self) -> float:
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
         """Probabilities count as 1e-12 at least: 27.6 nats."""
         return -math.log(EPSILON)
 

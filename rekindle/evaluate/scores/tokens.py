@@ -64,11 +64,12 @@ class TokenScores(Scores):
             ratio_R: Floats = (weights_RN @ above_N) / (weights_RN @ below_N)
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
-    def worst(self, metric: str, other: Self) -> float:
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
         """Nats per target, which have no bound: what guessing by frequency costs, or the most that
-        both differ by in an example."""
+        both differ by in an example. With `rare` twice as much as guessing."""
         differ_N = np.abs(self.nats_N - other.nats_N) / np.maximum(self.targets_N, 1)
-        return float(max(differ_N.max(), self.unigram_nats))
+        guessed = 2 * self.unigram_nats if rare else self.unigram_nats
+        return float(max(differ_N.max(), guessed))
 
     def with_one_more(self, cost: float) -> Self:
         targets = self.targets_N.mean()
