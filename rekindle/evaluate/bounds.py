@@ -16,6 +16,7 @@ kind of scores says (`Scores.worst`). Shapes: N examples, U units that are drawn
 resamples."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
@@ -80,26 +81,11 @@ class PairedAnswers:
 
     def lower(self, tail: float) -> float:
         """See `Bounds`. 20 equal answers at a tail of 0.025: -0.168; 6 of 6 fixed: 0.082."""
-        from scipy.special import betainc, betaincinv  # which takes a fifth of a second
-
-        lost, equal = self.broken + 1, self.rows - self.fixed - self.broken
-        if not self.fixed:
-            return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
-        shares, weights = _of_beta(self.fixed + lost, equal)
-        low, high = -1.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            # of the differing answers so many are fixed where the difference is `middle`
-            part = np.clip((1 + middle / shares) / 2, 0.0, 1.0)
-            if (weights * betainc(self.fixed, lost, part)).sum() < tail:
-                low = middle
-            else:
-                high = middle
-        return low
+        return _lower_end(self.fixed, self.broken, self.rows, tail)
 
     def upper(self, tail: float) -> float:
         """See `Bounds`."""
-        return -PairedAnswers(self.broken, self.fixed, self.rows).lower(tail)
+        return -_lower_end(self.broken, self.fixed, self.rows, tail)
 
     def chance_of_loss(self) -> float:
         """The one-sided exact test of McNemar: 1 fixed and 7 broken give 0.035."""
@@ -120,6 +106,28 @@ class PairedAnswers:
         least = int(enough[0])
         share = float(betaincinv(least, self.rows - least + 1, _POWER))
         return min(1.0, share - broken / self.rows)
+
+
+@functools.lru_cache
+def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
+    """The quantile `tail` of the difference of two of three shares, whose law is a flat Dirichlet's
+    after these counts and one more that is broken."""
+    from scipy.special import betainc, betaincinv  # which takes a fifth of a second
+
+    lost, equal = broken + 1, rows - fixed - broken
+    if not fixed:
+        return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
+    shares, weights = _of_beta(fixed + lost, equal)
+    low, high = -1.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        # of the answers that differ so many are fixed where the difference is `middle`
+        part = np.clip((1 + middle / shares) / 2, 0.0, 1.0)
+        if (weights * betainc(fixed, lost, part)).sum() < tail:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _of_beta(a: float, b: float) -> tuple[Floats, Floats]:

@@ -21,7 +21,7 @@ from rekindle.evaluate.scores import ClassScores, NumberScores, Scores, TokenSco
 from rekindle.records import LOWER_IS_BETTER
 from rekindle.spec.model import GateSpec
 
-SEED, REPEATS, RESAMPLES = 1, 500, 1_000
+SEED, REPEATS, RESAMPLES = 1, 300, 800
 PROMISED = 0.025
 DOCS = Path(__file__).parents[2] / "docs" / "gate.md"
 BEGIN, END = "<!-- results: make gate-table writes them -->", "<!-- end of results -->"

@@ -440,3 +440,111 @@ def test_few_rows_aside_are_measured_and_compared_from_ten_on(tmp_path, monkeypa
     monkeypatch.setattr(gate, "_aside", lambda table, *_: np.arange(table.num_rows) < rows)
     found = gate.evaluate(spec(audit=0.1), DATA, written(tmp_path, RIGHT, RIGHT)).audit
     assert (found.rows, found.metrics["accuracy"], found.comparison is None) == (rows, 1, rows < 10)
+
+
+def test_a_gate_with_few_rows_says_how_many_it_takes():
+    for rows, promoted in ((2, False), (5, False), (6, True)):
+        labels = np.arange(rows) % CLASSES
+        pair = contender(1.0, labels=labels), contender(0.0, labels=labels)
+        verdict = judge(spec(), *pair, ())
+        assert verdict.promote is promoted, verdict.reason
+        if not promoted:
+            assert f"{rows} test rows cannot show a gain, it takes 6 that all speak for it" in verdict.reason  # fmt: skip
+
+
+def test_equal_answers_on_too_few_rows_do_not_show_that_nothing_is_lost():
+    for rows, promoted in ((20, False), (360, False), (380, True)):
+        labels = np.arange(rows) % CLASSES
+        same = contender(0.9, labels=labels)
+        asked = spec(gate={"mode": "noninferiority"})
+        verdict = judge(asked, same, same, ())
+        assert verdict.promote is promoted, verdict.reason
+        assert verdict.comparison.detectable > 0.01
+        if not promoted:
+            said = f"{rows} test rows that the models answer alike still allow a loss of"
+            assert said in verdict.reason
+            assert "takes about 368 of them, or a wider evaluate.gate.margin" in verdict.reason
+
+
+def test_more_looks_take_more_rows_that_agree():
+    labels = np.arange(60) % CLASSES
+    champion = contender(0.8, labels=labels)
+    ours = champion.probabilities_NC.copy()
+    wrong = np.flatnonzero(champion.probabilities_NC.argmax(1) != labels)[:7]
+    ours[wrong] = np.eye(CLASSES)[labels[wrong]] * 0.6 + 0.1
+    candidate = ClassScores(ours, labels, NAMES)
+    assert judge(spec(), candidate, champion, ()).promote  # 2^-7 is below 0.025
+    assert not judge(spec(gate={"confidence": 0.998}), candidate, champion, ()).promote
+
+
+def test_texts_of_which_one_holds_most_of_the_tokens_tell_nothing():
+    ours, theirs = texts(3.0), texts(3.8, seed=1)
+    for scores in (ours, theirs):
+        scores.targets_N[0] = 1e6
+    verdict = gate.judge(spec(), "log_loss", ours, theirs, (), "log_loss")
+    assert not verdict.promote
+    assert "differ in length, tell as much as 1.0 of equal size" in verdict.reason
+
+
+def dropped(folder, judged, rows=200):
+    """A scoring in which the champion, which is right in 45 of 60 rows, once was judged so."""
+    theirs = ["b" if i % 4 == 0 else answer for i, answer in enumerate(RIGHT)]
+    theirs = [{"b": "c"}.get(t, t) if i % 4 == 0 and r == "b" else t for i, (t, r) in enumerate(zip(theirs, RIGHT, strict=True))]  # fmt: skip
+    written(folder, RIGHT, theirs)
+    record = Scores.read(folder / gate.RECORD)
+    known = {"champion_judged": {"accuracy": judged}, "champion_judged_rows": rows}
+    record.model_copy(update=known).write(folder / gate.RECORD)
+    return folder
+
+
+def test_a_champion_that_does_worse_than_when_it_was_judged_is_said(tmp_path):
+    found = gate.evaluate(spec(), DATA, dropped(tmp_path, 0.95))
+    assert found.promote
+    assert found.champion_drop.drop == pytest.approx(0.2)
+    assert found.champion_drop.p_value < 1e-3
+    said = (
+        "the champion reaches accuracy 0.75 on these 60 rows and had 0.95 on 200 when it was judged"
+    )
+    assert said in found.reason
+    assert said in found.warnings[0]
+    for judged in (0.75, 0.78, 0.6):
+        quiet = gate.evaluate(spec(), DATA, dropped(tmp_path, judged))
+        assert "when it was judged" not in quiet.reason
+        assert quiet.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("most", "judged", "promoted"),
+    [(0.1, 0.95, False), (0.25, 0.95, True), (None, 0.95, True), (0.0, 0.78, True)],
+)
+def test_a_drop_of_the_champion_beyond_what_is_allowed_waits_for_a_person(
+    tmp_path, most, judged, promoted
+):
+    asked = spec(gate={"max_champion_drop": most})
+    found = gate.evaluate(asked, DATA, dropped(tmp_path, judged))
+    assert found.promote is promoted, found.reason
+    assert found.is_for_a_person is not promoted
+    if not promoted:
+        assert "more than the 0.1 of evaluate.gate.max_champion_drop, so a person decides" in found.reason  # fmt: skip
+        assert "rekindle promote RUN --reason TEXT" in found.reason
+
+
+def test_by_chance_a_champion_that_is_as_good_seems_to_drop_in_one_of_a_hundred_runs():
+    random, alarms = np.random.default_rng(0), 0
+    for _ in range(400):
+        judged = random.binomial(300, 0.85) / 300
+        labels = random.integers(0, CLASSES, 200)
+        champion = contender(random.binomial(200, 0.85) / 200, labels=labels)
+        record = Scores(
+            objective="classes", candidate=Contender(run_key="k", digest="d", scores="s", precision="fp32"),
+            rows=200, excluded=0, examples="e", champion_judged={"accuracy": judged}, champion_judged_rows=300,
+        )  # fmt: skip
+        drop = gate._champion_drop(spec(gate={"resamples": 200}).gate, "accuracy", record, champion, None)  # fmt: skip
+        alarms += drop.is_sure
+    assert alarms <= 400 * 0.01 + 3 * np.sqrt(400 * 0.01)
+
+
+def test_few_test_rows_are_a_warning_of_a_first_model(tmp_path):
+    found = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT[:6], None, RIGHT[:6]))
+    assert found.promote
+    assert "the test split has 6 rows, which tell little of a model" in found.warnings[0]

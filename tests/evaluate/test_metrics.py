@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, and the paired bootstrap against itself."""
+"""Metrics against scikit-learn, and those of resamples against themselves."""
 
 import numpy as np
 import pytest
