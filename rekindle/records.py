@@ -460,8 +460,9 @@ class CalibrationBin(Record):
 
 
 class Comparison(Record):
-    """Paired bootstrap of candidate minus champion on the same examples: estimate and the two-sided
-    interval. `detectable`: the smallest gain that the lower bound would show in 80 % of cases."""
+    """Candidate minus champion on the same examples: estimate and the two-sided interval, of so
+    many `resamples`, or exact where there are 0. `detectable`: the smallest gain that the lower
+    bound would show in 80 % of cases."""
 
     metric: str
     estimate: float
@@ -556,7 +557,9 @@ class Scores(VersionedRecord):
     `same_targets`: both cut the texts into the same tokens. `examples`, `excluded` and `bad_rows`
     as in `Evidence`; `samples`, `smoke` and `reference` are the candidate's. `must_pass` is the
     text of the golden rows whose `label` and `logits` are in `must_pass.parquet`; "" for none.
-    `compared`: how many versions before were compared with a champion, by epoch (`Evidence`)."""
+    `compared`: how many versions before were compared with a champion, by epoch (`Evidence`).
+    `champion_judged` are the champion's metrics on the `champion_judged_rows` that it was promoted
+    for; empty where that is not known."""
 
     objective: Objective
     candidate: Contender
@@ -574,6 +577,39 @@ class Scores(VersionedRecord):
     reference: Reference | None = None
     must_pass: str = ""
     compared: Mapping[str, int] = Field(default_factory=dict)
+    champion_judged: Mapping[str, float] = Field(default_factory=dict)
+    champion_judged_rows: int = 0
+
+
+class ChampionDrop(Record):
+    """What the champion reaches in `metric` on the `rows` of today, `now`, beside what it reached
+    on others when it was `judged`. `drop` is how much worse that is; `p_value`: how often chance
+    alone would show as much."""
+
+    metric: str
+    judged: float
+    judged_rows: int
+    now: float
+    rows: int
+    drop: float
+    p_value: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether chance does not explain it: in one of a hundred runs it seems so."""
+        return self.drop > 0 and self.p_value < _SURE
+
+    @property
+    def sentence(self) -> str:
+        """What a person should know of it."""
+        return (
+            f"the champion reaches {self.metric} {self.now:.4g} on these {self.rows:,}"
+            f" rows and had {self.judged:.4g} on {self.judged_rows:,} when it was judged"
+            f" (p = {self.p_value:.2g}): the data or their labels may have changed"
+        )
+
+
+_SURE = 0.01
 
 
 class Audit(Record):
@@ -587,6 +623,7 @@ class Audit(Record):
 
 
 _MOST_NAMED = 5  # classes in a warning
+_FEWEST_ROWS = 10
 
 
 class Evidence(VersionedRecord):
@@ -601,7 +638,8 @@ class Evidence(VersionedRecord):
     model that was judged, `champion_digest` those of the champion; `churn` is of the two.
     `bad_rows` counts the rows of the data that were dropped before all, by kind of fault. `smoke`
     is null where no row is fit for it, it and `reference` in evidence of before they were kept.
-    `epoch` identifies how the test split is drawn, where it was compared with a champion on it."""
+    `epoch` identifies how the test split is drawn, where it was compared with a champion on it.
+    `champion_drop` is null where it is not known what the champion reached when it was judged."""
 
     run_key: str
     model_digest: str = ""
@@ -628,18 +666,29 @@ class Evidence(VersionedRecord):
     epoch: str = ""
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     audit: Audit | None = None
+    champion_drop: ChampionDrop | None = None
 
     @property
-    def is_only_incomparable(self) -> bool:
-        """Whether nothing speaks against the model but that the champion is of other classes, or
-        of another kind: a person may promote it."""
+    def is_for_a_person(self) -> bool:
+        """Whether nothing speaks against the model but what a person may decide: the champion is of
+        other classes or of another kind, or does much worse than when it was judged."""
         failed = {check.name for check in self.checks if not check.passed}
-        return bool(failed) and failed <= {"same_classes", "same_task"}
+        return bool(failed) and failed <= {"same_classes", "same_task", "champion_drop"}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know before trusting the metrics: classes that are never
-        predicted."""
+        """What a person should know before trusting the metrics: few rows, a champion that does
+        worse than it did, classes that are never predicted."""
+        drop = self.champion_drop
+        known = [drop.sentence] if drop is not None and drop.is_sure else []
+        if self.rows < _FEWEST_ROWS:
+            known.append(
+                f"the test split has {self.rows} rows, which tell little of a model: at least"
+                f" {_FEWEST_ROWS} are wanted (data.split.test, or more data)"
+            )
+        return (*known, *self._never_predicted())
+
+    def _never_predicted(self) -> tuple[str, ...]:
         never = [part for part in self.classes if part.rows and not part.predicted]
         if not never:
             return ()
@@ -687,6 +736,10 @@ class Monitored(VersionedRecord):
     signals: tuple[Signal, ...] = ()
     expected_accuracy: float | None = None
     p99_seconds: float | None = None
+
+
+ROLLED_BACK_BY_HAND = "rolled_back_by_hand"
+"""Tag of a version in the registry: when a person rolled it back."""
 
 
 class Registration(VersionedRecord):

@@ -29,10 +29,10 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     if found.registration is None or found.evidence is None:
         what = f"the run {record.run_id} registered no model"
         raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
-    if not found.evidence.promote and not (reason and found.evidence.is_only_incomparable):
+    if not found.evidence.promote and not (reason and found.evidence.is_for_a_person):
         what = f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}"
         fix = "a refused candidate cannot be approved; change the config and run again"
-        if found.evidence.is_only_incomparable:
+        if found.evidence.is_for_a_person:
             fix = "say why it is to be the champion all the same: --reason TEXT"
         raise RequestError(what, fix=fix)
     where = registry_of(Spec.model_validate(record.spec), home)
@@ -60,9 +60,11 @@ def publish(spec: Spec, home: Path) -> None:
         models.note_published(where, model.version, name, named)
 
 
-def roll_back(home: Path, where: Registry, reason: str, to: str) -> tuple[str, str]:
+def roll_back(
+    home: Path, where: Registry, reason: str, to: str, *, by_hand: bool = False
+) -> tuple[str, str]:
     """See `promotion.roll_back`; the cards and lists of the runs that made both versions follow."""
-    moved = promotion.roll_back(where, reason, to)
+    moved = promotion.roll_back(where, reason, to, by_hand=by_hand)
     _show(home, where, moved)
     return moved
 

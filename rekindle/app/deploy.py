@@ -119,7 +119,8 @@ def roll_back(
 ) -> tuple[str, str]:
     """Move the alias back, and the requests of the deployments of this home, or of the one that
     `options` name; returns the versions before and after."""
-    moved = champion.roll_back(home, champion.registry_of(spec, home), reason, to)
+    where = champion.registry_of(spec, home)
+    moved = champion.roll_back(home, where, reason, to, by_hand=True)
     champion.publish(spec, home)
     folder = home.resolve() / DEPLOYMENTS / spec.model_name
     here = sorted({e.name for e in folder.iterdir()} - {_PRECISION}) if folder.is_dir() else []

@@ -18,10 +18,11 @@ from rekindle.app.monitor import check
 from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
 from rekindle.app.triggers import Moved, Past, due, moved
-from rekindle.data.arrivals import arrivals
+from rekindle.data.arrivals import Arrivals, arrivals
+from rekindle.data.window import parse_window
 from rekindle.platforms.local.store import is_alive, locked, make_home, slug
 from rekindle.platforms.snapshot import ENDED_RUN
-from rekindle.records import Turn, write_atomically
+from rekindle.records import ROLLED_BACK_BY_HAND, Turn, write_atomically
 from rekindle.report.collect import Findings, collect
 from rekindle.report.index import render_index
 from rekindle.report.ledger import Entry, ledger, path_of, turns
@@ -97,8 +98,51 @@ def _decided(
     seen = _moved(spec, triggers, home, platform, now) if past.read and triggers.watches else None
     is_due, because = due(triggers, now, held, past, seen)
     acts = "suggested" if triggers.act == "suggest" else "ran"
+    if is_due and (doubt := _rolled_back(spec, known, held, home)):
+        because, acts = f"{because}, but {doubt}", "suggested"
     update = {"because": because, "window": held.window, "new_rows": held.new}
     return begun.model_copy(update={**update, "decision": acts if is_due else "skipped"})
+
+
+def _rolled_back(spec: Spec, known: list[Entry], held: Arrivals, home: Path) -> str:
+    """Why a person has to start the next run: the newest version that a person rolled back learnt
+    from data that are still there, and no person has acted since. "" where none has to."""
+    for number, run in enumerate(known):
+        if (run.summary["gate"] or {}).get("decision") != "rolled_back":
+            continue
+        found = collect(read_run(home, run.run_id), history=False)
+        registration, read = found.registration, found.fingerprint
+        if registration is None:
+            continue
+        at = formats.instant(registration.tags.get(ROLLED_BACK_BY_HAND, ""))
+        if at is None:
+            continue
+        if any(_is_a_persons(later, at, home) for later in known[:number]):
+            return ""
+        if read is not None and _have_gone(read.window, held.window):
+            return ""
+        reason = registration.tags.get("rolled_back_for", "").rstrip(".")
+        config = spec.origin[0] or "CONFIG"
+        return (
+            f"version {registration.version} was rolled back: {reason}. The data that it learnt"
+            " from are still among the data: correct or remove what was wrong, then start the next"
+            f" run by hand, `rekindle run {config}`"
+        )
+    return ""
+
+
+def _is_a_persons(run: Entry, since: dt.datetime, home: Path) -> bool:
+    """Whether a person's run was judged, or a candidate promoted, since a roll back."""
+    began = formats.instant(run.started_at)
+    if began is None or began < since or not run.summary["gate"]:
+        return False
+    return run.promoted or not read_run(home, run.run_id).because
+
+
+def _have_gone(read: str, window: str) -> bool:
+    """Whether no row of the window `read` is in the window of now; without windows rows stay."""
+    then, now = parse_window(read), parse_window(window)
+    return then is not None and now is not None and then.end <= now.start
 
 
 def _moved(

@@ -6,12 +6,12 @@ Models with different tokenizers are compared in bits per byte of text. Shapes: 
 
 The verdict (`judge`) fails closed. A first model must reach every floor and beat the trivial answer
 (the most frequent class, or the frequency of single tokens). A later one must also be better than
-the champion by `min_delta`, or not worse by `margin`, with the lower bound of a paired bootstrap
-(Efron & Tibshirani 1993, percentile interval; both models scored on the same resampled rows) above
-it. And it must not lose more than `max_slice_drop` on any slice of at least `min_slice_size` rows,
-unless chance explains the loss: p-values are of a normal law with the bootstrap's deviation, and
+the champion by `min_delta`, or not worse by `margin`, with the lower bound of the gain above it
+(bounds.py; both models are scored on the same rows). And it must not lose more than
+`max_slice_drop` on any slice of at least `min_slice_size` rows, unless chance explains the loss:
 Holm's steps (1979) bound the chance that any slice refuses a model that is as good. Rows that are
-no draws of their own, those of a patient or a day, are resampled together: G clusters.
+no draws of their own, those of a patient or a day, are drawn together: clusters. Where the test
+rows cannot tell whatever they say, the verdict says how many it takes.
 
 With `gate.looks`, the comparisons of an epoch, which is one way to draw the test split, share
 1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to 1)."""
@@ -32,13 +32,22 @@ from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.data.signals import MOST_ROWS
+from rekindle.evaluate.bounds import (
+    FEWEST_UNITS,
+    PairedAnswers,
+    bounds_of,
+    deviation_of,
+    least_that_differ,
+    units_in,
+)
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.evaluate.scores.base import Floats, Ints
+from rekindle.evaluate.scores.base import Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.formats import fixed
 from rekindle.records import (
     LOWER_IS_BETTER,
     Audit,
+    ChampionDrop,
     Check,
     Churn,
     ClassResult,
@@ -50,11 +59,7 @@ from rekindle.records import (
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
 
-CHUNK_ELEMENTS = 4_000_000
-
-_POWER = 0.8
-_FEWEST = 10  # clusters that a bootstrap can say anything of
-_FEWEST_BEYOND = 10  # resamples; an end of an interval that has fewer is of a normal law
+_FEWEST = 10  # rows set aside that are compared
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
@@ -79,6 +84,8 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     churn = churn_of(ours, theirs) if theirs else None
     further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
     further += _size_check(spec.max_megabytes, record.candidate.bytes)
+    drop = _champion_drop(spec.gate, metric, record, theirs, clusters_N)
+    further += _drop_check(spec.gate, drop)
     if record.champion_version and not record.champion and not record.incomparable:
         detail = f"the champion, version {record.champion_version}, was not scored"
         verdict = refused("champion_scored", f"{detail}; run the step `score` again")
@@ -90,6 +97,8 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         confidence = _left(spec.gate, record.compared.get(epoch, 0))
         seen = (slices, slice_metric, further, clusters_N, confidence)
         verdict = judge(spec, metric, ours, theirs, *seen)
+    if drop is not None and drop.is_sure and drop.sentence not in verdict.reason:
+        verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {drop.sentence}")
     told = ("champion_version", "champion_digest", "samples", "smoke", "excluded", "examples",
             "bad_rows")  # fmt: skip
     return Evidence(
@@ -100,6 +109,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         reference=_with_answers(record.reference, ours),
         epoch=epoch if verdict.comparison else "", **vars(verdict),
         audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
+        champion_drop=drop,
         **{name: getattr(record, name) for name in told},
     )  # fmt: skip
 
@@ -139,7 +149,8 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
         return None
     ours, theirs = _contenders(record, rows)
     clusters_N, comparison = _clusters(rows, spec.cluster), None
-    enough = rows.num_rows >= _FEWEST and not _too_few(clusters_N) and metric in ours.metrics
+    enough = rows.num_rows >= _FEWEST and metric in ours.metrics
+    enough = enough and not _too_few(ours, clusters_N, spec.cluster)
     if enough and theirs is not None and ours.finite and theirs.finite:
         comparison = compare(spec, metric, ours, theirs, clusters_N)
     metrics = dict(theirs.metrics) if theirs else {}
@@ -193,26 +204,13 @@ def _against(
 ) -> dict[str, Any]:
     """What a slice tells of the champion, and how often a model as good would seem so bad."""
     known: dict[str, Any] = {"champion": theirs.metrics}
-    if _too_few(clusters_N):
+    if _too_few(ours, clusters_N, spec.cluster):
         return known | {"p_value": 1.0}
     if ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
-        gain = _gain(metric, ours, theirs)
-        deviation = differences(spec, metric, ours, theirs, clusters_N).std()
-        chance = NormalDist().cdf(gain / deviation) if deviation else float(gain >= 0)
-        known |= {"p_value": chance, "detectable": _detectable(spec, float(deviation), sides=1)}
+        bounds = bounds_of(spec, metric, ours, theirs, clusters_N)
+        known["p_value"] = bounds.chance_of_loss()
+        known["detectable"] = bounds.detectable(1 - spec.confidence)
     return known
-
-
-def _gain(metric: str, candidate: Scores, champion: Scores) -> float:
-    gain = candidate.metrics[metric] - champion.metrics[metric]
-    return -gain if metric in LOWER_IS_BETTER else gain
-
-
-def _detectable(spec: GateSpec, deviation: float, sides: int) -> float:
-    """The change that differs from none in `_POWER` of cases."""
-    normal = NormalDist()
-    known = normal.inv_cdf(1 - (1 - spec.confidence) / sides) + normal.inv_cdf(_POWER)
-    return known * deviation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +235,8 @@ def judge(
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
         return refused("metric", f"{metric} is measured of at most {MOST_CURVES} classes")
-    if champion is not None and _too_few(clusters_N):
-        what = f"the test examples have fewer than {_FEWEST} values of {spec.gate.cluster}"
-        return refused("clusters", f"{what}: they cannot tell models apart")
+    if champion is not None and (few := _too_few(candidate, clusters_N, spec.gate.cluster)):
+        return refused("clusters" if spec.gate.cluster else "examples", few)
     checks = [_finite(candidate, "candidate"), candidate.trivial(metric)]
     checks += [_floor(f"floor_{n}", n, floor, candidate.metrics) for n, floor in spec.floor.items()]
     for part in (part for part in slices if part.rows >= spec.gate.min_slice_size):
@@ -254,24 +251,57 @@ def judge(
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             gate = spec.gate.model_copy(update={"confidence": confidence})
             comparison = compare(gate, metric, candidate, champion, clusters_N)
-            worse = spec.gate.mode == "noninferiority"
-            least = -spec.gate.margin if worse else spec.gate.min_delta
-            lower, upper = comparison.lower, comparison.upper
-            passed = lower > least and comparison.estimate > least
-            gain = f"the gain in {metric} is {fixed(comparison.estimate, '+')}"
-            interval = f"[{fixed(lower, '+')}, {fixed(upper, '+')}] at {100 * confidence:.6g}%"
-            relation = "lies above" if passed else "does not lie above"
-            bound = f"whose lower bound {relation} {least:g}"
-            checks.append(Check(
-                name="not_worse_than_champion" if worse else "better_than_champion",
-                passed=passed, value=lower, threshold=least,
-                detail=f"{gain} {interval}, {bound}",
-            ))  # fmt: skip
+            checks.append(_gain_check(gate, comparison, champion, clusters_N))
         checks += _slice_checks(spec.gate, slices, slice_metric)
     checks += further
     failed = "; ".join(check.detail for check in checks if not check.passed)
     reason = failed or _praise(spec, metric, candidate, comparison)
     return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def _gain_check(
+    spec: GateSpec, comparison: Comparison, champion: Scores, clusters_N: Ints | None
+) -> Check:
+    """Whether the candidate is better than the champion, or not worse, as the gate asks."""
+    may_be_worse = spec.mode == "noninferiority"
+    least = -spec.margin if may_be_worse else spec.min_delta
+    lower, upper = fixed(comparison.lower, "+"), fixed(comparison.upper, "+")
+    passed = comparison.lower > least and comparison.estimate > least
+    relation = "lies above" if passed else "does not lie above"
+    detail = f"the gain in {comparison.metric} is {fixed(comparison.estimate, '+')}"
+    detail += f" [{lower}, {upper}] at {100 * spec.confidence:.6g}%"
+    detail += f", whose lower bound {relation} {least:g}"
+    if not passed:
+        detail += _too_few_to_tell(spec, comparison.metric, champion, clusters_N)
+    return Check(
+        name="not_worse_than_champion" if may_be_worse else "better_than_champion", passed=passed,
+        value=comparison.lower, threshold=least, detail=detail,
+    )  # fmt: skip
+
+
+def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: Ints | None) -> str:
+    """How many test rows it takes, where these cannot show what is asked whatever they say."""
+    tail = (1 - spec.confidence) / 2
+    units = len(champion) if clusters_N is None else len(np.unique(clusters_N))
+    what = "test rows" if clusters_N is None else f"values of {spec.cluster}"
+    if spec.mode == "superiority":
+        needed = least_that_differ(tail)
+        if units >= needed:
+            return ""
+        return f": {units} {what} cannot show a gain, it takes {needed} that all speak for it"
+    # the bound of a candidate that answers exactly as the champion does
+    bounds = bounds_of(spec, metric, champion, champion, clusters_N, tail)
+    unseen = -bounds.lower(tail)
+    if unseen < spec.margin:
+        return ""
+    needed = math.ceil(units * unseen / spec.margin)
+    if isinstance(bounds, PairedAnswers):
+        needed = math.ceil(math.log(tail) / math.log1p(-min(spec.margin, 1 - 1e-12)))
+    return (
+        f": {units} {what} that the models answer alike still allow a loss of {fixed(unseen)};"
+        f" to show that it is below {spec.margin:g} takes about {needed:,} of them, or a wider"
+        " evaluate.gate.margin"
+    )
 
 
 def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
@@ -296,6 +326,41 @@ def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -
     detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
     value = {"value": churn.share, "threshold": spec.max_churn}
     return [Check(name="churn", passed=passed, detail=detail, **value)]
+
+
+def _champion_drop(
+    spec: GateSpec, metric: str, record: records.Scores, theirs: Scores | None,
+    clusters_N: Ints | None,
+) -> ChampionDrop | None:  # fmt: skip
+    """How much worse the champion does on these rows than on those that it was judged on, which are
+    others: of these only the metric is known, so their deviation is taken from these."""
+    judged, judged_rows = record.champion_judged.get(metric), record.champion_judged_rows
+    if theirs is None or judged is None or not judged_rows or not len(theirs):
+        return None
+    now = theirs.metrics.get(metric, math.nan)
+    if not (theirs.finite and math.isfinite(now) and math.isfinite(judged)):
+        return None
+    drop = now - judged if metric in LOWER_IS_BETTER else judged - now
+    deviation = deviation_of(spec, metric, theirs, clusters_N)
+    deviation *= math.sqrt(1 + len(theirs) / judged_rows)
+    chance = 1 - NormalDist().cdf(drop / deviation) if deviation else float(drop <= 0)
+    return ChampionDrop(
+        metric=metric, judged=judged, judged_rows=judged_rows, now=now, rows=len(theirs), drop=drop,
+        p_value=chance,
+    )  # fmt: skip
+
+
+def _drop_check(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
+    if spec.max_champion_drop is None or drop is None:
+        return []
+    passed = drop.drop <= spec.max_champion_drop or not drop.is_sure
+    detail = f"the champion's {drop.metric} fell by {fixed(drop.drop)} since it was judged"
+    if not passed:
+        detail = f"{drop.sentence}. That is more than the {spec.max_champion_drop:g} of"
+        detail += " evaluate.gate.max_champion_drop, so a person decides: look at the data, then"
+        detail += " `rekindle promote RUN --reason TEXT`"
+    value = {"value": drop.drop, "threshold": spec.max_champion_drop}
+    return [Check(name="champion_drop", passed=passed, detail=detail, **value)]
 
 
 def _size_check(most: float | None, size: int | None) -> list[Check]:
@@ -352,8 +417,23 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 
-def _too_few(clusters_N: Ints | None) -> bool:
-    return clusters_N is not None and len(np.unique(clusters_N)) < _FEWEST
+def _too_few(scores: Scores, clusters_N: Ints | None, column: str | None) -> str:
+    """What makes the rows tell as little as a few do, if anything: few clusters, or answers most of
+    which belong to a few of them, or to a few long examples."""
+    sizes_N = scores.sizes_N
+    if clusters_N is None and (not len(sizes_N) or sizes_N.min() == sizes_N.max()):
+        return ""
+    units, weigh = len(sizes_N), units_in(clusters_N, sizes_N)
+    if weigh >= FEWEST_UNITS or (clusters_N is None and units < FEWEST_UNITS):
+        return ""
+    what = f"the {units} test examples, which differ in length,"
+    if clusters_N is not None:
+        units = len(np.unique(clusters_N))
+        what = f"the {units} values of {column} among the test examples"
+    return (
+        f"{what} tell as much as {weigh:.1f} of equal size: it takes {FEWEST_UNITS} to tell models"
+        " apart"
+    )
 
 
 def _left(spec: GateSpec, earlier: int) -> float:
@@ -364,58 +444,18 @@ def _left(spec: GateSpec, earlier: int) -> float:
     return 1 - (1 - spec.confidence) / (spec.looks * round_ * (round_ + 1))
 
 
-def _picks(generator: np.random.Generator, resamples: int, clusters_N: Ints) -> Ints:
-    """[R, N]: the rows of clusters drawn with replacement, as many as fill N; the last is cut."""
-    order_N, sizes_G = np.argsort(clusters_N, kind="stable"), np.bincount(clusters_N)
-    rows, starts_G = len(clusters_N), np.cumsum(sizes_G) - sizes_G
-    picks_RN = np.empty((resamples, rows), np.int64)
-    for picks_N in picks_RN:
-        drawn = generator.integers(0, len(sizes_G), len(sizes_G))
-        while sizes_G[drawn].sum() < rows:
-            drawn = np.append(drawn, generator.integers(0, len(sizes_G), len(sizes_G)))
-        sizes = sizes_G[drawn]
-        shifts = starts_G[drawn] - (np.cumsum(sizes) - sizes)
-        picks_N[:] = order_N[(np.arange(sizes.sum()) + np.repeat(shifts, sizes))[:rows]]
-    return picks_RN
-
-
-def differences(
-    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
-    clusters_N: Ints | None = None,
-) -> Floats:  # fmt: skip
-    """[resamples]: candidate minus champion in `metric`, more is better, on resampled rows."""
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
-    generator = np.random.default_rng(spec.seed)
-    found: list[Floats] = []
-    rows = len(candidate)
-    chunk = max(1, CHUNK_ELEMENTS // rows)
-    for start in range(0, spec.resamples, chunk):
-        some = min(chunk, spec.resamples - start)
-        if clusters_N is None:
-            picks_RN = generator.integers(0, rows, (some, rows))
-        else:
-            picks_RN = _picks(generator, some, clusters_N)
-        ours, theirs = (each.resampled(metric, picks_RN) for each in (candidate, champion))
-        found.append(sign * (ours - theirs))
-    return np.concatenate(found)
-
-
 def compare(
     spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
     clusters_N: Ints | None = None,
 ) -> Comparison:  # fmt: skip
-    """Candidate minus champion in `metric`, more is better, with its bootstrap interval."""
-    found = differences(spec, metric, candidate, champion, clusters_N)
+    """Candidate minus champion in `metric`, more is better, with its interval."""
     tail = (1 - spec.confidence) / 2
-    lower, upper = np.quantile(found, [tail, 1 - tail])
-    if tail * spec.resamples < _FEWEST_BEYOND:
-        reach = NormalDist().inv_cdf(1 - tail) * found.std()
-        lower, upper = found.mean() - reach, found.mean() + reach
+    bounds = bounds_of(spec, metric, candidate, champion, clusters_N, tail)
     # + 0.0: none of them is a negative zero
     return Comparison(
-        metric=metric, estimate=_gain(metric, candidate, champion) + 0.0, lower=float(lower) + 0.0,
-        upper=float(upper) + 0.0, confidence=spec.confidence, resamples=spec.resamples,
-        seed=spec.seed, detectable=_detectable(spec, float(found.std()), sides=2),
+        metric=metric, estimate=bounds.estimate + 0.0, lower=bounds.lower(tail) + 0.0,
+        upper=bounds.upper(tail) + 0.0, confidence=spec.confidence, resamples=bounds.resamples,
+        seed=spec.seed, detectable=bounds.detectable(tail),
     )  # fmt: skip
 
 

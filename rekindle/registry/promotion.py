@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import os
 import random
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.launch.events import emit
-from rekindle.records import ChangeKind, Evidence, Registration
+from rekindle.records import ROLLED_BACK_BY_HAND, ChangeKind, Evidence, Registration
 from rekindle.registry import models
 from rekindle.registry.client import PREFIX, tags_of
 from rekindle.registry.history import champion_before, changes, existing, note
@@ -77,10 +78,13 @@ def promote(
         return models.registration(client, where, found, registered.created, "promoted")
 
 
-def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
+def roll_back(
+    where: Registry, reason: str, to: str = "", *, by_hand: bool = False
+) -> tuple[str, str]:
     """Make version `to`, or the champion before, the champion again; returns the version that was
-    champion and the one that is. The former is not promoted again without a person's reason. Raises
-    RegistryError where there is none, it is gone, was never champion, or has other files."""
+    champion and the one that is. The former is not promoted again without a person's reason; that a
+    person rolled it back is noted with the time. Raises RegistryError where there is none, it is
+    gone, was never champion, or has other files."""
     with where.alone(), where.open(f"roll back {where.name}") as client:
         champion = by_alias(client, where, CHAMPION)
         if champion is None:
@@ -96,7 +100,11 @@ def roll_back(where: Registry, reason: str, to: str = "") -> tuple[str, str]:
         with _claimed(client, where, to) as claim:
             may = functools.partial(_is_still_champion, client, where, now)
             may()
-            for name, value in {"decision": "rolled_back", "rolled_back_for": reason}.items():
+            facts = {"decision": "rolled_back", "rolled_back_for": reason}
+            if by_hand:
+                now_utc = datetime.datetime.now(datetime.UTC)
+                facts[ROLLED_BACK_BY_HAND] = now_utc.isoformat(timespec="seconds")
+            for name, value in facts.items():
                 client.set_model_version_tag(where.name, now, f"{PREFIX}{name}", value)
             note(client, where.name, to, "rollback", reason)
             claim.replace_champion(may)
@@ -135,7 +143,7 @@ def _may_replace(
     # without a comparison a person decides
     refused = not evidence.promote or not all(check.passed for check in evidence.checks)
     doubts = {
-        "the gate refused it": refused and not (reason and evidence.is_only_incomparable),
+        "the gate refused it": refused and not (reason and evidence.is_for_a_person),
         "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
         "the evidence belongs to other files than were registered": other_files,
         "the evidence was changed after it was registered": changed,

@@ -1,8 +1,8 @@
 """Several runs side by side: what differs in config and data, what came of it, and whether a model
 is better than the first run's beyond chance.
 
-Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
-the same examples and labels and their scores are still there; else a note says why not. Language
+Two models are compared as the gate compares them (evaluate/bounds.py) where both were judged on the
+same examples and labels and their scores are still there; else a note says why not. Language
 models with different tokenizers are compared in bits per byte only. The page is one HTML file, like
 a card: tables of what differs, and the curves of the trainings in one plot."""
 

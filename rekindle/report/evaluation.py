@@ -25,7 +25,7 @@ class SliceTable:
 
 
 def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
-    """The bootstrap interval of the gate, drawn and said; nothing without a comparison."""
+    """The interval of the gate, drawn and said; nothing without a comparison."""
     if (comparison := evidence.comparison) is None:
         return Markup(""), ""
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
@@ -33,11 +33,12 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
         needed = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
     ends = comparison.estimate, comparison.lower, comparison.upper
     gain, lower, upper = map(formats.signed, ends)
+    drawn_from = "exact bounds of paired answers"
+    if comparison.resamples:
+        drawn_from = f"{formats.count(comparison.resamples)} resamples, seed {comparison.seed}"
     text = (
         f"The gain in {texts.metric_name(comparison.metric)} is {gain}, with"
-        f" {100 * comparison.confidence:g}% confidence between {lower} and {upper}"
-        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
-        f" seed {comparison.seed})."
+        f" {100 * comparison.confidence:g}% confidence between {lower} and {upper} ({drawn_from})."
     )
     if comparison.detectable:
         text += f" A gain of {formats.metric(comparison.detectable)} would show in 80% of cases."

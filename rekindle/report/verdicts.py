@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rekindle import formats
-from rekindle.records import Registration, RunRecord, StepRecord
+from rekindle.records import Comparison, Registration, RunRecord, Slice, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
 from rekindle.tables import rows
 
+_CHANCE = 0.025  # one-sided, as of an interval of 95 %
 _VERDICTS = Path(__file__).with_name("verdicts.yaml")
 Tone = Literal["good", "bad", "wait", "quiet"]
 
@@ -114,12 +115,20 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
 
 
 def improvement(
-    name: str, candidate: float | None, champion: float | None
-) -> tuple[float | None, Tone]:
-    """Candidate minus champion, and whether that is good for this metric."""
+    name: str, candidate: float | None, champion: float | None,
+    comparison: Comparison | None = None, slice_: Slice | None = None,
+) -> tuple[float | None, Tone]:  # fmt: skip
+    """Candidate minus champion, and whether that is good for this metric, where chance does not
+    explain it: by the interval of `comparison` if it is of this metric, as `rekindle compare` has
+    it, or by the p-value of the `slice_`, which knows losses only. Else it is quiet."""
     if candidate is None or champion is None or not math.isfinite(candidate - champion):
         return None, "quiet"
     change = candidate - champion
-    if abs(change) < 5e-5:
-        return change, "quiet"
-    return change, "good" if (change < 0) == texts.lower_is_better(name) else "bad"
+    if comparison is not None and comparison.metric == name:
+        if comparison.lower > 0:
+            return change, "good"
+        return change, "bad" if comparison.upper < 0 else "quiet"
+    is_loss = (change > 0) == texts.lower_is_better(name) and change != 0
+    if slice_ is not None and slice_.p_value is not None and is_loss:
+        return change, "bad" if slice_.p_value <= _CHANCE else "quiet"
+    return change, "quiet"

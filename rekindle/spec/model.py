@@ -523,21 +523,22 @@ class GateSpec(Section):
     """What the candidate must be: better than the champion by `min_delta`, or not worse by
     `margin`, so that equally good models of newer data replace older ones."""
     min_delta: float = Field(0.0, ge=0)
-    """By how much the candidate must be better; the bootstrap's lower bound has to lie above it."""
+    """By how much the candidate must be better; the lower bound of its gain has to lie above it."""
     margin: float = Field(0.01, gt=0)
     """By how much it may be worse with `mode: noninferiority`; the lower bound has to lie above
-    minus it."""
+    minus it. 0.01 of accuracy takes 368 test rows that both models answer alike."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Confidence of the two-sided bootstrap interval."""
+    """Confidence of the two-sided interval of the gain (docs/gate.md)."""
     looks: int | None = Field(None, ge=1, le=10_000)
     """So that all comparisons with champions on one test split, however many, err together in
     at most 1 - `confidence`: the first so many get equal parts of half of that, the next of a
     sixth, a twelfth and so on. Default: each comparison has all of it."""
     cluster: ColumnName | None = None
-    """One of `data.slices` whose rows belong together, such as those of a patient: the bootstrap
-    draws its values, at least ten, not rows. It is no slice then."""
+    """One of `data.slices` whose rows belong together, such as those of a patient: its values are
+    drawn, not rows, and have to tell as much as ten of equal size. It is no slice then."""
     resamples: int = Field(2_000, ge=100, le=1_000_000)
-    """Bootstrap resamples."""
+    """Resamples of metrics other than accuracy without a cluster, whose bounds are exact; more
+    where `looks` asks for the ends of a tail."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the bootstrap."""
     max_slice_drop: float = Field(0.05, ge=0)
@@ -548,6 +549,11 @@ class GateSpec(Section):
     slices together refuse a model that is as good in at most 1 - `confidence` of cases (Holm)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
+    max_champion_drop: float | None = Field(None, ge=0)
+    """Most by which the champion may do worse on today's test rows than it did when it was judged,
+    in the gate's metric. More, where chance does not explain it, refuses every candidate until a
+    person looks at the data and their labels: `rekindle promote RUN --reason TEXT`. Default: it is
+    said and refuses nothing."""
     max_churn: float | None = Field(None, ge=0, le=1)
     """Largest share of the test examples (for token_classification, of their words) that the
     candidate may answer otherwise than the champion. Not for language models."""

@@ -161,6 +161,8 @@ class ScoreJob(Stored):
     code: str = ""
     must_pass: MustPass | None = None
     compared: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    champion_judged: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    champion_judged_rows: int = 0
 
     @property
     def candidate(self) -> Turn:

@@ -6,6 +6,7 @@ that hold no target for one, are left out for both and counted. Scores are kept 
 interrupted scoring goes on, and no champion is scored twice. Nothing here imports torch."""
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, ow
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.staging import shared_secret
 from rekindle.launch.torchrun import torchrun
-from rekindle.records import Contender, Sample, Scores
+from rekindle.records import Contender, Evidence, Sample, Scores
 from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
@@ -31,6 +32,7 @@ from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count, smoke_of
 
 TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
+_EVIDENCE = "evidence.json"  # as registry/signature.py puts it beside the files of a model
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 
@@ -70,6 +72,7 @@ def job_of(
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
     refusal = _incomparable(candidate, champion, code) if champion is not None else None
+    judged = _judged_before(champion)
     turns = []
     for who, folder in folders.items():
         if who == "candidate" or refusal is None:
@@ -80,8 +83,28 @@ def job_of(
         turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
         status=str(attempt_in(working_of(turns[-1].kept))), train=train,
         champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
-        code=code, must_pass=must_pass, compared=dict(compared),
+        code=code, must_pass=must_pass, compared=dict(compared), champion_judged=judged.metrics,
+        champion_judged_rows=judged.rows,
     )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judged:
+    """What a model reached on the rows that it was judged on."""
+
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rows: int = 0
+
+
+def _judged_before(champion: Path | None) -> _Judged:
+    """By the evidence that lies beside the files of a registered model."""
+    if champion is None:
+        return _Judged()
+    try:
+        evidence = Evidence.read(champion.parent / _EVIDENCE)
+    except (OSError, ValueError):  # registered before evidence was kept
+        return _Judged()
+    return _Judged(dict(evidence.metrics), evidence.rows)
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
@@ -186,6 +209,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         reference=reference_of(Path(job.examples), ours.task.modality, shape, keep_N),
         bad_rows=read_summary(Path(job.examples)).bad_rows,
         must_pass=job.must_pass.rows.content if job.must_pass else "", compared=job.compared,
+        champion_judged=job.champion_judged, champion_judged_rows=job.champion_judged_rows,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")

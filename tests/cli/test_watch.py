@@ -13,7 +13,7 @@ import yaml
 
 from rekindle.app import follow
 from rekindle.app.triggers import Past, due
-from rekindle.app.watch import turn
+from rekindle.app.watch import _have_gone, turn
 from rekindle.cli.main import invoke
 from rekindle.data.arrivals import Arrivals
 from rekindle.data.fingerprint import fingerprint
@@ -475,3 +475,53 @@ def test_a_platform_gets_one_run_however_often_who_watches_is_killed(world: Worl
     assert kills > 5
     last = turns(path_of(Path(".rekindle"), "c"))[-1]
     assert (last.decision, last.outcome) == ("ran", "submitted to kubeflow")
+
+
+def _rolled_back_by_hand(home, number=1):
+    """The run of this number made version 3, which a person rolled back after it."""
+    run = _left(home, number, because="300 new rows")
+    root = homes.Home(home)
+    tags = {
+        "rolled_back_for": "a week of wrong labels",
+        "rolled_back_by_hand": "2026-11-23T09:00:00+00:00",
+    }
+    held = homes.registration("reviews", "3", "rolled_back", (), **tags)
+    root.artifact(run.run_id, "register", "registration", held)
+    return run
+
+
+def test_after_a_roll_back_by_hand_a_person_starts_the_next_run(judged):
+    home = Path(".rekindle")
+    _rolled_back_by_hand(home)
+    assert "skipped because the data have not changed" in look().stdout
+    write_jsonl(Path("r.jsonl"), rows(330))
+    done = look("--set", "triggers.act=run", check=False)
+    assert done.returncode == 3
+    said = "a run is suggested because 30 new rows (due from 20), but version 3 was rolled back: a week of wrong labels. The data that it learnt from are still among the data"  # fmt: skip
+    assert said in done.stdout
+    assert "`rekindle run c.yaml`" in done.stdout
+    # a run of a person's, judged since, lets the loop go on
+    _left(home, 2, started_at="2026-11-24T08:00:00+00:00", because="")
+    write_jsonl(Path("r.jsonl"), rows(360))
+    assert "rolled back" not in look(check=False).stdout
+
+
+def test_a_run_that_a_loop_started_does_not_count_as_a_persons(judged):
+    home = Path(".rekindle")
+    _rolled_back_by_hand(home)
+    _left(home, 2, started_at="2026-11-24T08:00:00+00:00", because="300 new rows")
+    write_jsonl(Path("r.jsonl"), rows(360))
+    assert "but version 3 was rolled back" in look(check=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("read", "now", "gone"),
+    [
+        ("", "", False),
+        ("2026-01-01T00:00:00/2026-04-01T00:00:00", "2026-04-01T00:00:00/2026-07-01T00:00:00", True),
+        ("2026-01-01T00:00:00/2026-04-01T00:00:00", "2026-03-31T00:00:00/2026-07-01T00:00:00", False),
+        ("2026-01-01T00:00:00/2026-04-01T00:00:00", "", False),
+    ],
+)  # fmt: skip
+def test_data_of_a_window_are_gone_once_it_lies_before_that_of_now(read, now, gone):
+    assert _have_gone(read, now) is gone

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, and the paired bootstrap against itself."""
+"""Metrics against scikit-learn, and those of resamples against themselves."""
 
 import numpy as np
 import pytest
@@ -106,4 +106,5 @@ def test_a_resample_scores_as_the_rows_it_picked(metric):
     probabilities, labels = predictions(1, 50, 3)
     picks = np.random.default_rng(0).integers(0, 50, (7, 50))
     one_by_one = [scores(probabilities[row], labels[row]).metrics[metric] for row in picks]
-    assert scores(probabilities, labels).resampled(metric, picks) == pytest.approx(one_by_one)
+    counts = np.stack([np.bincount(row, minlength=50) for row in picks]).astype(float)
+    assert scores(probabilities, labels).weighted(metric, counts) == pytest.approx(one_by_one)

@@ -62,9 +62,10 @@ def test_churn_is_of_words_and_a_word_without_a_prediction_is_an_answer_of_its_o
 
 def test_resamples_and_parts_give_what_their_texts_alone_give():
     scores, picks = scores_of(TEXTS), np.array([[0, 0, 1], [2, 2, 2], [2, 1, 0]])
+    counts = np.stack([np.bincount(row, minlength=3) for row in picks]).astype(float)
     for metric in scores.metrics:
         expected = [scores_of([TEXTS[i] for i in row]).metrics[metric] for row in picks]
-        assert scores.resampled(metric, picks) == pytest.approx(expected), metric
+        assert scores.weighted(metric, counts) == pytest.approx(expected), metric
     part = scores.picked(np.array([True, False, True]))
     assert part.metrics == pytest.approx(scores_of([TEXTS[0], TEXTS[2]]).metrics)
     assert len(part) == 2

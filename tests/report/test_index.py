@@ -138,3 +138,20 @@ def test_what_is_not_a_number_is_not_drawn(home: Home) -> None:
 def test_jobs_whose_models_were_never_judged_or_at_no_time_have_no_life(tmp_path: Path) -> None:
     build(tmp_path)
     assert len(lives(tmp_path)) == 2  # the start of the hostile run is markup
+
+
+def test_the_number_beside_the_champion_is_the_champions(home: Home) -> None:
+    """The newest candidate was refused: its number stands small beside it."""
+    candidate(home, "shapes", 1, 0.6071, None, "promoted")
+    candidate(home, "shapes", 2, 0.7879, 0.6071, "refused")
+    text = render_index(home.root).read_text()
+    course = text[text.index('<div class="course">') :]
+    assert course.startswith(
+        '<div class="course"><p><b>0.6071</b> <small>accuracy of the champion; newest candidate 0.7879, refused</small>'
+    )
+
+
+def test_without_a_champion_the_number_is_said_to_be_a_candidates(home: Home) -> None:
+    candidate(home, "shapes", 2, 0.7879, 0.6071, "refused")
+    text = render_index(home.root).read_text()
+    assert "<b>0.7879</b> <small>accuracy of the newest candidate, refused</small>" in text

@@ -12,6 +12,7 @@ from rekindle.records import LOWER_IS_BETTER, CalibrationBin, Check, ClassResult
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 EPSILON = 1e-12
 
@@ -44,15 +45,34 @@ class Scores(Protocol):
 
     def measured(self, names: Sequence[str]) -> Mapping[str, float]:
         """Metrics of all examples, none where there are no examples."""
-        everything = np.arange(len(self))[None]
-        return {n: float(self.resampled(n, everything)[0]) for n in names} if len(self) else {}
+        once = np.ones((1, len(self)))
+        return {n: float(self.weighted(n, once)[0]) for n in names} if len(self) else {}
 
     @property
     def finite(self) -> bool:
         """Whether every prediction is a number."""
 
-    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        """[R] values of `metric`, each on the examples that a row of `picks_RN` holds."""
+    @property
+    def sizes_N(self) -> Floats:
+        """How many answers each example holds: one, or so many words or targets."""
+        return np.ones(len(self))
+
+    def weighted(self, metric: str, weights_RN: Floats) -> Floats:
+        """[R] values of `metric`, in which each example counts as a row of `weights_RN` says."""
+
+    def is_right(self, metric: str) -> Bools | None:
+        """[N]: which answers are right, if the metric is the share of these; None if it is not."""
+        return None
+
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """The most that one more example may cost a model of which these are known, beside what it
+        costs the `other`: as `with_one_more` takes it. The bound of the metric where it has one;
+        else the most that both differ by on an example, or what a blind answer costs. With `rare`
+        also what no example here shows: see each kind of scores."""
+
+    def with_one_more(self, cost: float) -> Self:
+        """The same and one more example of the mean size, that hurts most where it is answered
+        wrong: at this `cost`; at 0 as well as can be. Only for `weighted`."""
 
     def trivial(self, metric: str) -> Check:
         """Whether it beats the best answer that looks at no input: of classes in this metric."""

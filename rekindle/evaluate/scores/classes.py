@@ -6,7 +6,7 @@ the top probability) and what curves tell, of all examples and of resamples."""
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores, beats
+from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, Scores, beats
 from rekindle.records import OF_CURVES, Check, ClassResult, Contender
 
 BINS = 15
@@ -60,36 +60,58 @@ class ClassScores(Scores):
     def finite(self) -> bool:
         return bool(np.isfinite(self.probabilities_NC).all())
 
-    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
+    def weighted(self, metric: str, weights_RN: Floats) -> Floats:
         """Log-loss is the mean negative log-probability of the true class in nats (a coin flip:
         0.693); macro-F1 the mean over classes of the harmonic mean of precision and recall, without
         those that neither occur nor are predicted; the calibration error the mean gap between
         confidence and accuracy over the bins, weighted by size; for curves see `_of_curves`."""
         probabilities_NC, labels_N = self.probabilities_NC, self.labels_N
-        guessed_N = probabilities_NC.argmax(1)
+        total_R = weights_RN.sum(1)
         if metric == "accuracy":
-            right_N = (guessed_N == labels_N).astype(np.float64)
-            return np.asarray(right_N[picks_RN].mean(1), np.float64)
+            return np.asarray(weights_RN @ self._right_N.astype(np.float64) / total_R, np.float64)
         if metric == "log_loss":
             picked_N = np.clip(probabilities_NC[np.arange(len(labels_N)), labels_N], EPSILON, 1.0)
-            return np.asarray(-np.log(picked_N)[picks_RN].mean(1), np.float64)
+            return np.asarray(weights_RN @ -np.log(picked_N) / total_R, np.float64)
         if metric == "macro_f1":
-            classes, right_N = probabilities_NC.shape[1], guessed_N == labels_N
-            hits_RC = _counted(labels_N, (row[right_N[row]] for row in picks_RN), classes)
-            either_RC = sum(_counted(x_N, picks_RN, classes) for x_N in (labels_N, guessed_N))
+            classes, guessed_N = probabilities_NC.shape[1], probabilities_NC.argmax(1)
+            hits_RC = added(weights_RN * self._right_N, labels_N, classes)
+            either_RC = added(weights_RN, labels_N, classes) + added(weights_RN, guessed_N, classes)
             # NaN for a class that neither occurs nor is predicted
-            each_RC = np.where(either_RC > 0, 2 * hits_RC / np.maximum(either_RC, 1), np.nan)
+            known_RC = np.where(either_RC > 0, either_RC, 1.0)
+            each_RC = np.where(either_RC > 0, 2 * hits_RC / known_RC, np.nan)
             return np.asarray(np.nanmean(each_RC, axis=1), np.float64)
         if metric in OF_CURVES:
-            return _of_curves(metric, probabilities_NC, labels_N, picks_RN)
+            return _of_curves(metric, probabilities_NC, labels_N, weights_RN)
         finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
         known_NC = np.where(finite_N[:, None], probabilities_NC, 0.0)
         top_N, right_N, index_N = _binned(known_NC, labels_N)
         gap_N = np.where(finite_N, top_N - right_N, 0.0)
-        place_RN = index_N[picks_RN] + BINS * np.arange(len(picks_RN))[:, None]
-        sums = np.bincount(place_RN.ravel(), gap_N[picks_RN].ravel(), BINS * len(picks_RN))
-        gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
-        return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)
+        gaps_R = np.abs(added(weights_RN * gap_N, index_N, BINS)).sum(1)
+        known_R = weights_RN @ finite_N.astype(np.float64)
+        return np.asarray(gaps_R / np.where(known_R > 0, known_R, 1.0), np.float64)
+
+    @functools.cached_property
+    def _right_N(self) -> Bools:
+        return np.asarray(self.probabilities_NC.argmax(1) == self.labels_N)
+
+    def is_right(self, metric: str) -> Bools | None:
+        return self._right_N if metric == "accuracy" else None
+
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """Probabilities count as 1e-12 at least: 27.6 nats."""
+        return -math.log(EPSILON)
+
+    def with_one_more(self, cost: float) -> Self:
+        """Of the rarest class, taken for the next rarest: they lose the largest share of it."""
+        counts_C = np.bincount(self.labels_N, minlength=len(self.names))
+        rarest = np.argsort(np.where(counts_C > 0, counts_C, len(self) + 1), kind="stable")[:2]
+        row_C = np.zeros(len(self.names))
+        row_C[rarest[-1]] = 1 - math.exp(-cost)
+        row_C[rarest[0]] += math.exp(-cost)
+        return dataclasses.replace(
+            self, probabilities_NC=np.vstack([self.probabilities_NC, row_C]),
+            labels_N=np.append(self.labels_N, rarest[0]),
+        )  # fmt: skip
 
     def trivial(self, metric: str) -> Check:
         if metric == "calibration_error":  # frequencies are calibrated, and know nothing
@@ -139,22 +161,25 @@ class ClassScores(Scores):
         )  # fmt: skip
 
 
-def _counted(classes_N: Ints, picks: Iterable[Ints], classes: int) -> Ints:
-    """[R, C]: how often each class is among the rows of each pick."""
-    return np.stack([np.bincount(classes_N[row], minlength=classes) for row in picks])
+def added(values_RN: Floats, group_N: Ints, groups: int) -> Floats:
+    """[R, groups]: the sums of values by group."""
+    order_N = np.argsort(group_N, kind="stable")
+    present, starts = np.unique(group_N[order_N], return_index=True)
+    sums_RG = np.zeros((len(values_RN), groups))
+    sums_RG[:, present] = np.add.reduceat(values_RN[:, order_N], starts, axis=1)
+    return sums_RG
 
 
-def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, picks_RN: Ints) -> Floats:
+def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, weights_RN: Floats) -> Floats:
     """[R]: the area under the ROC curve, the average precision (the step-wise area under the curve
     of precision over recall), or the most recall at which precision is 0.9 or more, of each class
     against the others; the mean of the classes that some rows have and some have not, or 0.5."""
-    times_RN = np.stack([np.bincount(row, minlength=len(labels_N)) for row in picks_RN])
-    found_CR = np.full((scores_NC.shape[1], len(picks_RN)), np.nan)
+    found_CR = np.full((scores_NC.shape[1], len(weights_RN)), np.nan)
     for c, scores_N in enumerate(scores_NC.T):
         order_N = np.argsort(-scores_N, kind="stable")
         # equal scores are one step, G of them
         begin_G = np.flatnonzero(np.diff(scores_N[order_N], prepend=np.nan) != 0)
-        is_N, sorted_RN = labels_N[order_N] == c, times_RN[:, order_N]
+        is_N, sorted_RN = labels_N[order_N] == c, weights_RN[:, order_N]
         of_RG, not_RG = (np.add.reduceat(sorted_RN * x, begin_G, 1) for x in (is_N, ~is_N))
         of_R, not_R = of_RG.sum(1), not_RG.sum(1)
         hits_RG, passed_RG = of_RG.cumsum(1), not_RG.cumsum(1)

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Ints, Scores, beats
+from rekindle.evaluate.scores.base import Floats, Scores, beats
 from rekindle.records import NUMBER_METRICS, CalibrationBin, Check, Contender
 
 BINS = 15
@@ -51,14 +51,34 @@ class NumberScores(Scores):
     def finite(self) -> bool:
         return bool(np.isfinite(self.values_N).all())
 
-    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        errors_N = np.abs(self.values_N - self.true_N)
+    def weighted(self, metric: str, weights_RN: Floats) -> Floats:
+        total_R = weights_RN.sum(1)
         if metric == "mae":
-            return np.asarray(errors_N[picks_RN].mean(1), np.float64)
-        squared_R = np.square(errors_N)[picks_RN].mean(1)
+            return np.asarray(weights_RN @ self._errors_N / total_R, np.float64)
+        squared_R = weights_RN @ np.square(self._errors_N) / total_R
         if metric == "rmse":
             return np.asarray(np.sqrt(squared_R), np.float64)
         return np.asarray(1 - squared_R / (self.variance or math.nan), np.float64)
+
+    @functools.cached_property
+    def _errors_N(self) -> Floats:
+        return np.abs(self.values_N - self.true_N)
+
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """An error, which has no bound: what costs as much as the best constant on average, or as
+        the most that both differ by in a row. With `rare` as far off as true numbers lie apart."""
+        if metric == "mae":
+            differ = np.abs(self._errors_N - other._errors_N).max()
+            blind = np.abs(self.true_N - np.median(self.true_N)).mean()
+        else:
+            differ = np.sqrt(np.abs(np.square(self._errors_N) - np.square(other._errors_N)).max())
+            blind = math.sqrt(self.variance)
+        far = float(np.ptp(self.true_N)) if rare else 0.0
+        return float(max(differ, blind, far))
+
+    def with_one_more(self, cost: float) -> Self:
+        true_N = np.append(self.true_N, 0.0)
+        return dataclasses.replace(self, values_N=np.append(self.values_N, cost), true_N=true_N)
 
     def trivial(self, metric: str) -> Check:
         """One number for all: their median has the least absolute errors, their mean the others."""

@@ -16,15 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Floats, Ints, Scores
+from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, Scores
 from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of
 from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
 
-Bools = npt.NDArray[np.bool_]
 Triple = tuple[Ints, Ints, Ints]
 
 NO_TAG = -1
@@ -36,13 +34,15 @@ _PREFIXES = "BI" + _ALONE + _LAST
 @dataclasses.dataclass(frozen=True)
 class TagScores(Scores):
     """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of the true
-    one in nats, each [W]; how many words each text has, [N]; what the tags mean."""
+    one in nats, each [W]; how many words each text has, [N]; what the tags mean; the `costs`, in
+    nats a word, of further texts of the mean size."""
 
     true_W: Ints
     predicted_W: Ints
     nats_W: Floats
     lengths_N: Ints
     scheme: "Scheme"
+    costs: tuple[float, ...] = ()
 
     METRIC: ClassVar[str] = "entity_f1"
     SLICE_METRIC: ClassVar[str] = "token_accuracy"  # a slice may be without an entity
@@ -84,12 +84,19 @@ class TagScores(Scores):
         def added(values_W: np.ndarray) -> Floats:
             return np.asarray(np.bincount(text_W, values_W, len(self)), np.float64)
 
-        return {
+        sums = {
             "hits": hits_N.astype(np.float64), "guessed": guessed_N.astype(np.float64),
             "there": there_N.astype(np.float64), "nats": added(self.nats_W),
             "right": added(self.predicted_W == self.true_W),
             "words": self.lengths_N.astype(np.float64),
         }  # fmt: skip
+        entities, words = sums["there"].mean(), sums["words"].mean()
+        for cost in self.costs:
+            further = {"guessed": entities, "there": entities, "words": words, "nats": cost * words}
+            further["hits"] = 0.0 if cost else entities
+            further["right"] = 0.0 if cost else words
+            sums = {name: np.append(values_N, further[name]) for name, values_N in sums.items()}
+        return sums
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
@@ -101,9 +108,13 @@ class TagScores(Scores):
     def finite(self) -> bool:
         return bool(np.isfinite(self.nats_W).all())
 
-    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        """A ratio of sums over the texts picked; 0 where there is no entity, as CoNLL has it."""
-        sums = {name: values_N[picks_RN].sum(1) for name, values_N in self._sums.items()}
+    @property
+    def sizes_N(self) -> Floats:
+        return np.asarray(self.lengths_N, np.float64)
+
+    def weighted(self, metric: str, weights_RN: Floats) -> Floats:
+        """A ratio of sums over the texts; 0 where there is no entity, as CoNLL has it."""
+        sums = {name: weights_RN @ values_N for name, values_N in self._sums.items()}
         above, below = {
             "entity_f1": (2 * sums["hits"], sums["guessed"] + sums["there"]),
             "entity_precision": (sums["hits"], sums["guessed"]),
@@ -111,8 +122,15 @@ class TagScores(Scores):
             "token_accuracy": (sums["right"], sums["words"]),
             "log_loss": (sums["nats"], sums["words"]),
         }[metric]
-        ratio_R: Floats = above / np.maximum(below, 1)
+        ratio_R: Floats = above / np.where(below > 0, below, 1.0)
         return ratio_R
+
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """Probabilities count as 1e-12 at least: 27.6 nats."""
+        return -math.log(EPSILON)
+
+    def with_one_more(self, cost: float) -> Self:
+        return dataclasses.replace(self, costs=(*self.costs, cost))
 
     def trivial(self, metric: str) -> Check:
         share = float(np.bincount(self.true_W).max() / len(self.true_W))

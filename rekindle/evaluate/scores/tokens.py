@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Ints, Scores, beats
+from rekindle.evaluate.scores.base import Floats, Scores, beats
 from rekindle.records import TOKEN_METRICS, Check, Contender
 
 
@@ -52,13 +52,33 @@ class TokenScores(Scores):
     def finite(self) -> bool:
         return bool(np.isfinite(self.nats_N).all())
 
-    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
-        """A ratio of sums over the examples picked; log_loss is nats per target."""
+    @property
+    def sizes_N(self) -> Floats:
+        return self.targets_N
+
+    def weighted(self, metric: str, weights_RN: Floats) -> Floats:
+        """A ratio of sums over the examples; log_loss is nats per target."""
         above_N = self.right_N if metric == "token_accuracy" else self.nats_N
         below_N = self.bytes_N * math.log(2) if metric == "bits_per_byte" else self.targets_N
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio_R: Floats = above_N[picks_RN].sum(1) / below_N[picks_RN].sum(1)
+            ratio_R: Floats = (weights_RN @ above_N) / (weights_RN @ below_N)
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
+
+    def worst(self, metric: str, other: Self, rare: bool = False) -> float:
+        """Nats per target, which have no bound: what guessing by frequency costs, or the most that
+        both differ by in an example. With `rare` twice as much as guessing."""
+        differ_N = np.abs(self.nats_N - other.nats_N) / np.maximum(self.targets_N, 1)
+        guessed = 2 * self.unigram_nats if rare else self.unigram_nats
+        return float(max(differ_N.max(), guessed))
+
+    def with_one_more(self, cost: float) -> Self:
+        targets = self.targets_N.mean()
+        return dataclasses.replace(
+            self, nats_N=np.append(self.nats_N, cost * targets),
+            right_N=np.append(self.right_N, 0.0 if cost else targets),
+            targets_N=np.append(self.targets_N, targets),
+            bytes_N=np.append(self.bytes_N, self.bytes_N.mean()),
+        )  # fmt: skip
 
     def trivial(self, metric: str) -> Check:
         value, what = self.metrics["log_loss"], "guessing by the frequency of single tokens"

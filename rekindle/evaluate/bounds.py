@@ -1,0 +1,273 @@
+"""How much better a candidate is than the champion, by what both answered to the test examples:
+bounds of the gain that err as rarely as promised, also where few examples tell the two apart, or a
+rare one costs much.
+
+All bounds have one idea. The mean of numbers that cannot be below `a` is bounded from below by
+adding one more number, `a`, and weighting all of them at random (weights of a flat Dirichlet law):
+the quantile `tail` of such means (Gaffke 2005, Three test statistics for a nonparametric one-sided
+hypothesis on the mean of a nonnegative variable; Learned-Miller & Thomas 2020, arXiv:1905.06208).
+The one more stands for what the test split may not have seen: of n examples that all agree a share
+of 1 - tail^(1/n) may be otherwise, the "rule of three". Of one proportion this is the interval of
+Clopper and Pearson, of paired answers at zero the exact test of McNemar.
+
+`PairedAnswers` has it in closed form; `Resamples` draws the weights, which is the Bayesian
+bootstrap (Rubin 1981) with one more example that the candidate loses. What is lost at worst each
+kind of scores says (`Scores.worst`). Shapes: N examples, U units that are drawn together, R
+resamples."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from rekindle.evaluate.scores.base import Floats, Ints, Scores
+from rekindle.records import LOWER_IS_BETTER
+from rekindle.spec.model import GateSpec
+
+CHUNK_ELEMENTS = 4_000_000
+MOST_ELEMENTS = 400_000_000
+"""Weights that are drawn at most; beyond them the end of a tail is extrapolated."""
+FEWEST_UNITS = 10
+"""Clusters of equal size that the ones at hand have to weigh as much as."""
+
+_POWER = 0.8
+_FEWEST_BEYOND = 10  # resamples that an end of an interval leaves beyond it
+_GRID = 501  # points of an integral
+_NEGLIGIBLE = 1e-13
+_HALVINGS = 45
+
+
+class Bounds(Protocol):
+    """The gain of the candidate, more is better, and what the examples say of the true one."""
+
+    @property
+    def estimate(self) -> float:
+        """The gain on these examples."""
+
+    @property
+    def resamples(self) -> int:
+        """How many were drawn; 0: none, the bounds are exact."""
+
+    def lower(self, tail: float) -> float:
+        """What the true gain is below with a probability of at most `tail`."""
+
+    def upper(self, tail: float) -> float:
+        """What it is above with such a probability."""
+
+    def chance_of_loss(self) -> float:
+        """How often a candidate that is as good as the champion seems as bad as this one."""
+
+    def detectable(self, tail: float) -> float:
+        """The gain whose lower bound lies above zero in four of five cases."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedAnswers:
+    """Of `rows` answers `fixed` are right that were wrong before, `broken` the reverse."""
+
+    fixed: int
+    broken: int
+    rows: int
+    resamples: int = 0
+
+    @property
+    def estimate(self) -> float:
+        """The gain in accuracy."""
+        return (self.fixed - self.broken) / self.rows
+
+    def lower(self, tail: float) -> float:
+        """See `Bounds`. 20 equal answers at a tail of 0.025: -0.168; 6 of 6 fixed: 0.082."""
+        return _lower_end(self.fixed, self.broken, self.rows, tail)
+
+    def upper(self, tail: float) -> float:
+        """See `Bounds`."""
+        return -_lower_end(self.broken, self.fixed, self.rows, tail)
+
+    def chance_of_loss(self) -> float:
+        """The one-sided exact test of McNemar: 1 fixed and 7 broken give 0.035."""
+        from scipy.special import bdtr
+
+        return float(bdtr(self.fixed, self.fixed + self.broken, 0.5))
+
+    def detectable(self, tail: float) -> float:
+        """See `Bounds`; half of the answers that differ count as chance. 1 if no gain would do."""
+        from scipy.special import bdtr, betaincinv
+
+        broken = (self.fixed + self.broken) // 2
+        fixed = np.arange(self.rows - broken + 1)
+        chance = bdtr(broken, fixed + broken, 0.5)  # that so few are broken
+        enough = np.flatnonzero(chance <= tail)
+        if not len(enough):
+            return 1.0
+        least = int(enough[0])
+        share = float(betaincinv(least, self.rows - least + 1, _POWER))
+        return min(1.0, share - broken / self.rows)
+
+
+@functools.lru_cache
+def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
+    """The quantile `tail` of the difference of two of three shares, whose law is a flat Dirichlet's
+    after these counts and one more that is broken."""
+    from scipy.special import betainc, betaincinv  # which takes a fifth of a second
+
+    lost, equal = broken + 1, rows - fixed - broken
+    if not fixed:
+        return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
+    shares, weights = _of_beta(fixed + lost, equal)
+    low, high = -1.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        # of the answers that differ so many are fixed where the difference is `middle`
+        part = np.clip((1 + middle / shares) / 2, 0.0, 1.0)
+        if (weights * betainc(fixed, lost, part)).sum() < tail:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _of_beta(a: float, b: float) -> tuple[Floats, Floats]:
+    """Points of a beta law, and the weights that make a sum over them its mean."""
+    from scipy.special import betaincinv, xlog1py, xlogy
+
+    if not b:
+        return np.ones(1), np.ones(1)
+    ends = betaincinv(a, b, _NEGLIGIBLE), 1 - betaincinv(b, a, _NEGLIGIBLE)
+    points = np.linspace(*ends, _GRID)
+    logs = xlogy(a - 1, points) + xlog1py(b - 1, -points)
+    weights = np.exp(logs - logs.max())
+    return points, weights / weights.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Resamples:
+    """Gains of resamples: `low_R` with one more example that the candidate loses, `high_R` with one
+    that it wins."""
+
+    estimate: float
+    low_R: Floats
+    high_R: Floats
+
+    @property
+    def resamples(self) -> int:
+        """How many there are."""
+        return len(self.low_R)
+
+    def lower(self, tail: float) -> float:
+        """See `Bounds`."""
+        return _end(self.low_R, tail)
+
+    def upper(self, tail: float) -> float:
+        """See `Bounds`."""
+        return -_end(-self.high_R, tail)
+
+    def chance_of_loss(self) -> float:
+        """See `Bounds`."""
+        beyond = float((self.high_R >= 0).mean())
+        least = _FEWEST_BEYOND / self.resamples
+        if beyond >= least:
+            return beyond
+        end, scale = _tail_of(-self.high_R)
+        return float(min(least, least * math.exp(-end / scale))) if scale else float(end <= 0)
+
+    def detectable(self, tail: float) -> float:
+        """See `Bounds`; the deviation is taken as the same with another gain."""
+        reach = NormalDist().inv_cdf(_POWER) * float(self.low_R.std())
+        return max(0.0, self.estimate - self.lower(tail)) + reach
+
+
+def _end(values_R: Floats, tail: float) -> float:
+    """The quantile `tail`; beyond the last resamples that of an exponential law, the heaviest that
+    weights have."""
+    least = _FEWEST_BEYOND / len(values_R)
+    if tail >= least:
+        return float(np.quantile(values_R, tail))
+    end, scale = _tail_of(values_R)
+    return end - scale * math.log(least / tail)
+
+
+def _tail_of(values_R: Floats) -> tuple[float, float]:
+    """The last quantile that enough resamples lie below, and by how much each e-th part of them is
+    lower."""
+    least = _FEWEST_BEYOND / len(values_R)
+    end, nearer = np.quantile(values_R, [least, min(1.0, math.e * least)])
+    return float(end), float(nearer - end)
+
+
+def gain_of(metric: str, candidate: Scores, champion: Scores) -> float:
+    """Candidate minus champion in `metric`, more is better."""
+    gain = candidate.metrics[metric] - champion.metrics[metric]
+    return -gain if metric in LOWER_IS_BETTER else gain
+
+
+def bounds_of(
+    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
+    clusters_N: Ints | None = None, tail: float = 0.5,
+) -> Bounds:  # fmt: skip
+    """What the examples that both answered say of the gain; examples of one cluster are drawn
+    together. At least `spec.resamples`, and as many as an end at `tail` needs."""
+    if clusters_N is None:
+        ours, theirs = candidate.is_right(metric), champion.is_right(metric)
+        if ours is not None and theirs is not None:
+            fixed, broken = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+            return PairedAnswers(fixed, broken, len(candidate))
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
+    many = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
+    many = max(spec.resamples, min(many, MOST_ELEMENTS // len(candidate)))
+    # that nothing was lost is a claim about rare losses, that something was gained is not
+    rare = spec.mode == "noninferiority"
+    cost = max(candidate.worst(metric, champion, rare), champion.worst(metric, candidate, rare))
+    lost, won = candidate.with_one_more(cost), candidate.with_one_more(0.0)
+    their_lost, their_won = champion.with_one_more(cost), champion.with_one_more(0.0)
+    low, high = list[Floats](), list[Floats]()
+    for weights_RN in _weights(spec.seed, many, units_N, candidate.sizes_N):
+        low.append(lost.weighted(metric, weights_RN) - their_won.weighted(metric, weights_RN))
+        high.append(won.weighted(metric, weights_RN) - their_lost.weighted(metric, weights_RN))
+    low_R, high_R = sign * np.concatenate(low), sign * np.concatenate(high)
+    return Resamples(gain_of(metric, candidate, champion), low_R, high_R)
+
+
+def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Iterator[Floats]:
+    """In chunks [R, N + 1]: how much each example counts, those of a unit alike, and the one more,
+    which has the size of the unit that an answer drawn at random belongs to."""
+    generator = np.random.default_rng(seed)
+    sizes_U = np.bincount(units_N, sizes_N)
+    typical = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
+    # its own draws lie evenly, because the ends of the interval are mostly theirs
+    evenly_R = (generator.permutation(resamples) + 0.5) / resamples
+    more_R = -np.log1p(-evenly_R) * typical
+    chunk = max(1, CHUNK_ELEMENTS // (len(units_N) + 1))
+    for start in range(0, resamples, chunk):
+        some = more_R[start : start + chunk, None]
+        weights_RU = generator.exponential(size=(len(some), len(sizes_U)))
+        yield np.concatenate([weights_RU[:, units_N], some], 1)
+
+
+def deviation_of(
+    spec: GateSpec, metric: str, scores: Scores, clusters_N: Ints | None = None
+) -> float:
+    """The standard deviation of a model's own `metric`, had other examples been drawn; with one
+    more example that it answers right, so that it is not 0 where all are wrong."""
+    units_N = np.arange(len(scores)) if clusters_N is None else clusters_N
+    more = scores.with_one_more(0.0)
+    drawn = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
+    values_R = np.concatenate([more.weighted(metric, weights_RN) for weights_RN in drawn])
+    return float(values_R.std())
+
+
+def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
+    """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares (Kish
+    1965). 29 of ten rows and one of 290 tell as much as 3.9."""
+    sizes_U = sizes_N if clusters_N is None else np.bincount(clusters_N, sizes_N)
+    return float(sizes_U.sum() ** 2 / (sizes_U**2).sum()) if sizes_U.any() else 0.0
+
+
+def least_that_differ(tail: float) -> int:
+    """How many units have to speak for one of two, and none for the other, before chance explains
+    it with a probability of at most `tail`: 2^-k (6 at 0.025)."""
+    return math.ceil(-math.log2(tail))
