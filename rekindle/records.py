@@ -732,7 +732,8 @@ class ChampionRecord(VersionedRecord):
 class RolloutEvent(Record):
     """What a roll-out does next, written before it does it: `state` for the `version`, `previous`
     the one that had the requests before ("": none), `shares` of requests in percent, and the
-    `reason` of a roll back. `at` is UTC. `digest` is the model's, where it is created."""
+    `reason` of a roll back. `at` is UTC. `digest` is the model's, and `inputs` how clients ask it,
+    where it is created."""
 
     number: int
     state: RolloutState
@@ -742,11 +743,13 @@ class RolloutEvent(Record):
     shares: Mapping[str, int]
     reason: str
     digest: str = ""
+    inputs: str = ""
 
 
 class VersionTraffic(Record):
-    """Requests that a version was given since the shares last changed, and those that it failed.
-    `p50_ms` and `p99_ms` are upper bounds, null without an answer."""
+    """Requests that a version was given since the shares last changed, those that it failed (5xx),
+    and those that it refused (4xx). `p50_ms` and `p99_ms` are upper bounds, null without an
+    answer."""
 
     state: str
     share: int
@@ -754,6 +757,7 @@ class VersionTraffic(Record):
     errors: int
     p50_ms: float | None
     p99_ms: float | None
+    refused: int = 0
 
 
 class Deployment(VersionedRecord):
