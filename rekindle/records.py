@@ -515,13 +515,15 @@ class Smoke(Record):
 
 
 class Reference(Record):
-    """What production is compared with: of rows that judged a model the `inputs`, the numbers of
-    each signal (data/signals.py), and how sure it was of its answers, if they are classes. `words`
-    are the hashes of words that it was trained on: base64 of 32-bit numbers, little endian."""
+    """What production is compared with: of rows that judged a model, one a content, the `inputs`,
+    the numbers of each signal (data/signals.py), how sure it was of its answers, if they are
+    classes, and how often each was `predicted`. `words` are the hashes of words that it was trained
+    on: base64 of 32-bit numbers, little endian."""
 
     words: str = ""
     inputs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
     confidence: tuple[float, ...] = ()
+    predicted: Mapping[str, int] = Field(default_factory=dict)
 
 
 class Contender(Record):
@@ -666,7 +668,8 @@ class Signal(Record):
 
 class Monitored(VersionedRecord):
     """Kind `monitored`: a check of what a model answered from `start` to `end`. `rows` of its
-    `version` were logged; `left_out` others by why they do not count. `verdict` says whether there
+    `version` were logged, with so many `different` contents, null where no row tells its content;
+    `left_out` others by why they do not count. `verdict` says whether there
     is an alarm, `quiet`, or there are `too_few` rows to tell; `reason` says it in a sentence.
     `expected_accuracy` is estimated from confidence, without labels; `p99_seconds` is how long
     99 of 100 requests took."""
@@ -679,6 +682,7 @@ class Monitored(VersionedRecord):
     verdict: Literal["alarm", "quiet", "too_few"]
     reason: str
     rows: int
+    different: int | None = None
     left_out: Mapping[str, int] = Field(default_factory=dict)
     signals: tuple[Signal, ...] = ()
     expected_accuracy: float | None = None
