@@ -50,7 +50,10 @@ class CausalLM(pretrained.HubTask, TokenTask):
     _held: tuple[tokenizers.Tokenizer, ChatTemplate | None] | None = None
 
     def hold(self, settings: Settings, assets: Path) -> None:
-        template = _template(settings, assets) if settings["form"] == "chat" else None
+        template = None
+        if settings["form"] == "chat":
+            source = (assets / _TEMPLATE).read_text(encoding="utf-8")
+            template = ChatTemplate(source, settings["special_tokens"])
         self._held = pretrained.read_tokenizer(assets), template
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
