@@ -16,8 +16,6 @@ from tests.platforms.local.test_removal import gc
 from tests.registry.versions import model_in, registered
 from tests.servers.mlflow_server import mlflow_server
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -26,6 +24,7 @@ def server(tmp_path_factory):
         yield url, folder
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_once_hashed_at_each_use_and_removed_when_nothing_has_it(
     server, tmp_path, monkeypatch
 ):
