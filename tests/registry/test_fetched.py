@@ -6,13 +6,13 @@ import uuid
 
 import pytest
 
+from rekindle.cli.main import invoke
 from rekindle.errors import ChangedModelError
 from rekindle.registry.models import FETCHED, Registry, aliased, champion_state, fetch_model
 from rekindle.registry.promotion import promote
 from rekindle.serve.messages import WANTED_JSON, ServedModel, Wanted
 from rekindle.spec.model import ColumnsSpec, RegisterSpec
 from rekindle.train.modelfolder import digest_of
-from tests.platforms.local.test_removal import gc
 from tests.registry.versions import model_in, registered
 from tests.servers.mlflow_server import mlflow_server
 
@@ -70,9 +70,9 @@ def test_gc_keeps_what_a_deployment_has_and_removes_the_rest(tmp_path):
     folder.mkdir(parents=True)
     wanted = Wanted(1, "127.0.0.1", 1, (deployed,), {"1": 100})
     (folder / "wanted.json").write_bytes(WANTED_JSON.dump_json(wanted))
-    assert gc(home, "--yes") == 0
+    assert invoke(["gc", f"--home={home}", "--yes"]) == 0
     assert [path.name for path in (home / FETCHED).iterdir() if path.name[0] != "."] == ["b" * 32]
     (folder / "wanted.json").write_text("{")  # what it names is not known
     (home / FETCHED / ("d" * 32)).mkdir()
-    assert gc(home, "--yes") == 0
+    assert invoke(["gc", f"--home={home}", "--yes"]) == 0
     assert (home / FETCHED / ("d" * 32)).is_dir()
