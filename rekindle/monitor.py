@@ -7,7 +7,10 @@ chi-squared, live accuracy, also of slices, by one-sided proportions (less of it
 nothing measured at training, against the window before by Mann and Whitney (slower). Holm's steps
 (1979) bound the chance of any false alarm of a check by `false_alarms`; besides, the effect must
 reach a floor, so that a million rows do not alarm about nothing. Too few rows never say "no drift".
-N rows now."""
+
+The tests take rows for independent, and repeats are not: retries, popular texts, an uptime probe.
+So one row a content counts for inputs and predictions, there as in the reference; a request for
+latency; an id for accuracy. N rows now."""
 
 import collections
 import dataclasses
@@ -153,7 +156,8 @@ def judge(
     """Each signal of which both sides have `min_rows`; all together raise a false alarm with
     probability `level`. `labels` by the `id` of rows; `earlier` rows of the same log, of the window
     before, are what latency is compared with."""
-    found = [*_inputs(evidence, rows, min_rows, level), *_predictions(evidence, rows, min_rows)]
+    once = distinct(rows)
+    found = [*_inputs(evidence, once, min_rows, level), *_predictions(evidence, once, min_rows)]
     found += _accuracy(evidence, rows, labels, min_rows, level)
     found += _latency(earlier, rows, min_rows) if earlier is not None else ()
     weights = [_WEIGHTS.get(one.name, 1.0) for one in found]
@@ -162,6 +166,17 @@ def judge(
         one.model_copy(update={"alarm": is_sure and one.effect >= _floor(one)})
         for one, is_sure in zip(found, sure, strict=True)
     )
+
+
+def distinct(rows: pa.Table) -> pa.Table:
+    """The first row of each content; those that do not tell theirs all stay."""
+    if "hash" not in rows.column_names:
+        return rows
+    seen, first_N = set[str](), np.ones(len(rows), bool)
+    for row, content in enumerate(rows.column("hash").to_pylist()):
+        first_N[row] = not content or content not in seen
+        seen.add(content)
+    return rows.filter(pa.array(first_N))
 
 
 def _floor(one: Signal) -> float:
@@ -235,6 +250,8 @@ def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Sig
     from scipy.stats import chi2_contingency
 
     counts = {one.label: one.predicted for one in evidence.classes}
+    if evidence.reference is not None and evidence.reference.predicted:
+        counts = dict(evidence.reference.predicted)
     answered = rows.column("label").drop_null().to_pylist() if "label" in rows.column_names else []
     if len(counts) < 2 or min(len(answered), sum(counts.values())) < least:
         return

@@ -520,13 +520,15 @@ class Smoke(Record):
 
 
 class Reference(Record):
-    """What production is compared with: of rows that judged a model the `inputs`, the numbers of
-    each signal (data/signals.py), and how sure it was of its answers, if they are classes. `words`
-    are the hashes of words that it was trained on: base64 of 32-bit numbers, little endian."""
+    """What production is compared with: of rows that judged a model, one a content, the `inputs`,
+    the numbers of each signal (data/signals.py), how sure it was of its answers, if they are
+    classes, and how often each was `predicted`. `words` are the hashes of words that it was trained
+    on: base64 of 32-bit numbers, little endian."""
 
     words: str = ""
     inputs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
     confidence: tuple[float, ...] = ()
+    predicted: Mapping[str, int] = Field(default_factory=dict)
 
 
 class Contender(Record):
@@ -719,7 +721,8 @@ class Signal(Record):
 
 class Monitored(VersionedRecord):
     """Kind `monitored`: a check of what a model answered from `start` to `end`. `rows` of its
-    `version` were logged; `left_out` others by why they do not count. `verdict` says whether there
+    `version` were logged, with so many `different` contents, null where no row tells its content;
+    `left_out` others by why they do not count. `verdict` says whether there
     is an alarm, `quiet`, or there are `too_few` rows to tell; `reason` says it in a sentence.
     `expected_accuracy` is estimated from confidence, without labels; `p99_seconds` is how long
     99 of 100 requests took."""
@@ -732,6 +735,7 @@ class Monitored(VersionedRecord):
     verdict: Literal["alarm", "quiet", "too_few"]
     reason: str
     rows: int
+    different: int | None = None
     left_out: Mapping[str, int] = Field(default_factory=dict)
     signals: tuple[Signal, ...] = ()
     expected_accuracy: float | None = None
@@ -789,7 +793,8 @@ class ChampionRecord(VersionedRecord):
 class RolloutEvent(Record):
     """What a roll-out does next, written before it does it: `state` for the `version`, `previous`
     the one that had the requests before ("": none), `shares` of requests in percent, and the
-    `reason` of a roll back. `at` is UTC. `digest` is the model's, where it is created."""
+    `reason` of a roll back. `at` is UTC. `digest` is the model's, and `inputs` how clients ask it,
+    where it is created."""
 
     number: int
     state: RolloutState
@@ -799,11 +804,13 @@ class RolloutEvent(Record):
     shares: Mapping[str, int]
     reason: str
     digest: str = ""
+    inputs: str = ""
 
 
 class VersionTraffic(Record):
-    """Requests that a version was given since the shares last changed, and those that it failed.
-    `p50_ms` and `p99_ms` are upper bounds, null without an answer."""
+    """Requests that a version was given since the shares last changed, those that it failed (5xx),
+    and those that it refused (4xx). `p50_ms` and `p99_ms` are upper bounds, null without an
+    answer."""
 
     state: str
     share: int
@@ -811,6 +818,7 @@ class VersionTraffic(Record):
     errors: int
     p50_ms: float | None
     p99_ms: float | None
+    refused: int = 0
 
 
 class Deployment(VersionedRecord):

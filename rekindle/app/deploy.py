@@ -20,6 +20,7 @@ from rekindle.registry.history import champion_of
 from rekindle.registry.models import served_model
 from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
+from rekindle.serve.inputs import described
 from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
 from rekindle.serve.rollout import Endpoint, Log, Rollout, serving, stood
 from rekindle.serve.verdict import quantile
@@ -93,6 +94,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
         last, change = rollout.log.last(), champion_of(where).change
         if not options.may(machines, usd, serving(last) != model.version):
             return None
+        rollout.inputs = described(model)
         if spec.deploy.shadow and (now := serving(last)) not in ("", model.version):
             rollout.before = served(spec, home, now, options.platform)
         back = last if last and last.state == "rolled_back" and last.previous else None
@@ -135,7 +137,10 @@ def roll_back(
                 rollout.endpoint.create(model, last.number)  # it may have ended since
                 rollout.back(reason)
             else:
-                rollout.spec = spec.deploy.model_copy(update={"canary": ()})
+                # a person decided, whatever clients have to send from now on
+                at_once = {"canary": (), "allow_other_inputs": True}
+                rollout.spec = spec.deploy.model_copy(update=at_once)
+                rollout.inputs = described(model)
                 rollout.to(model)
     return moved
 
@@ -192,7 +197,7 @@ def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
     p50, p99 = (BOUNDS_MS[quantile(traffic, q)] if answered else None for q in (0.5, 0.99))
     return VersionTraffic(
         state=state, share=share, requests=traffic.requests, errors=traffic.errors, p50_ms=p50,
-        p99_ms=p99,
+        p99_ms=p99, refused=traffic.refused,
     )  # fmt: skip
 
 

@@ -60,8 +60,8 @@ def check(
     found = Monitored(
         name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
         start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
-        **_said(signals, seen.total, asked.min_rows, f"{to.root}/{model.name}"),
-        signals=signals, rows=seen.total, left_out=seen.left_out,
+        **_said(signals, seen, asked.min_rows, f"{to.root}/{model.name}"),
+        signals=signals, rows=seen.total, different=_different(seen), left_out=seen.left_out,
         expected_accuracy=monitor.expected_accuracy(evidence, rows),
         p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
     )  # fmt: skip
@@ -90,14 +90,24 @@ def _push(found: Monitored, platform: str) -> None:
     telemetry.close()
 
 
-def _said(signals: tuple[Signal, ...], rows: int, least: int, place: str) -> dict[str, str]:
+def _different(seen: monitor.Seen) -> int:
+    """How many contents are among the rows; of more rows than are drawn, among those."""
+    return len(monitor.distinct(seen.rows))
+
+
+def _said(
+    signals: tuple[Signal, ...], seen: monitor.Seen, least: int, place: str
+) -> dict[str, str]:
+    counted, drawn = _different(seen), len(seen.rows)
+    repeats = f" (of {drawn:,} rows {counted:,} different)" if counted < drawn else ""
     alarms = [one for one in signals if one.alarm]
     if alarms:
-        return {"verdict": "alarm", "reason": "; ".join(map(sentence, alarms))}
+        return {"verdict": "alarm", "reason": "; ".join(map(sentence, alarms)) + repeats}
     if not signals:
-        reason = f"{rows:,} rows in {place} are too few to tell: {least:,} are needed"
-        return {"verdict": "too_few", "reason": reason}
-    reason = f"{len(signals)} signals are as they were before"
+        different = "different rows" if repeats else "rows"
+        reason = f"{counted:,} {different} in {place} are too few to tell: {least:,} are needed"
+        return {"verdict": "too_few", "reason": reason + repeats}
+    reason = f"{len(signals)} signals are as they were before{repeats}"
     return {"verdict": "quiet", "reason": reason}
 
 

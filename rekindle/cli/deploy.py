@@ -143,6 +143,7 @@ def watching(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
         if traffic.requests >= max(10, 2 * before) or time.monotonic() - at > _SILENT_SECONDS:
             seen[event.number] = traffic.requests, time.monotonic()
             failed = f", {traffic.errors:,} failed" if traffic.errors else ""
+            failed += f", {traffic.refused:,} refused (4xx)" if traffic.refused else ""
             told = f"{traffic.requests:,} of at least {needed:,} requests{failed}"
             click.echo(f"  {event.state}: {told}", err=True)
 
@@ -154,6 +155,7 @@ def _lines(found: Deployment) -> list[str]:
     for version, one in found.versions.items():
         times = f", p50 {one.p50_ms:,.0f} ms, p99 {one.p99_ms:,.0f} ms" if one.p50_ms else ""
         failed = f"{one.errors:,} of {one.requests:,} requests failed"
+        failed += f", {one.refused:,} were refused (4xx)" if one.refused else ""
         known = version.removeprefix(SHADOWED)
         known += f" in the shadow of {found.events[-1].previous}" * (known != version)
         lines.append(f"version {known}  {one.state}, {one.share} % of requests, {failed}{times}")

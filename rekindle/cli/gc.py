@@ -11,7 +11,7 @@ from rekindle.app.champion import registry_of
 from rekindle.cli.options import agree, answer, shared, yes
 from rekindle.outputs import Collected, HomeItem
 from rekindle.platforms.local.removal import remove
-from rekindle.registry.models import aliases
+from rekindle.registry.models import aliased, aliases
 from rekindle.report.index import render_index
 from rekindle.report.retention import Retention
 from rekindle.spec.model import Spec
@@ -34,13 +34,14 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
     """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
-    that only those runs use, checkpoints of finished trainings, and what killed processes left. A
-    run stays if its model version has an alias in the registry, or if its candidate waits for
-    approval. Nothing is removed from the registry."""
+    that only those runs use, checkpoints of finished trainings, copies of models that no version
+    with an alias and no deployment has, and what killed processes left. A run stays if its model
+    version has an alias in the registry, or if its candidate waits for approval. Nothing is removed
+    from the registry."""
     place = home.resolve()
     retention = Retention(
         place, lambda run: aliases(registry_of(Spec.model_validate(run.spec), place)),
-        keep_runs, days,
+        keep_runs, days, lambda run: aliased(registry_of(Spec.model_validate(run.spec), place)),
     )  # fmt: skip
     shown = list(retention.look())
     going = [item for item in shown if not item.stays]

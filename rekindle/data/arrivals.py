@@ -2,11 +2,15 @@
 
 New rows are counted, not recognised: those in the window now, less those that the run had of what
 both windows span. So rows that fill a month that has begun count, rows that left the window do
-not, and a row that was replaced by another is none."""
+not, and a row that was replaced by another is none.
+
+What a run would refuse is refused here: a file without a column that is wanted, one that cannot be
+read, rows that cannot. Left out of the count it would say that nothing is new."""
 
 import dataclasses
 
 from rekindle.data.fingerprint import content_in_window
+from rekindle.data.quarantine import is_too_many
 from rekindle.data.records import inside, read_times
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
@@ -33,7 +37,7 @@ def arrivals(
     task: str, data: DataSpec, before: Fingerprint | None, shards: ShardManifest | None
 ) -> Arrivals:
     """What `data` holds now, and what is new since a run with this fingerprint and these shards;
-    raises DataError if it holds nothing."""
+    raises DataError if it holds nothing, or what a run would refuse."""
     modality = load_task(task).modality
     window, content, _ = content_in_window(data, modality)
     by_time = window is not None and not any("{window" in part.source for part in data.parts)
@@ -71,16 +75,31 @@ def _rows(data: DataSpec, modality: str, window: Window | None) -> int:
 def _rows_of(data: DataSpec, modality: str, window: Window | None) -> int:
     try:
         source = open_source(data, modality, window)
-    except DataError:  # no partition of the source is in the window
-        return 0
+    except DataError:
+        if window is None or "{window" not in data.source:
+            raise
+        return 0  # no partition of the source is in the window
+    wanted = wanted_columns(data, modality)
+    findings = Findings(needed=wanted)
     if isinstance(source, FileSource) and source.files.format == "images":
+        findings.missing_columns(data.source, wanted, [data.columns.image, data.columns.label])
+        findings.raise_if_any()
         return source.extent()[0]
     column = data.columns.time if window and "{window" not in data.source else None
-    findings, count, wanted = Findings(), 0, wanted_columns(data, modality)
     name = column or next(reversed(wanted))  # the last one is short: a label, a key
+    count, read = 0, 0
     for raw in source.read({name: wanted[name]}, findings):
+        read += len(raw)
         if column and window:
             times, known = read_times(raw, column, findings)
             raw = raw.filter(known & inside(times, window))
         count += len(raw)
+    _refuse_bad(data, findings, read)
     return count
+
+
+def _refuse_bad(data: DataSpec, findings: Findings, read: int) -> None:
+    """Raise DataError for what was found in so many rows, where a run would raise one, too."""
+    may_be_left_out = data.on_bad_rows == "drop" and findings.droppable
+    if not (may_be_left_out and not is_too_many(data, findings.rows, read)):
+        findings.raise_if_any()

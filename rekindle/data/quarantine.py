@@ -17,6 +17,12 @@ log = logging.getLogger(__name__)
 QUARANTINE = "bad_rows.jsonl"
 
 
+def is_too_many(data: DataSpec, bad: int, kept: int) -> bool:
+    """Whether so many bad rows beside `kept` ones are more than may be left out."""
+    limit = data.max_bad_rows
+    return not kept or (bad > limit if limit >= 1 else bad / (bad + kept) > limit)
+
+
 def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> dict[str, int]:
     """How many rows are left out, by kind of fault, beside `kept` ones; {} where none may be, and
     the findings stay. A row with several faults counts for each kind, and once for the limit."""
@@ -26,7 +32,7 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
     bad, limit = findings.rows, data.max_bad_rows
     read = bad + kept
     rows = f"{bad:,} of {read:,} rows"
-    if not kept or (bad > limit if limit >= 1 else bad / read > limit):
+    if is_too_many(data, bad, kept):
         findings.say("many bad rows", data.named, rows=rows, limit=limit)
         return {}
     faults = findings.settle()

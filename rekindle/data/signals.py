@@ -13,12 +13,13 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rekindle.data.examples import open_examples
 from rekindle.records import Reference
@@ -74,6 +75,16 @@ def reference_of(examples: Path, modality: str, shape: Shape, keep_N: np.ndarray
                 found[name].append(round(value, 4))
     packed = base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode()
     return Reference(words=packed, inputs={name: tuple(each) for name, each in found.items()})
+
+
+def firsts(hashes: Sequence[bytes]) -> NDArray[np.bool_]:
+    """bool [rows]: whether a row is the first one with its content. Copies tell a monitor nothing
+    that the first one does not."""
+    seen, first_N = set[bytes](), np.zeros(len(hashes), bool)
+    for row, content in enumerate(hashes):
+        first_N[row] = content not in seen
+        seen.add(content)
+    return first_N
 
 
 def _training_words(examples: Path, modality: str) -> frozenset[int]:

@@ -58,10 +58,11 @@ class Fault:
 class Findings:
     """The faults of one source. `add` notes rows, `say` anything else; the first `MOST` rows of
     each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
-    after a fault was not read."""
+    after a fault was not read. `needed` are columns that each file has to have, read or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: Iterable[str] = ()) -> None:
         self.rows, self.cut = 0, False
+        self._needed = tuple(needed)
         self._faults: dict[str, Fault] = {}
         self._notes: dict[tuple[str, str], Fault] = {}
 
@@ -122,7 +123,8 @@ class Findings:
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
-        absent = [name for name in wanted if name not in present]
+        every = dict.fromkeys([*self._needed, *wanted])
+        absent = [name for name in every if name not in present]
         for name in absent:
             listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
             meant = did_you_mean(name, present, cutoff=0.5)

@@ -10,6 +10,8 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+FETCHED = "fetched"
+"""Folder below a home of the models of registries elsewhere, a copy each."""
 KEPT = "kept_evidence_sha256"
 """Tag: hash of the evidence that lies beside the model, which later evidence does not replace."""
 PACKAGES = (
@@ -101,21 +105,69 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
     """The model folder of a version; RegistryError where its files have another `digest`."""
-    import mlflow
-
     with where.open(f"fetch version {version} of {where.name}") as client:
         tags = tags_of(client.get_model_version(where.name, version))
-        folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
-    found = sorted(folder.rglob(DESCRIPTION))
-    if not found:
+        folder = _files_of(where, version, digest, tags.get(KEPT, ""))
+    model = _model_in(folder)
+    if model is None:
         raise where.error("no_model_of_ours", version=version)
-    model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
             changed = _problem("changed_files", where=str(model), at=where, version=version)
             raise ChangedModelError([changed])
         raise where.error("other_model", version=version)
     return model
+
+
+def _files_of(where: Registry, version: str, digest: str, evidence_sha256: str) -> Path:
+    """The folder with the files of a version, inside `where.open`. Those of a registry that is not
+    the home's own are downloaded once, and kept below the home by their digests: MLflow alone would
+    leave another copy in the folder for temporary files each time."""
+    import mlflow
+
+    uri = f"models:/{where.name}/{version}"
+    if not where.spec.tracking_uri or "://" in where.artifact_root:
+        return Path(mlflow.artifacts.download_artifacts(uri))
+    name = f"{digest}-{evidence_sha256[:8]}".rstrip("-")
+    folder = Path(where.artifact_root) / FETCHED
+    lock = Path(where.artifact_root) / "locks" / f"fetch-{name}"
+    waits = f"another process fetches version {version} of {where.name}; waiting for it"
+    with owned(lock, lambda: emit("notice", text=waits)):
+        kept, draft = folder / name, folder / f".{name}.starting"
+        if _is_whole(kept, digest, evidence_sha256):
+            os.utime(kept)
+            return kept
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        mlflow.artifacts.download_artifacts(uri, dst_path=str(draft))
+        if not _is_whole(draft, digest, evidence_sha256):
+            return draft  # to be refused: what the registry has is not what it should be
+        shutil.rmtree(kept, ignore_errors=True)
+        draft.rename(kept)
+        return kept
+
+
+def _is_whole(folder: Path, digest: str, evidence_sha256: str) -> bool:
+    """Whether a copy has the model with this digest, and the evidence with this hash, if any."""
+    model = _model_in(folder)
+    if model is None or digest_of(model) != digest:
+        return False
+    evidence = model.parent / EVIDENCE
+    return not evidence_sha256 or (evidence.is_file() and file_sha256(evidence) == evidence_sha256)
+
+
+def _model_in(folder: Path) -> Path | None:
+    found = sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else []
+    return found[0].parent if found else None
+
+
+def aliased(where: Registry) -> frozenset[str]:
+    """The digests of the versions that have an alias. Raises RegistryError where the registry gives
+    no answer."""
+    with where.open(f"ask for the aliases of {where.name}") as client:
+        versions = set(client.get_registered_model(where.name).aliases.values())
+        found = (client.get_model_version(where.name, str(version)) for version in versions)
+        return frozenset(filter(None, (tags_of(one).get("model_digest", "") for one in found)))
 
 
 def comparisons(where: Registry, model: Path) -> dict[str, int]:

@@ -16,19 +16,26 @@ from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import RunRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.report.ledger import Entry, ledger
+from rekindle.serve.messages import Wanted
 from rekindle.spec.model import RetentionSpec
 from rekindle.train.job import folder_of
 
 Ask = Callable[[RunRecord], Mapping[str, str]]
+AskDigests = Callable[[RunRecord], frozenset[str]]
 _NO_RECORD = RunRecord(run_id="", name="", platform="", status="failed", started_at="")
 
 
 class Retention:
     """What may go from a home by the retention of each name, which `keep_runs` and `days` replace.
-    `ask` gives the versions in a run's registry by alias, or raises RekindleError."""
+    `ask` gives the versions in a run's registry by alias, `digests` the digests of these versions'
+    models, or they raise RekindleError."""
 
-    def __init__(self, home: Path, ask: Ask, keep_runs: int | None, days: int | None) -> None:
+    def __init__(
+        self, home: Path, ask: Ask, keep_runs: int | None, days: int | None,
+        digests: AskDigests = lambda record: frozenset(),
+    ) -> None:  # fmt: skip
         self.home, self.ask, self.keep_runs, self.days = home, ask, keep_runs, days
+        self.digests, self.served = digests, dict[tuple[str, str], frozenset[str] | None]()
         self.aliases: dict[tuple[str, str], Mapping[str, str] | str] = {}
         self.known: dict[str, tuple[object, RunRecord, Findings, set[str]]] = {}
 
@@ -56,8 +63,38 @@ class Retention:
                     why = "its training is finished" if key in finished else "its runs may go"
                     elsewhere[folder] = why
         needs = Needs(runs, frozenset(used), frozenset(live), unsure, frozenset(finished),
-                      elsewhere, days)  # fmt: skip
+                      elsewhere, days, self._served([*runs]))  # fmt: skip
         return survey(self.home, needs)
+
+    def _served(self, ids: list[str]) -> frozenset[str] | None:
+        """The digests of models that a registry or a deployment names; None where one gives no
+        answer. Nothing is asked where no model was fetched."""
+        if not any(self.home.glob("fetched/*")):
+            return frozenset()
+        named = set[str]()
+        for file in self.home.glob("deployments/*/local/wanted.json"):
+            try:
+                wanted = Wanted.read(file.parent)
+            except (OSError, ValueError):
+                return None
+            shadows = [model.shadow for model in wanted.models if model.shadow]
+            named |= {model.digest for model in (*wanted.models, *shadows)}
+        for run_id in ids:
+            record, found, _ = self._read(run_id)
+            if found.registration is None:
+                continue
+            uri = str((record.spec.get("register") or {}).get("tracking_uri"))
+            where = (found.registration.name, uri)
+            if where not in self.served:
+                try:
+                    self.served[where] = self.digests(record)
+                except (RekindleError, ValueError):
+                    self.served[where] = None
+            digests = self.served[where]
+            if digests is None:
+                return None
+            named |= digests
+        return frozenset(named)
 
     def _runs(self, ids: list[str], alive: set[str]) -> tuple[dict[str, tuple[bool, str]], int]:
         """Whether each run stays, and why; and the longest time in days for which one may."""

@@ -1,8 +1,10 @@
 """Classes, tags and numbers of instances, in batches of like length. Shapes: B instances, C
 classes."""
 
+import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +12,12 @@ import torch
 
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError
-from rekindle.serve.work import Answer, Event, Model, Work, failure_of, not_finite
+from rekindle.serve.work import Answer, Event, Model, RefusedError, Work, failure_of, not_finite
 from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import TOKENIZER, ModelFolder
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS, MOST_TOKENS = 32, 1 << 14  # of a batch, padded
 
@@ -26,6 +30,7 @@ class Classifier(Model):
 
     def __init__(self, opened: ModelFolder, device: torch.device, precision: str = "") -> None:
         self.opened = opened
+        self.watched = state_of(opened.path) if reads_at_requests(opened) else None
         self.network, self.device = network_in(opened, device, precision)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
         file = opened.path / TOKENIZER
@@ -39,12 +44,20 @@ class Classifier(Model):
     def turn(self, new: list[Work]) -> list[Event]:
         """The answers to all."""
         task, settings, path = self.opened.task, self.opened.settings, self.opened.path
+        failure: RefusedError | None = None
         try:
             rows = task.encode_raw([work.content for work in new], settings, path)
             lengths_B = row_tokens(rows)
             longer = self._longer(new, lengths_B)
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
-            return [(work, failure_of(error)) for work in new]
+            failure = failure_of(error)
+        if self.watched is not None and state_of(path) != self.watched:
+            # what the task has just read may be another model's: nothing is answered any more
+            self.broken = True
+            log.error("the files in %s changed while they were served", path)
+            failure = RefusedError(500, "the files of the model changed", "changed")
+        if failure is not None:
+            return [(work, failure) for work in new]
         events: list[Event] = []
         for batch in _batches(lengths_B):
             try:
@@ -132,10 +145,46 @@ def network_in(
     if precision and opened.of_keras:
         what = f"a model of Keras computes as it was saved, not in {precision}"
         raise RequestError(what, where="deploy.precision", fix="leave it out")
+    network = opened.network()
+    _bring_into_memory(network)
     if precision == "int8":
-        return _in_int8(opened.network()), torch.device("cpu")
-    network = opened.network().to(device)
+        return _in_int8(network), torch.device("cpu")
+    network = network.to(device)
     return network.bfloat16() if precision == "bf16" else network, device
+
+
+@torch.no_grad()
+def _bring_into_memory(network: torch.nn.Module) -> None:
+    """Copy what lies in a mapped file: safetensors gives tensors whose pages are read from the
+    checkpoint when they are first needed, and show what is written into it. Tensors that share
+    their bytes still do."""
+    copies = dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], torch.Tensor]()
+    for tensor in [*network.parameters(), *network.buffers()]:
+        if tensor.device.type != "cpu":
+            continue
+        same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if same not in copies:
+            copies[same] = tensor.data.clone()
+        tensor.data = copies[same]
+
+
+def reads_at_requests(opened: ModelFolder) -> bool:
+    """Whether a task of a user's may read files of the folder when it encodes: unless the class
+    that defines `encode`, or one derived from it, says by `hold` that it keeps them."""
+    classes = type(opened.task).__mro__
+    encodes = next(i for i, each in enumerate(classes) if "encode" in vars(each))
+    holds = next(i for i, each in enumerate(classes) if "hold" in vars(each))
+    return opened.own_task and holds > encodes
+
+
+def state_of(folder: Path) -> list[tuple[str, int, int, int, int]] | None:
+    """What changes where a file of the folder is written, replaced or moved; None where one cannot
+    be looked at."""
+    try:
+        states = [(str(file), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
+    except OSError:
+        return None
+    return [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
 
 
 def _in_int8(network: torch.nn.Module) -> torch.nn.Module:

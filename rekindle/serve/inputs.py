@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from rekindle.records import Objective
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.work import RefusedError
 from rekindle.tasks.chat import ROLES
-from rekindle.train.modelfolder import ModelFolder
+from rekindle.train.modelfolder import ModelFolder, open_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,19 @@ class Inputs:
         shape = tuple(shape) if shape else None
         size = (shape[0], shape[1]) if shape and model.image_size else None  # the version's own
         return cls(modality, column, form, size, shape, key, opened.task.objective)
+
+    @property
+    def described(self) -> str:
+        """How clients ask, in words: two models that are described alike take the same requests."""
+        forms = {
+            "text": "the beginning of a text", "completion": "a prompt", "chat": "a chat",
+        }  # fmt: skip
+        kinds = {"text": "a text", "words": "a list of words", "image": "an image"}
+        what = forms[self.form] if self.modality == "document" else kinds[self.modality]
+        if self.image_shape is not None and self.image_size is None:
+            height, width, depth = self.image_shape
+            what += f" of {height} x {width} x {depth}"
+        return f"{what} in the column {self.column}"
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
         """The contents of a request's instances; RefusedError 400 for the first that has none."""
@@ -119,3 +133,8 @@ def _said(turn: Any) -> dict[str, Any]:
         if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
             said["content"] = "\n".join(texts)
     return said
+
+
+def described(model: ServedModel) -> str:
+    """How clients ask a version: see `Inputs.described`."""
+    return Inputs.of(model, open_model(Path(model.path), model.code)).described

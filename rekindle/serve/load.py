@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.serve.classifier import Classifier
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.messages import ServedModel
@@ -18,16 +18,19 @@ from rekindle.serve.vllm_writer import VLLM, VllmWriter
 from rekindle.serve.work import Model
 from rekindle.serve.writer import LanguageModel, Writer
 from rekindle.tasks.causal_lm import CausalLM
-from rekindle.train.modelfolder import ModelFolder, open_model
+from rekindle.train.modelfolder import ModelFolder, digest_of, open_model
 
 _HIDING = threading.Lock()  # a version and the one in its shadow are loaded side by side
 
 
 def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
-    """The model on the GPU, if there is one; its inputs; and what makes text of tokens. Raises
-    UnsupportedError as `answering` does."""
+    """The model on the GPU, if there is one; its inputs; and what makes text of tokens. All of it
+    is in memory: nothing of the folder is read later. Raises RequestError where the files are not
+    those with the digest, UnsupportedError as `answering` does."""
+    check_files(served)
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
+    opened.task.hold(opened.settings, opened.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Model
     if VLLM in os.environ and isinstance(opened.task, CausalLM):
@@ -38,6 +41,19 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
     else:
         model = answering(opened, device, served.precision)
     return model, inputs, model.decoded if isinstance(model, LanguageModel) else str
+
+
+def check_files(served: ServedModel) -> None:
+    """Raise RequestError where a version's files are not those that were registered: they may have
+    changed since the command that started this process looked at them."""
+    folder = Path(served.path)
+    fix = f"restore them, or deploy {served.name} again"
+    if not folder.is_dir():
+        what = f"the files of version {served.version} are gone"
+        raise RequestError(what, where=served.path, fix=fix)
+    if digest_of(folder) != served.digest:
+        what = f"the files of version {served.version} are not those that were registered"
+        raise RequestError(what, where=served.path, fix=fix)
 
 
 def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:

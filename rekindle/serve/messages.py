@@ -78,8 +78,9 @@ BOUNDS_MS = tuple(round(2 ** (step / 4), 3) for step in range(-8, 68))
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The versions that run, and the share of requests of each, in percent. Requests are counted
-    from the last change of `number` on."""
+    """The versions that run, in the order in which they were created: of two with a share of
+    requests, the first is the version before, and the other one is on trial. Shares are in percent.
+    Requests are counted from the last change of `number` on."""
 
     number: int
     host: str
@@ -96,13 +97,25 @@ class Wanted:
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     """Requests that a version was given since the shares last changed, those that it failed (5xx,
-    or no answer), and the others by latency: how many up to each of `BOUNDS_MS`, not cumulated, and
-    above the last. `ends` is how often its process ended by itself meanwhile."""
+    or no answer), those that it refused (see `is_refusal`), and the others by latency: how many up
+    to each of `BOUNDS_MS`, not cumulated, and above the last. `ends` is how often its process ended
+    by itself meanwhile."""
 
     requests: int
     errors: int
     latencies: tuple[int, ...]
     ends: int = 0
+    refused: int = 0
+
+
+_NO_REFUSALS = frozenset({404, 408, 413, 429, 499})
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a version says by this status that it does not read the request. Not so where nothing
+    is there (404), a body came too slowly (408) or is too large (413), the queue is full (429), or
+    the client went away (499): these say nothing of what a model reads."""
+    return 400 <= status < 500 and status not in _NO_REFUSALS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +143,10 @@ class Status:
 class Shadowed:
     """What the server process `replica` counted of the version in its shadow: answers, those among
     them that failed, those that are another label, tags or text, and requests that it was spared
-    because it had not kept up. `took_ms` and `before_ms` are how long 50 and 99 of 100 of its
-    latest answers took, and those of the version that answers, where there were any."""
+    because it had not kept up. `refused` counts those among the answers that say that it does not
+    read the request, which the version before has answered. `took_ms` and `before_ms` are how long
+    50 and 99 of 100 of its latest answers took, and those of the version that answers, where there
+    were any."""
 
     replica: str
     answered: int
@@ -140,6 +155,7 @@ class Shadowed:
     spared: int
     took_ms: tuple[float, ...] = ()
     before_ms: tuple[float, ...] = ()
+    refused: int = 0
 
 
 ASK_SHADOW = {"rekindle/shadow": True}

@@ -7,6 +7,7 @@ token is written. Authority: OpenAI's API reference, "Completions" and "Chat".""
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -20,7 +21,8 @@ from rekindle.serve.wire import JSON, Body, dumped, read, read_body
 from rekindle.serve.work import MOST_TOKENS, Options, RefusedError, Work
 
 if TYPE_CHECKING:
-    from rekindle.serve.server import Server
+    from rekindle.serve.inputs import Inputs
+    from rekindle.serve.server import Reread, Server
 
 _LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
 
@@ -56,17 +58,12 @@ class Chat(_Asked):
 
 async def answered(server: Server, kind: type[Completion | Chat], request: Request) -> Response:
     """A text goes on, or the assistant answers."""
-    asked, inputs = read(kind, await read_body(request)), server.inputs
+    asked = read(kind, await read_body(request))
     if asked.model != server.model.name:
         what = f"there is no model `{asked.model}`: this is {server.model.name}"
         raise RefusedError(404, what, "unknown_model")
-    if not inputs.form or (inputs.form == "chat") != (kind is Chat):
-        hint = {"": "/predict", "chat": "/v1/chat/completions"}.get(inputs.form, "/v1/completions")
-        raise RefusedError(400, f"this model does not answer here: ask {hint}")
-    content = asked.messages if isinstance(asked, Chat) else asked.prompt
-    (content,) = inputs.contents([{inputs.column: content}])
-    settings = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
-    options = read(Options, dumped({**settings, "seed": asked.seed}))
+    reread = functools.partial(_contents, asked)
+    (content,), options = reread(server.inputs)
     head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": asked.model}
     head["object"] = "chat.completion" if kind is Chat else "text_completion"
     if asked.stream:
@@ -78,16 +75,32 @@ async def answered(server: Server, kind: type[Completion | Chat], request: Reque
         first = await pieces.get()  # what fails before it is answered as any other request is
         watching.cancel()
         if first is None and isinstance(refused := await answer, RefusedError):
-            raise ClientDisconnect if work.gone else refused
-        texts = _texts(server, pieces, first)
-        events = _events(server, request, work, texts, began, head, asked.stream_options or {})
+            if work.gone:
+                raise ClientDisconnect
+            server.judge([refused])
+            raise refused
+        texts, usage = _texts(server, pieces, first), asked.stream_options or {}
+        events = _events(server, request, work, texts, began, head, usage, reread)
         return StreamingResponse(events, media_type="text/event-stream")
-    (found,) = await server.predictions(request, [content], options)
+    (found,) = await server.predictions(request, [content], options, reread)
     head |= {"truncated": True} if "truncated" in found else {}
     message = {"role": "assistant", "content": found["text"]}
     one = {"message": message} if kind is Chat else {"text": found["text"]}
     whole = {**_choice(head, one, found["finish_reason"]), "usage": _usage(found)}
     return Response(dumped(whole), media_type=JSON)
+
+
+def _contents(asked: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Options]:
+    """What is asked of a model with these inputs. Raises RefusedError where it answers
+    elsewhere."""
+    is_chat = isinstance(asked, Chat)
+    if not inputs.form or (inputs.form == "chat") != is_chat:
+        hint = {"": "/predict", "chat": "/v1/chat/completions"}.get(inputs.form, "/v1/completions")
+        raise RefusedError(400, f"this model does not answer here: ask {hint}")
+    content = asked.messages if isinstance(asked, Chat) else asked.prompt
+    settings = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
+    options = read(Options, dumped({**settings, "seed": asked.seed}))
+    return inputs.contents([{inputs.column: content}]), options
 
 
 def listed(server: Server, path: str) -> dict[str, Any]:
@@ -113,7 +126,7 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 async def _events(
     server: Server, request: Request, work: Work, texts: AsyncIterator[str], began: float,
-    head: dict[str, Any], options: Mapping[Any, bool],
+    head: dict[str, Any], options: Mapping[Any, bool], reread: Reread,
 ) -> AsyncIterator[bytes]:  # fmt: skip
     assert work.answer is not None
     chat = head["object"] == "chat.completion"
@@ -130,6 +143,7 @@ async def _events(
         async for text in texts:
             yield event(text)
         found = await work.answer
+        server.judge([found])
         if isinstance(found, RefusedError):
             server.figures.refused.labels(found.reason).inc()
             yield b"data: " + dumped(error_of(found)) + b"\n\n"
@@ -140,7 +154,7 @@ async def _events(
                 usage = {**head, "choices": [], "usage": _usage(found)}
                 yield b"data: " + dumped(usage) + b"\n\n"
             yield b"data: [DONE]\n\n"
-            server.note(request, [work], [found], time.perf_counter() - began)
+            server.note(request, [work], [found], time.perf_counter() - began, reread)
     finally:
         server.accepted -= 1
         status = getattr(work.answer.result(), "status", 200) if work.answer.done() else 499

@@ -89,12 +89,13 @@ class Log:
     def put(
         self, last: RolloutEvent | None, state: RolloutState, version: str, previous: str,
         shares: Mapping[str, int] | None = None, reason: str = "", digest: str = "",
+        inputs: str = "",
     ) -> RolloutEvent:  # fmt: skip
         """Announce the event after `last`. Raises RequestError where another command did."""
         event = RolloutEvent(
             number=last.number + 1 if last else 1, state=state, version=version, previous=previous,
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            shares=dict(shares or {}), reason=reason[:_MOST_REASON], digest=digest,
+            shares=dict(shares or {}), reason=reason[:_MOST_REASON], digest=digest, inputs=inputs,
         )  # fmt: skip
         try:
             self.storage.put_new(_name(event.number), event.to_json().encode())
@@ -124,6 +125,8 @@ class Rollout:
     on_traffic: Callable[[RolloutEvent, Traffic], None]
     before: ServedModel | None = None
     """The version that answers now, if another one is to be in its shadow first."""
+    inputs: str = ""
+    """How clients ask the version that is rolled out (`Inputs.described`); "": not known."""
     shadowed: str = ""
 
     def to(self, model: ServedModel) -> RolloutEvent:
@@ -142,9 +145,34 @@ class Rollout:
             self.endpoint.split({model.version: 100}, last.number)
             return last
         before = serving(last)
+        self._check_inputs(model, before)
         state: RolloutState = "shadow" if self.before else "create"
-        last = self.log.put(last, state, model.version, before, digest=model.identity)
+        last = self.log.put(
+            last, state, model.version, before, digest=model.identity, inputs=self.inputs
+        )
         return self._advance(last, model)
+
+    def _check_inputs(self, model: ServedModel, before: str) -> None:
+        """Raise RequestError where clients would have to ask the version otherwise than the one
+        `before`, which answers now: they would be refused."""
+        asked = ""
+        for event in self.log.events():
+            if event.state == "deleted":
+                asked = ""
+            elif event.version == before and event.inputs:
+                asked = event.inputs
+        if not before or not asked or not self.inputs or asked == self.inputs:
+            return
+        what = f"version {model.version} reads {self.inputs}, and version {before}, which answers "
+        what += f"now, reads {asked}: clients of today would be refused"
+        fix = "name the columns as before; or, once clients can send what the new version reads, "
+        fix += "pass `--set deploy.allow_other_inputs=true`"
+        if not self.spec.allow_other_inputs:
+            raise RequestError(what, where="data.columns", fix=fix)
+        if self.spec.shadow:
+            what = "a version in the shadow gets the same requests as the one that answers, and "
+            what += f"version {model.version} reads {self.inputs} in place of {asked}"
+            raise RequestError(what, where="deploy.shadow", fix="set it to 0 for this roll-out")
 
     def _check_same(self, model: ServedModel) -> None:
         """Raise RequestError where the deployment knows the version's number of another model: a
@@ -238,16 +266,18 @@ class Rollout:
         body = {"instances": [ASK_SHADOW]}
         found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
         replicas[found.replica] = found
-        names = ("answered", "failed", "differed", "spared")
-        all_ = Shadowed("", *(sum(getattr(s, name) for s in replicas.values()) for name in names))
+        names = ("answered", "failed", "differed", "spared", "refused")
+        sums = {name: sum(getattr(s, name) for s in replicas.values()) for name in names}
+        all_ = Shadowed("", **sums)
         times = [s.took_ms + s.before_ms for s in replicas.values() if s.took_ms and s.before_ms]
         differed = f"{all_.differed:,} otherwise than the version before, {all_.failed:,} failed"
+        differed += f", {all_.refused:,} refused" if all_.refused else ""
         self.shadowed = f"of {all_.answered:,} requests in the shadow, {differed}"
         if times:  # those of the slowest machine
             half, most, *before = (f"{max(one):.0f}" for one in zip(*times, strict=True))
             self.shadowed += f"; p50 {half} ms and p99 {most} ms, of the version before "
             self.shadowed += f"{before[0]} ms and {before[1]} ms"
-        traffic = Traffic(all_.answered, all_.failed, ())
+        traffic = Traffic(all_.answered, all_.failed, (), refused=all_.refused)
         return traffic, functools.partial(breach_in_shadow, all_, self.spec)
 
     def _watch(self, event: RolloutEvent, seen: Callable[[], Seen]) -> str | None:
@@ -256,7 +286,8 @@ class Rollout:
             traffic, breach_at = seen()
             self.on_traffic(event, traffic)
             minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
-            enough = traffic.requests >= self.spec.min_requests
+            # a request that it refused is no evidence of how it answers
+            enough = traffic.requests - traffic.refused >= self.spec.min_requests
             over, look = enough and minutes >= self.spec.step_minutes, look_of(traffic.requests)
             # the last look is one of its own: each spends its part of alpha once
             now = look + over if over or look > looked else -1

@@ -2,9 +2,10 @@
 
 It follows `wanted.json` in FOLDER: starts a server process for each version, restarts those that
 die, drains those that are no longer wanted, and shares requests among them. A request that a
-version fails is given to another one, so that clients do not see a bad canary or a roll back.
-SIGTERM: what was accepted is answered, the servers end, and the router does. The servers die with
-it."""
+version fails is given to another one, so that clients do not see a bad canary or a roll back; so is
+one that it refuses (4xx), while a canary is under way. A version that says that it is not ready any
+more is started again. SIGTERM: what was accepted is answered, the servers end, and the router does.
+The servers die with it."""
 
 import asyncio
 import bisect
@@ -38,6 +39,7 @@ from rekindle.serve.wire import BODY_SECONDS, MOST_BYTES, TOO_LARGE, TOO_SLOW
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS, PATIENCE_SECONDS, MOST_RESTART_SECONDS = 0.1, 30.0, 30.0
+READY_SECONDS = 1.0  # between two questions whether a version is still ready
 LOOK_TIMEOUT = aiohttp.ClientTimeout(total=2)  # of a server that starts, and may not answer yet
 ANSWER_SECONDS = 600.0  # to the next part of an answer, as OpenAI's clients wait; then it failed
 _TRIES = 2  # of a request at a process that gives no answer, and processes of a version
@@ -54,6 +56,7 @@ class Backend:
         self.model, self.log = model, folder / f"version-{model.version}.txt"
         self.state, self.reason = "starting", ""
         self.restarts, self.start_at, self.inflight = 0, 0.0, 0
+        self.watching: asyncio.Task[None] | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.client: aiohttp.ClientSession | None = None
         self.count(0)
@@ -61,20 +64,25 @@ class Backend:
     def count(self, number: int) -> None:
         """Count requests from zero."""
         self.number, self.requests, self.errors, self.ends = number, 0, 0, 0
+        self.refused = 0
         self.latencies: collections.Counter[int] = collections.Counter()
 
     def counted(self, status: int, taken_ms: float) -> None:
         """Count a request. One that came while the version ends (503) is another's."""
-        self.requests += status != 503
-        if status < 500:
-            self.latencies[bisect.bisect_left(BOUNDS_MS, taken_ms)] += 1
-        elif status != 503:
+        if status == 503:
+            return
+        self.requests += 1
+        if status >= 500:
             self.errors += 1
+        elif messages.is_refusal(status):
+            self.refused += 1
+        else:
+            self.latencies[bisect.bisect_left(BOUNDS_MS, taken_ms)] += 1
 
     @property
     def status(self) -> messages.VersionStatus:
         latencies = tuple(self.latencies[i] for i in range(len(BOUNDS_MS) + 1))
-        traffic = Traffic(self.requests, self.errors, latencies, self.ends)
+        traffic = Traffic(self.requests, self.errors, latencies, self.ends, self.refused)
         return messages.VersionStatus(self.state, self.reason, traffic)
 
     def start(self) -> None:
@@ -94,6 +102,7 @@ class Backend:
             # the server closes connections that were idle for 5 s
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
         )  # fmt: skip
+        self.watching = asyncio.get_running_loop().create_task(self._watch(self.process))
 
     async def look(self) -> None:
         """Notice that the process is ready, or has ended. A version that was ready once is started
@@ -117,6 +126,25 @@ class Backend:
                 async with self.client.get("/health/ready", timeout=LOOK_TIMEOUT) as response:
                     if response.status == 200:
                         self.state, self.reason = "ready", ""
+
+    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process that says that it is not ready any more: the next look starts it again."""
+        while self.process is process:
+            await asyncio.sleep(READY_SECONDS)
+            if self.state == "ready" and await self._says_not_ready() and self.process is process:
+                log.warning("version %s is not ready any more", self.model.version)
+                process.terminate()
+                return
+
+    async def _says_not_ready(self) -> bool:
+        """Whether it answers so; one that is too busy to answer is asked again later."""
+        if self.client is None:
+            return False
+        try:
+            async with self.client.get("/health/ready", timeout=LOOK_TIMEOUT) as response:
+                return response.status == 503
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     async def stop(self) -> None:
         """Let it answer what it was given, and end it."""
@@ -258,6 +286,9 @@ class Router:
             process = backend.model.version, backend.restarts
             answer = await self._asked(backend, request, body, is_first=not failed)
             if answer is not None and answer.status < 500:
+                is_refused = not asked and messages.is_refusal(answer.status)
+                if is_refused and request.method == "POST":
+                    return await self._second_opinion(backend, answer, request, body)
                 return answer
             if answer is None:
                 failed[process] += 1
@@ -271,6 +302,27 @@ class Router:
         if asked and asked not in self.backends:
             return web.json_response({"error": f"there is no version {asked}"}, status=404)
         return last or _refused(f"version {asked} is not ready" if asked else "no version is ready")
+
+    async def _second_opinion(
+        self, first: Backend, refusal: web.StreamResponse, request: web.Request, body: bytes
+    ) -> web.StreamResponse:
+        """The answer of the other version that has a share of requests, if it answers what the
+        first one refused: a canary may read other inputs. What both refuse is a bad request, to
+        which the version before says what is wrong."""
+        sharing = [
+            self.backends[model.version]
+            for model in self.wanted.models
+            if self.wanted.shares.get(model.version) and model.version in self.backends
+        ]
+        others = [backend for backend in sharing if backend is not first]
+        if len(sharing) != 2 or len(others) != 1 or others[0].state != "ready":
+            return refusal
+        other = others[0]
+        answer = await self._asked(other, request, body, is_first=False)
+        if answer is None or answer.status >= 500:
+            return refusal
+        is_answered = not messages.is_refusal(answer.status)
+        return answer if is_answered or other is sharing[0] else refusal
 
     def _chosen(self, asked: str, failed: Mapping[Process, int]) -> Backend | None:
         """A version that is ready, by the shares; one without a share only for requests that
@@ -312,7 +364,7 @@ class Router:
                 status = response.status
                 kept = [(k, v) for k, v in response.headers.items() if k.lower() not in _OURS]
                 named = CIMultiDict([*kept, (VERSION, backend.model.version)])
-                if response.content_length is not None or status >= 500:
+                if response.content_length is not None or status >= 400:
                     content = await response.read()
                     count(status)
                     return web.Response(body=content, status=status, headers=named)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import http.client
 import json
 import logging
 import os
@@ -41,6 +42,10 @@ from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waitin
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
+MOST_FAILED = 20
+"""Requests in a row that a model may fail before it has to prove itself again."""
+DOUBT_SECONDS = 1.0
+"""Between two proofs of a model that fails them."""
 _LATEST = 1_000  # answers whose latency is kept
 _PATIENCE = 0.1  # seconds for which nothing looks whether the client is still there
 _PROOF = "x-rekindle-proof"
@@ -49,6 +54,8 @@ _DECISION = ("label", "tags", "text")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
 Started = asyncio.Future[tuple[Inputs, Decode]]
+Reread = Callable[[Inputs], tuple[list[Any], Options]]
+"""What the body of a request asks of a model with these inputs; raises RefusedError."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -77,15 +84,38 @@ class Shadow:
 
     def __init__(self) -> None:
         self.waiting = Waiting()
+        self.inputs: Inputs
         self.replica, self.answered, self.failed = secrets.token_hex(8), 0, 0
-        self.differed, self.spared = 0, 0
+        self.differed, self.spared, self.refused = 0, 0, 0
         self.seconds = deque[tuple[float, float]](maxlen=_LATEST)  # of it, and of the one before
+        self.giving = set[asyncio.Task[None]]()
 
-    def give(self, works: list[Work], found: list[Prediction], seconds: float) -> None:
-        """Have it answer, too, what took so long to be answered so; not where it has not kept
-        up."""
+    def give(
+        self, works: list[Work], found: list[Prediction], seconds: float, reread: Reread
+    ) -> None:
+        """Have it answer, too, a request that took so long to be answered so; not where it has not
+        kept up. It reads the body itself: it may refuse what the version before takes."""
+        task = asyncio.get_running_loop().create_task(self._give(works, found, seconds, reread))
+        self.giving.add(task)
+        task.add_done_callback(self.giving.discard)
+
+    async def _give(
+        self, works: list[Work], found: list[Prediction], seconds: float, reread: Reread
+    ) -> None:
+        try:
+            if self.inputs.modality == "image":  # which take a while to decode
+                contents, options = await asyncio.to_thread(reread, self.inputs)
+            else:
+                contents, options = reread(self.inputs)
+        except RefusedError:
+            self.answered += len(works)
+            self.refused += len(works)
+            return
         loop, began = asyncio.get_running_loop(), time.perf_counter()
-        again = [Work(w.content, w.options, loop.create_future(), seed=w.seed) for w in works]
+        again = [
+            Work(content, options, loop.create_future(), seed=work.seed)
+            for content, work in zip(contents, works, strict=True)
+        ]
         try:
             self.waiting.put(again)
         except RefusedError:
@@ -109,8 +139,11 @@ class Shadow:
     def shadowed(self) -> Shadowed:
         times = (sorted(1e3 * one for one in taken) for taken in zip(*self.seconds, strict=True))
         ms = [tuple(all_[int(q * (len(all_) - 1))] for q in (0.5, 0.99)) for all_ in times]
-        known = self.replica, self.answered, self.failed, self.differed, self.spared
-        return Shadowed(*known, *ms)
+        took_ms, before_ms = ms or ((), ())
+        return Shadowed(
+            self.replica, self.answered, self.failed, self.differed, self.spared, took_ms,
+            before_ms, self.refused,
+        )  # fmt: skip
 
 
 class Server:
@@ -123,6 +156,8 @@ class Server:
         self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
         self.state, self.accepted, self.token = "loading", 0, secrets.token_hex(16)
         self.waiting, self.broken = Waiting(), False
+        self.failures, self.failing = 0, False
+        self.doubting: asyncio.Task[None] | None = None
         self.figures = Figures(self.waiting)
         self.kept = self._kept() if job.smoke else None
         self.shadow = Shadow() if job.model.shadow else None
@@ -171,7 +206,9 @@ class Server:
         if self.shadow and self.model.shadow:
             started.append(self._started(self.model.shadow, self.shadow.waiting))
         try:
-            (self.inputs, self.decode), *_ = await asyncio.gather(*started)
+            (self.inputs, self.decode), *others = await asyncio.gather(*started)
+            if self.shadow:
+                self.shadow.inputs = others[0][0]
             if self.kept:
                 self.state = "proving" if self.state == "loading" else self.state
                 asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
@@ -217,14 +254,67 @@ class Server:
             self.loop.call_soon_threadsafe(done.set_exception, error)
             return
         self.loop.call_soon_threadsafe(done.set_result, (inputs, decode))
-        while True:
-            new = waiting.take(model.room, wait=not model.busy)
-            if new and waiting is self.waiting:
-                self.figures.batch.observe(len(new))
-            self.loop.call_soon_threadsafe(_deliver, model.turned(new))
-            if model.broken and not self.broken:
-                self.broken = True
-                os.kill(os.getpid(), signal.SIGTERM)
+        unanswered = set[Work]()
+        try:
+            while True:
+                new = waiting.take(model.room, wait=not model.busy)
+                if new and waiting is self.waiting:
+                    self.figures.batch.observe(len(new))
+                unanswered.update(new)
+                events = model.turned(new)
+                unanswered.difference_update(w for w, event in events if not isinstance(event, int))
+                unanswered.difference_update([work for work in unanswered if work.gone])
+                self.loop.call_soon_threadsafe(_deliver, events)
+                if model.broken:
+                    self._break()
+        except BaseException as error:
+            if self.loop.is_closed():
+                return
+            log.critical("the inference thread ended", exc_info=error)
+            failure = RefusedError(500, "the model failed; the server's log says why", "internal")
+            failed: list[Event] = [(work, failure) for work in [*unanswered, *waiting.close()]]
+            self.loop.call_soon_threadsafe(_deliver, failed)
+            self._break()
+
+    def _break(self) -> None:
+        """End the process: what runs it starts it again."""
+        if not self.broken:
+            self.broken = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def judge(self, answers: Sequence[Prediction | RefusedError]) -> None:
+        """Note whether the model answered a request, or failed it."""
+        refused = [answer for answer in answers if isinstance(answer, RefusedError)]
+        if not refused:
+            self.failures = 0
+        elif any(error.status >= 500 for error in refused):
+            self.failures += 1
+        if self.failures >= MOST_FAILED and self.doubting is None:
+            self.doubting = asyncio.get_running_loop().create_task(self._doubt())
+
+    async def _doubt(self) -> None:
+        """Be not ready while the model fails the rows that prove it. Requests alone do not decide:
+        a client may have sent what no model answers. A server without such rows is ready again with
+        the first request that it answers."""
+        try:
+            while self.state == "ready" and not await self._proves():
+                if not self.failing:
+                    what = "the model failed %d requests in a row: not ready until it answers"
+                    log.error(what, self.failures)
+                self.failing = True
+                await asyncio.sleep(DOUBT_SECONDS)
+        finally:
+            self.failures, self.failing, self.doubting = 0, False, None
+
+    async def _proves(self) -> bool:
+        if self.kept is None:
+            return self.failures < MOST_FAILED
+        try:
+            asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
+            await asyncio.to_thread(smoke, *asked)
+        except (StepError, OSError, http.client.HTTPException):
+            return False
+        return True
 
     async def _drain(self) -> None:
         self.state = "draining"
@@ -276,17 +366,26 @@ class Server:
             if _asks_shadow(body):
                 known = dataclasses.asdict(self.shadow.shadowed) if self.shadow else {}
                 return JSONResponse({"predictions": [known]})
-            read = functools.partial(form, body, request.headers, self.inputs, self.about)
+
+            def read(inputs: Inputs) -> wire.Asked:
+                return form(body, request.headers, inputs, self.about)
+
+            def reread(inputs: Inputs) -> tuple[list[Any], Options]:
+                again = read(inputs)
+                return again.contents, again.options
+
             images = self.inputs.modality == "image"  # which take a while to decode
-            asked = await asyncio.to_thread(read) if images else read()
-            found = await self.predictions(request, asked.contents, asked.options, asked.ids)
+            asked = await asyncio.to_thread(read, self.inputs) if images else read(self.inputs)
+            contents, options = asked.contents, asked.options
+            found = await self.predictions(request, contents, options, reread, asked.ids)
             return Response(asked.render(found), 200, asked.headers, asked.media)
 
         return endpoint
 
     async def predictions(
-        self, request: Request, contents: list[Any], options: Options, ids: Sequence[str] = ()
-    ) -> list[Prediction]:
+        self, request: Request, contents: list[Any], options: Options, reread: Reread,
+        ids: Sequence[str] = (),
+    ) -> list[Prediction]:  # fmt: skip
         """What the model makes of the contents, which have these ids, if any. Raises
         ClientDisconnect where the client went away, and RefusedError where one of them could not
         be answered."""
@@ -304,20 +403,21 @@ class Server:
                 task.cancel()
         if any(work.gone for work in works):
             raise ClientDisconnect
+        self.judge(found)
         for i, each in enumerate(found):
             if isinstance(each, RefusedError):
                 raise RefusedError(each.status, f"instance {i}: {each}", each.reason)
-        self.note(request, works, found, time.perf_counter() - began, ids)
+        self.note(request, works, found, time.perf_counter() - began, reread, ids)
         return found
 
     def note(
         self, request: Request, works: list[Work], found: list[Prediction], seconds: float,
-        ids: Sequence[str] = (),
+        reread: Reread, ids: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Give what was answered to the shadow and the log, but for proofs."""
         is_proof = request.headers.get(_PROOF) == self.token
         if self.shadow and not is_proof:
-            self.shadow.give(works, found, seconds)
+            self.shadow.give(works, found, seconds, reread)
         if self.log and not is_proof:
             self.log.put(ids, [work.content for work in works], found, seconds)
             self.figures.unlogged.set(self.log.dropped)
@@ -346,10 +446,11 @@ class Server:
         return JSONResponse({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        ready = self.state == "ready"
+        state = "failing" if self.failing and self.state == "ready" else self.state
+        ready = state == "ready"
         if not request.path_params.items() <= self.about.items():
             return JSONResponse({"ready": False, "state": "unknown_model"}, 404)
-        return JSONResponse({"ready": ready, "state": self.state}, 200 if ready else 503)
+        return JSONResponse({"ready": ready, "state": state}, 200 if ready else 503)
 
     async def _about(self, request: Request) -> Response:
         if (path := request.url.path) == "/openapi.json":

@@ -4,7 +4,9 @@ The canary is looked at when it has had 10, 20, 40, ... requests, and at the end
 spends alpha/((k+1)(k+2)) of the probability `alpha` that a version which is as good is rolled back,
 so that any number of looks spends at most all of it; the signals share it evenly. Errors and
 latency each have to be significantly worse than those of the version before, and than what is
-allowed: one-sided tests, Fisher's exact and the binomial one."""
+allowed: one-sided tests, Fisher's exact and the binomial one. Requests that are refused (4xx) are
+compared with those of the version before alone: which version a request was given to is drawn, so
+both get the same share of bad ones, however many there are, in whatever bursts they come."""
 
 import math
 from itertools import accumulate
@@ -26,7 +28,7 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
     if there is none (-1)."""
     if canary.ends > max(MOST_ENDS, stable.ends):
         return f"its process ended by itself {canary.ends} times"
-    signals = 3 if spec.max_p99_ms else 2
+    signals = 4 if spec.max_p99_ms else 3
     if look < 0:
         return ""
     level = spec.alpha / signals / ((look + 1) * (look + 2))
@@ -35,6 +37,11 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
     if _worse((errors, requests), (stable.errors, stable.requests), allowed, level):
         what = f"it failed {errors:,} of {requests:,} requests; {allowed:.1%} are allowed, and the "
         return f"{what}version before failed {stable.errors:,} of {stable.requests:,}"
+    compares = stable.requests > 0 and not spec.allow_other_inputs
+    refused, refused_before = (canary.refused, requests), (stable.refused, stable.requests)
+    if compares and _worse(refused, refused_before, 0.0, level):
+        what = f"it refused {canary.refused:,} of {requests:,} requests (4xx), and the version "
+        return f"{what}before refused {stable.refused:,} of {stable.requests:,}"
     answered, before = sum(canary.latencies), sum(stable.latencies)
     if before:
         cut = min(quantile(stable, 1 - _SLOW) + 2, len(BOUNDS_MS) - 1)
@@ -55,8 +62,12 @@ def breach_in_shadow(shadowed: Shadowed, spec: DeploySpec, look: int) -> str:
     if look < 0:
         return ""
     level, answered = spec.alpha / 2 / ((look + 1) * (look + 2)), shadowed.answered
-    if _worse((shadowed.failed, answered), (0, 0), spec.max_error_rate, level):
-        return f"in the shadow it failed {shadowed.failed:,} of {answered:,} requests"
+    refused = 0 if spec.allow_other_inputs else shadowed.refused
+    if _worse((shadowed.failed + refused, answered), (0, 0), spec.max_error_rate, level):
+        what = f"in the shadow it failed {shadowed.failed:,} of {answered:,} requests"
+        if refused:
+            what += f" and refused {refused:,} (4xx), which the version before answered"
+        return what
     most = spec.max_disagreement
     if most is not None and _worse((shadowed.differed, answered), (0, 0), most, level):
         share = f"{shadowed.differed / answered:.1%} of {answered:,} requests"

@@ -96,17 +96,28 @@ class Waiting:
     def __init__(self) -> None:
         self._works: deque[Work] = deque()
         self._change = threading.Condition()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._works)
 
     def put(self, works: list[Work]) -> None:
-        """Add all; RefusedError 429 where there is no room for them."""
+        """Add all; RefusedError 429 where there is no room for them, 503 once it is closed."""
         with self._change:
+            if self._closed:
+                raise RefusedError(503, "the server is ending", "not_ready")
             if len(self._works) + len(works) > MOST_WAITING:
                 raise RefusedError(429, f"{len(self._works)} instances wait already", "queue_full")
             self._works.extend(works)
             self._change.notify()
+
+    def close(self) -> list[Work]:
+        """Take no more; returns what waits."""
+        with self._change:
+            self._closed = True
+            left = list(self._works)
+            self._works.clear()
+            return left
 
     def take(self, most: int, *, wait: bool) -> list[Work]:
         """Up to so many whose client is still there; waits for the first one if asked to."""

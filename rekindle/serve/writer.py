@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from rekindle.errors import RekindleError
+from rekindle.errors import DataError
 from rekindle.serve.classifier import network_in
 from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
 from rekindle.tasks.causal_lm import CausalLM, stop_tokens
@@ -71,8 +71,10 @@ class LanguageModel(Model):
         for work in new:
             try:
                 texts.append(self.text(work))
-            except RekindleError as error:
+            except DataError as error:  # a chat that the template refuses
                 events.append((work, RefusedError(400, error.problems[0].what)))
+            except Exception as error:  # noqa: BLE001 - this one fails, the others begin
+                events.append((work, failure_of(error)))
         return texts
 
 

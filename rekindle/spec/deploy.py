@@ -44,6 +44,12 @@ class DeploySpec(Section):
     """Requests that the new version answers in a step at least: with fewer, the step goes on."""
     max_error_rate: float = Field(0.01, ge=0, lt=1)
     """Share of requests that it may fail (status 5xx, or no answer)."""
+    allow_other_inputs: bool = False
+    """Whether a version may take over that is asked otherwise than the one that answers: by another
+    column, or as another form (a chat, a prompt, words, images of another size). Without it such a
+    version is refused before it gets a request, and a canary is rolled back that refuses (status
+    4xx) clearly more requests than the version before. Set it once all clients can send what the
+    new version reads."""
     max_p99_ms: float | None = Field(None, gt=0, le=60_000)
     """Milliseconds within which it has to answer 99 of 100 requests; default: no such limit. In any
     case it is rolled back if clearly more than a tenth of its answers take 1.4 times as long as all

@@ -132,6 +132,13 @@ class Task(abc.ABC):
 
     # For prediction.
 
+    def hold(self, settings: Settings, assets: Path) -> None:
+        """Read into memory what `encode` and the like need of `assets`. A server calls it once,
+        before it is ready: what it has proven then answers, whatever becomes of the folder. A task
+        of your own whose `encode` reads no file, or keeps what it has read, overrides it; otherwise
+        a server ends as soon as the files of its model change or are gone."""
+        return
+
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
         """Shard rows of a user's texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
         import numpy as np

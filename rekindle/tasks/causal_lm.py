@@ -48,6 +48,14 @@ _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hi
 class CausalLM(pretrained.HubTask, TokenTask):
     modality: ClassVar[Modality] = "document"
     head: ClassVar[str] = "AutoModelForCausalLM"
+    _held: tuple[tokenizers.Tokenizer, ChatTemplate | None] | None = None
+
+    def hold(self, settings: Settings, assets: Path) -> None:
+        template = None
+        if settings["form"] == "chat":
+            source = (assets / _TEMPLATE).read_text(encoding="utf-8")
+            template = ChatTemplate(source, settings["special_tokens"])
+        self._held = pretrained.read_tokenizer(assets), template
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         pretrained.check_source(model, _EXAMPLE, data.max_length)
@@ -212,12 +220,16 @@ class CausalLM(pretrained.HubTask, TokenTask):
     def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
         """Tokens before the answer. Raises DataError for a chat that the template refuses."""
         chat, end = settings["form"] == "chat", settings["eos_token_id"]
-        text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
-        ids: list[int] = _tokenizer(assets).encode(text, add_special_tokens=not chat).ids
+        tokenizer, template = self._held or (_tokenizer(assets), None)
+        if chat and template is None:
+            template = _template(settings, assets)
+        text = template.prompt(turns) if template else turns[-1][1]
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=not chat).ids
         return ids[:-1] if ids[-1:] == [end] and not chat else ids
 
     def decoded(self, ids: list[int], assets: Path) -> str:
-        return str(_tokenizer(assets).decode(ids))
+        tokenizer = self._held[0] if self._held else _tokenizer(assets)
+        return str(tokenizer.decode(ids))
 
 
 def _why(refusal: DataError) -> str:

@@ -206,6 +206,10 @@ class TextClassification(EncoderTask):
     modality: ClassVar[Modality] = "text"
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = "single_label_classification"
+    _held: Callable[[list[str]], list[list[int]]] | None = None
+
+    def hold(self, settings: Settings, assets: Path) -> None:
+        self._held = _read_encoder(assets)
 
     def texts(self, batch: pa.RecordBatch) -> list[str]:
         found: list[str] = batch.column("text").to_pylist()
@@ -215,7 +219,8 @@ class TextClassification(EncoderTask):
         import numpy as np
         import pyarrow as pa
 
-        ids = _encoder(assets)(batch.column("text").to_pylist())
+        encoder = self._held or _encoder(assets)
+        ids = encoder(batch.column("text").to_pylist())
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
@@ -246,14 +251,15 @@ class TextRegression(TextClassification):
         return network
 
 
-@pretrained.kept
-def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
+def _read_encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
     """From texts to token ids, as the tokenizer among the assets gives them."""
     tokenizer = read_tokenizer(assets)
     if is_separable(tokenizer):
         return WordCache(tokenizer).encode
     return lambda texts: [row.ids for row in tokenizer.encode_batch_fast(texts)]
 
+
+_encoder = pretrained.kept(_read_encoder)
 
 NO_PLACE = -1
 
@@ -262,6 +268,10 @@ class TokenClassification(EncoderTask):
     modality: ClassVar[Modality] = "words"
     objective: ClassVar[Objective] = "tags"
     head: ClassVar[str] = "AutoModelForTokenClassification"
+    _held: tokenizers.Tokenizer | None = None
+
+    def hold(self, settings: Settings, assets: Path) -> None:
+        self._held = read_tokenizer(assets)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         settings = super().fit(train, data, model, assets)
@@ -276,7 +286,8 @@ class TokenClassification(EncoderTask):
         import pyarrow as pa
 
         texts = _words(batch)
-        encodings = _tokenizer(assets).encode_batch(texts, is_pretokenized=True)
+        tokenizer = self._held or _tokenizer(assets)
+        encodings = tokenizer.encode_batch(texts, is_pretokenized=True)
         ids: list[list[int] | None] = []
         places = []
         for words, encoding in zip(texts, encodings, strict=True):

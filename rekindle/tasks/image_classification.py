@@ -39,6 +39,9 @@ class ImageClassification(Task):
         if "architecture" in model.source and data.image_size is not None:
             check_size(*data.image_size)
 
+    def hold(self, settings: Settings, assets: Path) -> None:
+        return  # `encode` reads no file
+
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
 

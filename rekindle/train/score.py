@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.data.examples import open_examples, read_summary
-from rekindle.data.signals import reference_of
+from rekindle.data.signals import firsts, reference_of
 from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
@@ -199,6 +199,8 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     samples = (_samples(job) or ()) if cuts else ()
     ours = job.model()
     shape = ours.settings.get("image_shape")
+    distinct_N = keep_N.copy()
+    distinct_N[keep_N] = firsts(hashes)
     record = Scores(
         objective=ours.task.objective, candidate=contenders["candidate"],
         champion=contenders.get("champion"), champion_version=job.champion_version,
@@ -206,7 +208,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
         excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
         samples=samples, smoke=smoke_of(job, keep_N, samples),
-        reference=reference_of(Path(job.examples), ours.task.modality, shape, keep_N),
+        reference=reference_of(Path(job.examples), ours.task.modality, shape, distinct_N),
         bad_rows=read_summary(Path(job.examples)).bad_rows,
         must_pass=job.must_pass.rows.content if job.must_pass else "", compared=job.compared,
         champion_judged=job.champion_judged, champion_judged_rows=job.champion_judged_rows,

@@ -1,10 +1,16 @@
 """How many rows are new since a run: of files that grow, of windows that move over times or partitions."""
 
+import json
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from rekindle.data.arrivals import arrivals
 from rekindle.data.fingerprint import fingerprint
+from rekindle.errors import DataError
 from rekindle.records import ShardManifest
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from tests.data.corpora import TASKS, rows, sharded, text_spec, write_jsonl
@@ -117,3 +123,73 @@ def test_images_in_folders_are_counted_without_being_read(tmp_path, new):
     for number in range(new):
         drawn(f"a/new {number}.png")
     assert arrivals(f"{TASKS}:Pixels", data, before, had(8)).new == new
+
+
+def written(path, rows):
+    """Rows in the format that the file's name says."""
+    if path.suffix == ".jsonl":
+        return write_jsonl(path, rows)
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        pc.write_csv(table, path)
+    return path
+
+
+def all_columns(count):
+    return [{**row, "id": f"r{i}", "lang": "de", "who": f"w{i}"} for i, row in enumerate(rows(count))]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("column", ["text", "label", "id", "who", "lang", "month"])
+def test_a_new_file_without_a_column_is_the_error_of_a_run_and_not_no_new_rows(
+    tmp_path, column, format
+):
+    written(tmp_path / f"1.{format}", all_columns(30))
+    columns = {"key": "id", "group": "who", "time": "month"}
+    split = {"by": "time", "train": 0.6, "validation": 0.2, "test": 0.2}
+    data = text_spec(tmp_path / f"*.{format}", columns=columns, slices=["lang"], split=split)
+    assert arrivals(TASK, data, None, None).new == 30
+    before = taken(data)
+    renamed = [{n if n != column else "other": v for n, v in row.items()} for row in all_columns(7)]
+    written(tmp_path / f"2.{format}", renamed)
+    with pytest.raises(DataError, match=f"there is no column `{column}`") as caught:
+        arrivals(TASK, data, before, had(30))
+    assert caught.value.problems[0].where.endswith(f"2.{format}")
+
+
+def test_an_old_file_without_a_column_that_the_config_names_now_is_an_error(tmp_path):
+    written(tmp_path / "1.jsonl", all_columns(30))
+    before = taken(text_spec(tmp_path / "*.jsonl"))
+    written(tmp_path / "2.jsonl", [{**row, "region": "eu"} for row in all_columns(9)])
+    data = text_spec(tmp_path / "*.jsonl", slices=["region"])
+    with pytest.raises(DataError, match="there is no column `region`"):
+        arrivals(TASK, data, before, had(30))
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_new_rows_whose_time_cannot_be_read_are_an_error_unless_so_many_may_be_left_out(
+    tmp_path, dropped
+):
+    how = {"on_bad_rows": "drop", "max_bad_rows": 5} if dropped else {}
+    window = {"size": "3 months", "end": "2026-05"}
+    path = write_jsonl(tmp_path / "r.jsonl", rows(300))
+    data = text_spec(path, window=window, columns={"time": "month"}, **how)
+    before = taken(data)
+    new = [{**row, "month": "03/04/2026"} for row in rows(5)]
+    good = [row for row in rows(300) if row["month"] == "2026-04"][:4]
+    write_jsonl(path, [*rows(300), *new, *good])
+    if dropped:
+        assert arrivals(TASK, data, before, had(90)).new == 4
+        write_jsonl(path, [*rows(300), *new, *new, *good])
+    with pytest.raises(DataError, match="rows with no ISO 8601 time"):
+        arrivals(TASK, data, before, had(90))
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
+    written(tmp_path / "1.jsonl", rows(30))
+    before = taken(text_spec(tmp_path / "*.jsonl"))
+    (tmp_path / "2.jsonl").write_text("\ufeff" + json.dumps(rows(1)[0]), encoding="utf-16")
+    with pytest.raises(DataError, match="the file is not UTF-8 but UTF-16"):
+        arrivals(TASK, text_spec(tmp_path / "*.jsonl"), before, had(30))

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.data import signals as module
 from rekindle.data.examples import ExamplesWriter, schema_of
-from rekindle.data.signals import prompt_of, reference_of, signals, words_of
+from rekindle.data.signals import firsts, prompt_of, reference_of, signals, words_of
 
 
 def hashed(*words):
@@ -107,3 +107,8 @@ def test_a_document_is_asked_up_to_its_last_answer():
         -1
     ] == ("user", "p")
     assert prompt_of([("text", "whole")]) == [("text", "whole")]
+
+
+def test_only_the_first_row_of_each_content_counts():
+    assert firsts([b"a", b"b", b"a", b"c", b"b"]).tolist() == [True, True, False, True, False]
+    assert firsts([]).tolist() == []

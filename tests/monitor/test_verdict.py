@@ -15,7 +15,7 @@ import pytest
 from rekindle.data.signals import _hashes, signals
 from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor import MOST_SLICES, Label, expected_accuracy, judge, labels, seen
+from rekindle.monitor import MOST_SLICES, Label, distinct, expected_accuracy, judge, labels, seen
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference, Slice
 from rekindle.spec.model import DataSpec
 
@@ -71,6 +71,62 @@ def test_a_stream_that_does_not_change_rarely_alarms_and_known_changes_are_found
         found["prediction"] += "prediction" in alarms_of(evidence, *stream(draw, 300, share=0.5))
     assert found["nothing"] <= 9  # 5 of 100 on average; more than 9 in 3 of 100 such hundreds
     assert min(found[name] for name in ("length", "confidence", "prediction")) >= 80, found
+
+
+def repeated(rows, labels, times):
+    """Each row so many times, and its content by a hash, as a log has it."""
+    known = [{**row, "hash": f"{i}-{row['length']}"} for i, row in enumerate(rows)]
+    return known * times, labels * times
+
+
+def with_probe(rows, labels, times):
+    """One text of an uptime check, so many times, among others."""
+    probe = {"length": 2.0, "probability": 0.99, "hash": "probe"}
+    return repeated(rows, labels, 1)[0] + [probe] * times, labels + ["a"] * times
+
+
+@pytest.mark.parametrize(
+    ("count", "repeat"),
+    [
+        (300, lambda *made: repeated(*made, 1)),
+        (200, lambda *made: repeated(*made, 3)),  # each request is retried twice
+        (120, lambda *made: repeated(*made, 10)),
+        (290, lambda *made: with_probe(*made, 30)),
+        (150, lambda *made: with_probe(*made, 120)),
+    ],
+    ids=["distinct", "retries", "popular texts", "a probe", "a probe of a month"],
+)
+def test_repeats_are_no_evidence_and_real_changes_are_found_among_them(count, repeat):
+    draw = np.random.default_rng(11)
+    false, found = 0, collections.Counter()
+    for _ in range(60):
+        evidence = evidence_of(*stream(draw, 300))
+        false += bool(alarms_of(evidence, *repeat(*stream(draw, count))))
+        found["length"] += "length" in alarms_of(evidence, *repeat(*stream(draw, count, 0.5)))
+        found["sure"] += "confidence" in alarms_of(
+            evidence, *repeat(*stream(draw, count, sure=0.2))
+        )
+    assert false <= 7  # 3 of 60 on average; more than 7 in 1 of 80 such sixties
+    assert min(found["length"], found["sure"]) >= 48, found
+
+
+def test_few_texts_that_are_asked_often_are_too_few_to_tell():
+    draw = np.random.default_rng(12)
+    evidence = evidence_of(*stream(draw, 300))
+    rows, labels = repeated(*stream(draw, 60, length=1.0), 5)
+    assert judge(evidence, table(rows, labels), {}, 100, 0.05) == ()
+    assert len(distinct(table(rows, labels))) == 60
+    old = [{**row, "hash": None} for row in rows]  # a log that does not tell contents
+    assert len(distinct(table(old, labels))) == 300
+
+
+def test_expected_accuracy_counts_each_request():
+    bins = (CalibrationBin(lower=0.0, upper=0.5, rows=9, confidence=0.3, accuracy=0.2),
+            CalibrationBin(lower=0.5, upper=1.0, rows=9, confidence=0.8, accuracy=0.9))  # fmt: skip
+    rows = [{"probability": 0.9, "hash": "x"}] * 3 + [{"probability": 0.1, "hash": "y"}]
+    evidence = PLAIN.model_copy(update={"calibration": bins})
+    found = expected_accuracy(evidence, table(rows, ["a"] * 4))
+    assert found == pytest.approx((3 * 0.9 + 0.2) / 4)
 
 
 def test_images_that_become_darker_are_found():

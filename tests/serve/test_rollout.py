@@ -36,6 +36,7 @@ class Platform:
         self.seen = {"failed": 0, "differed": 0}  # in the shadow
         self.kill = (0, "")  # at the nth call, "before" or "after"
         self.broken, self.wrong, self.fails, self.requests = set(), set(), {}, 500
+        self.refuses = {}
 
     def __getattribute__(self, name):
         if name not in CALLS:
@@ -90,8 +91,9 @@ class Platform:
         for version in self.shares:
             errors = int(self.requests * self.fails.get(version, 0))
             counts = [0] * (len(BOUNDS_MS) + 1)
-            counts[20] = self.requests - errors
-            found[version] = Traffic(self.requests, errors, tuple(counts))
+            refused = self.refuses.get(version, 0)
+            counts[20] = self.requests - errors - refused
+            found[version] = Traffic(self.requests, errors, tuple(counts), refused=refused)
         return found
 
     def retain(self, versions, number):
@@ -117,6 +119,11 @@ class World:
         log = Log(storage_of(self.folder / "log"), lambda event: None)
         before = model(shadow_of) if shadow_of else None
         return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None, before)
+
+    def to(self, version, inputs, **spec):
+        rollout = self.rollout(wait=False)
+        rollout.inputs, rollout.spec = inputs, self.spec.model_copy(update=spec)
+        return rollout.to(model(version))
 
     def states(self):
         return [event.state for event in self.rollout().log.events()]
@@ -212,6 +219,42 @@ def test_who_answers_worse_in_the_shadow_is_not_seen_by_anybody(world, seen, rea
     assert reason in world.rollout(True, "1").to(model("2")).reason
     assert world.states()[-3:] == ["shadow", "roll_back", "rolled_back"]
     assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+def test_a_version_that_is_asked_otherwise_is_refused_before_anything_is_done(world):
+    world.to("1", "a text in the column body")
+    before, calls = world.states(), len(world.platform.calls)
+    with pytest.raises(RequestError) as caught:
+        world.to("2", "a text in the column message")
+    (problem,) = caught.value.problems
+    assert problem.what == (
+        "version 2 reads a text in the column message, and version 1, which answers now, reads a text in the column body: "
+        "clients of today would be refused"
+    )
+    assert "--set deploy.allow_other_inputs=true" in problem.fix
+    assert (world.states(), len(world.platform.calls)) == (before, calls)
+    assert world.to("2", "a text in the column body").state == "settled"
+    with pytest.raises(RequestError, match="gets the same requests"):
+        world.to("3", "a chat in the column body", allow_other_inputs=True, shadow=10)
+    assert world.to("3", "a chat in the column body", allow_other_inputs=True).state == "settled"
+    with pytest.raises(RequestError, match="version 3, which answers now, reads a chat"):
+        world.to("4", "a text in the column body")
+    world.rollout().delete()
+    assert world.to("5", "an image in the column body").state == "settled"
+
+
+def test_a_deployment_of_an_earlier_release_does_not_say_how_it_is_asked(world):
+    world.to("1", "")
+    assert world.to("2", "a text in the column message").state == "settled"
+
+
+def test_a_step_waits_for_requests_that_are_answered_and_not_refused(world):
+    world.rollout().to(model("1"))
+    world.platform.refuses = {"1": 450, "2": 450}
+    assert world.rollout(wait=False).to(model("2")).state == "canary"
+    world.platform.refuses = {"2": 450}
+    reason = world.rollout(wait=False).to(model("2")).reason
+    assert "it refused 450 of 500 requests (4xx), and the version before refused 0 of 500" in reason
 
 
 def test_who_fails_as_often_as_the_one_before_is_not_worse(world):

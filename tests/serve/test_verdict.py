@@ -5,8 +5,8 @@ import bisect
 import numpy as np
 import pytest
 
-from rekindle.serve.messages import BOUNDS_MS, Traffic
-from rekindle.serve.verdict import breach, look_of, quantile
+from rekindle.serve.messages import BOUNDS_MS, Shadowed, Traffic, is_refusal
+from rekindle.serve.verdict import breach, breach_in_shadow, look_of, quantile
 from rekindle.spec.deploy import DeploySpec
 
 SPEC = DeploySpec()
@@ -58,6 +58,63 @@ def test_one_that_fails_every_request_is_rolled_back_after_ten():
     failed, fine = Traffic(10, 10, (0,) * (len(BOUNDS_MS) + 1)), Traffic(90, 0, _counts(90))
     assert "it failed 10 of 10 requests" in breach(failed, fine, SPEC, look_of(10))
     assert breach(Traffic(9, 9, failed.latencies), fine, SPEC, look_of(9)) == ""
+
+
+def refusing(rng, canary, stable, requests=640, share=0.5):
+    """Whether a canary is rolled back that refuses such a share of requests, as the version before does; bad requests come
+    in bursts of one client."""
+    looks = [(10 * 2**k, k) for k in range(look_of(requests) + 1)]
+    total = int(requests / share)
+    bad_N = np.repeat(rng.random(total // 20 + 1) < stable, 20)[:total]
+    mine_N = rng.random(total) < share  # drawn, whatever the client
+    refused_N = np.where(mine_N, bad_N | (rng.random(total) < canary - stable), bad_N)
+    for count, look in [*looks, (requests, look_of(requests) + 1)]:
+        end = np.searchsorted(np.cumsum(mine_N), count)
+        seen = [
+            Traffic(int(who[:end].sum()), 0, _counts(0), refused=int(refused_N[:end][who[:end]].sum()))
+            for who in (mine_N, ~mine_N)
+        ]  # fmt: skip
+        if breach(*seen, SPEC, look):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("bad", [0.0, 0.1, 0.9])
+def test_bad_requests_of_clients_roll_no_canary_back(bad):
+    rng = np.random.default_rng(3)
+    assert sum(refusing(rng, bad, bad) for _ in range(200)) / 200 <= SPEC.alpha
+
+
+@pytest.mark.parametrize(("canary", "stable"), [(1.0, 0.0), (0.2, 0.05), (0.06, 0.0)])
+def test_one_that_refuses_what_the_version_before_answers_is_rolled_back(canary, stable):
+    rng = np.random.default_rng(4)
+    assert sum(refusing(rng, canary, stable) for _ in range(100)) >= 95
+
+
+def test_refusals_are_compared_and_not_limited():
+    every, none = Traffic(20, 0, _counts(0), refused=20), Traffic(20, 0, _counts(20))
+    what = breach(every, none, SPEC, look_of(20))
+    expected = "it refused 20 of 20 requests (4xx), and the version before refused 0 of 20"
+    assert what == expected
+    assert breach(every, every, SPEC, look_of(20)) == "", "clients send what nobody reads"
+    assert breach(every, Traffic(0, 0, ()), SPEC, look_of(20)) == "", "nothing to compare with"
+    asked_for = SPEC.model_copy(update={"allow_other_inputs": True})
+    assert breach(every, none, asked_for, look_of(20)) == ""
+
+
+@pytest.mark.parametrize("status", range(400, 500))
+def test_only_what_says_that_the_request_is_not_read_is_a_refusal(status):
+    assert is_refusal(status) == (status not in (404, 408, 413, 429, 499))
+    assert not is_refusal(status - 200)
+    assert not is_refusal(status + 100)
+
+
+def test_refusals_in_the_shadow_count_as_failures_unless_they_are_asked_for():
+    seen = Shadowed("a", 100, 0, 0, 0, refused=30)
+    what = breach_in_shadow(seen, SPEC, look_of(100))
+    assert what.endswith("it failed 0 of 100 requests and refused 30 (4xx), which the version before answered")  # fmt: skip
+    asked_for = SPEC.model_copy(update={"allow_other_inputs": True})
+    assert breach_in_shadow(seen, asked_for, look_of(100)) == ""
 
 
 def test_one_whose_process_ends_twice_is_rolled_back_whatever_it_answered():

@@ -25,7 +25,7 @@ from rekindle.errors import PlatformError, RekindleError, RequestError, StepErro
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.platforms.submission import problems_in, requests_in
-from rekindle.serve.messages import ServedModel, Traffic
+from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec
@@ -116,7 +116,7 @@ class AzureMLEndpoint:
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`: of whole minutes that the metrics have for certain."""
         names = self._deployments()
-        counts = {version: [0.0, 0.0] for version in names}
+        counts = {version: [0.0, 0.0, 0.0] for version in names}
         split = (self._endpoint() or {}).get("tags", {}).get(_TAG_SPLIT, "")
         minute, now = datetime.timedelta(minutes=1), datetime.datetime.now(datetime.UTC)
         since = datetime.datetime.fromisoformat(split.partition(" ")[2]) if split else now
@@ -136,7 +136,12 @@ class AzureMLEndpoint:
                     failed = _failed(of["statuscode"], of["modelstatuscode"])
                     counts[version][0] += requests
                     counts[version][1] += requests * failed
-        return {v: Traffic(round(all_), round(bad), ()) for v, (all_, bad) in counts.items()}
+                    if _refused(of["statuscode"], of["modelstatuscode"]):
+                        counts[version][2] += requests
+        traffic = {}
+        for version, (all_, bad, refused) in counts.items():
+            traffic[version] = Traffic(round(all_), round(bad), (), refused=round(refused))
+        return traffic
 
     def retain(self, versions: set[str], number: int) -> None:
         for version, one in self._deployments().items():
@@ -313,6 +318,12 @@ class AzureMLEndpoint:
 def _failed(status: str, of_model: str) -> bool:
     """Whether the version failed requests of these statuses: 424 is what its container did."""
     return status >= "500" or status == "408" or (status == "424" and not of_model.startswith("4"))
+
+
+def _refused(status: str, of_model: str) -> bool:
+    """Whether the version's own server refused requests of these statuses: what Azure refuses
+    itself, such as a wrong key (401), has no status of the model."""
+    return status == "424" and of_model.isdigit() and is_refusal(int(of_model))
 
 
 def _state(found: dict[str, Any] | None) -> str:

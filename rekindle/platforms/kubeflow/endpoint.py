@@ -157,6 +157,7 @@ class KubeflowEndpoint:
             version: Traffic(
                 got["requests"], got["errors"],
                 tuple(got[str(i)] for i in range(len(BOUNDS_MS) + 1)), ends[version],
+                got["refused"],
             )
             for version, got in sums.items()
         }  # fmt: skip

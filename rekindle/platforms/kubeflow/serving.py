@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
-from rekindle.serve.messages import BOUNDS_MS
+from rekindle.serve.messages import BOUNDS_MS, is_refusal
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.tables import rows
@@ -121,18 +121,21 @@ def restarts(pod: Mapping[str, Any]) -> int:
 
 
 def counters(text: str) -> Counter[str]:
-    """`requests` and `errors` (5xx) of the routes that predict, and by the index of the smallest of
-    `BOUNDS_MS` that is certain how many others were answered within it."""
+    """`requests`, `errors` (5xx) and `refused` (see `is_refusal`) of the routes that predict, and
+    by the index of the smallest of `BOUNDS_MS` that is certain how many others were answered within
+    it."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found, before = Counter[str](), 0
     for name, labels, value in _samples(text_string_to_metric_families(text)):
         failed = labels["status"] >= "500"
+        refused = is_refusal(int(labels["status"]))
         if name.endswith("_count"):
             found["requests"] += value
-            found["errors"] += value * failed
+            found["errors"] += value if failed else 0
+            found["refused"] += value if refused else 0
             before = 0
-        elif name.endswith("_bucket") and not failed:
+        elif name.endswith("_bucket") and not failed and not refused:
             at = bisect_left(BOUNDS_MS, round(float(labels["le"]) * 1_000, 3))
             found[str(at)] += value - before
             before = value

@@ -63,11 +63,13 @@ class LocalEndpoint:
         status = self.status()
         known = status.versions.get(model.version) if status else None
         digests = {other.version: other.digest for other in self.wanted.models}
+        others = tuple(other for other in self.wanted.models if other.version != model.version)
         if known and known.state == "ready" and digests.get(model.version) == model.digest:
+            same = [other for other in self.wanted.models if other.version == model.version]
+            self._want(number, models=(*others, *same))  # the last one is on trial
             return
         if known is not None and known.state == "failed":  # it is started again
             self.retain({other.version for other in self.wanted.models} - {model.version}, number)
-        others = tuple(other for other in self.wanted.models if other.version != model.version)
         self._want(number, models=(*others, model))
         give_up = time.monotonic() + READY_SECONDS
         while (

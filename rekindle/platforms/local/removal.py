@@ -37,7 +37,9 @@ class Needs:
     """What the runs of a home need. `runs`: whether each stays, and why; `used`: the names that
     those which stay mention, `live` those of runs that are alive; `unsure`: one that is alive has
     not recorded yet what it trains; `finished`: keys of trainings; `elsewhere`: folders of
-    checkpoints outside of the home that may go, and why; `days` for which environments stay."""
+    checkpoints outside of the home that may go, and why; `days` for which environments stay;
+    `served` the digests of models that a registry or a deployment names, None where one of these
+    gives no answer."""
 
     runs: Mapping[str, tuple[bool, str]]
     used: frozenset[str]
@@ -46,6 +48,7 @@ class Needs:
     finished: frozenset[str]
     elsewhere: Mapping[str, str]
     days: int
+    served: frozenset[str] | None = None
 
 
 def survey(home: Path, needs: Needs) -> Iterator[HomeItem]:
@@ -57,7 +60,10 @@ def survey(home: Path, needs: Needs) -> Iterator[HomeItem]:
         for path in sorted(path for at in row.get("at", ()) for path in home.glob(at)):
             if not _is_one(kind, path):
                 continue
-            stays, why = _judged(kind, path, needs, used)
+            if kind == "fetched model":
+                stays, why = _is_served(path.name.partition("-")[0], needs)
+            else:
+                stays, why = _judged(kind, path, needs, used)
             yield _item(home, kind, path, stays, why or row["why"])
             if stays and kind == "cache entry" and path.is_file():
                 used.update(NAME.findall(path.read_text(errors="replace")))
@@ -144,6 +150,15 @@ def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, 
         return True, f"it was made less than {needs.days} days ago"
     if key in used and kind != "killed attempt":
         return True, "a run that stays uses it"
+    return False, ""
+
+
+def _is_served(digest: str, needs: Needs) -> tuple[bool, str]:
+    """Whether a copy of the model with this digest stays, and why."""
+    if needs.served is None:
+        return True, "its registry, or a deployment, gives no answer"
+    if digest in needs.served:
+        return True, "a version with an alias, or a deployment, has it"
     return False, ""
 
 

@@ -121,7 +121,10 @@ class SageMakerEndpoint:
                 sure = asked.keys() & failed.keys()
                 requests = sum(asked[at] for at in sure)
                 errors = (max(failed[at], wrong.get(at, 0) - refused.get(at, 0)) for at in sure)
-                traffic[_version(variant)] = Traffic(int(requests), int(sum(errors)), ())
+                # the metric has one sum for all of 4xx, a full queue (429) included
+                bad = int(sum(refused.get(at, 0) for at in sure))
+                failures = int(sum(errors))
+                traffic[_version(variant)] = Traffic(int(requests), failures, (), refused=bad)
         return traffic
 
     def retain(self, versions: set[str], number: int) -> None:

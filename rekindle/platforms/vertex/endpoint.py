@@ -21,7 +21,7 @@ from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.submission import problems_in, requests_in
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import Message, asked, on_pages, text_of
-from rekindle.serve.messages import ServedModel, Traffic
+from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
@@ -100,7 +100,7 @@ class VertexEndpoint:
         query = {"filter": f'{_COUNT}{_OF}"{self.id}"', "interval.startTime": start,
                  "interval.endTime": stop}  # fmt: skip
         url = f"https://monitoring.googleapis.com/v3/projects/{self.place.project}/timeSeries"
-        counts = {one["id"]: (0, 0) for one in versions.values()}
+        counts = {one["id"]: [0, 0, 0] for one in versions.values()}
         for series in self.pages("timeSeries", url, query) if 0 < began < end else ():
             labels = series["metric"]["labels"]
             id, code = labels["deployed_model_id"], labels["response_code"]
@@ -108,9 +108,15 @@ class VertexEndpoint:
                 times = (point["interval"][side] for side in ("startTime", "endTime"))
                 first, last = (datetime.fromisoformat(time).timestamp() for time in times)
                 if began <= first and last <= end:  # part of another one is not certain
-                    (all_, bad), new = counts[id], int(point["value"]["int64Value"])
-                    counts[id] = all_ + new, bad + new * code.startswith("5")
-        return {version: Traffic(*counts[one["id"]], ()) for version, one in versions.items()}
+                    new = int(point["value"]["int64Value"])
+                    counts[id][0] += new
+                    counts[id][1] += new if code.startswith("5") else 0
+                    counts[id][2] += new if _is_refusal(code) else 0
+        traffic = {}
+        for version, one in versions.items():
+            requests, errors, refused = counts[one["id"]]
+            traffic[version] = Traffic(requests, errors, (), refused=refused)
+        return traffic
 
     def retain(self, versions: set[str], number: int) -> None:
         """See `Endpoint.retain`; without versions, nothing is left."""
@@ -284,6 +290,11 @@ def _id(name: str) -> str:
 def _deployed_id(model: ServedModel) -> str:
     """Up to 10 digits: the version, and 5 that follow from its files."""
     return f"{model.version}{int(model.digest[:8], 16) % 100_000:05}"
+
+
+def _is_refusal(code: str) -> bool:
+    """Whether a version refused requests of this code, or of this class of codes (4xx)."""
+    return is_refusal(int(code)) if code.isdigit() else code.startswith("4")
 
 
 def _versions(found: Message) -> dict[str, Message]:

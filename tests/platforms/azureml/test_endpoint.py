@@ -231,6 +231,15 @@ def test_statuses_say_whether_the_version_failed(status):
     assert module._failed(*status) == FAILED[status]
 
 
+@pytest.mark.parametrize(
+    ("status", "refused"),
+    [(("424", "400"), True), (("424", "415"), True), (("424", "429"), False), (("424", "500"), False),
+     (("424", "null"), False), (("401", ""), False), (("429", ""), False), (("200", "200"), False)],
+)  # fmt: skip
+def test_statuses_say_whether_the_version_refused(status, refused):
+    assert module._refused(*status) == refused
+
+
 @pytest.mark.slow
 def test_only_whole_minutes_since_the_shares_changed_count_that_the_metrics_have_for_certain(
     world, monkeypatch

@@ -195,6 +195,16 @@ def test_buckets_of_an_older_server_count_at_the_bound_that_is_certain():
     assert counters(text) == {"requests": 4, str(at): 3, str(len(BOUNDS_MS)): 1}
 
 
+def test_what_a_version_refuses_is_counted_apart_and_is_no_answer():
+    lines = [line for status, count in (("200", 5), ("400", 3), ("429", 2), ("500", 1)) for line in (
+        f'rekindle_request_seconds_bucket{{route="/predict",status="{status}",le="+Inf"}} {count}',
+        f'rekindle_request_seconds_count{{route="/predict",status="{status}"}} {count}',
+    )]  # fmt: skip
+    text = "# TYPE rekindle_request_seconds histogram\n" + "\n".join(lines) + "\n"
+    answered = {str(len(BOUNDS_MS)): 7}
+    assert counters(text) == {"requests": 11, "errors": 1, "refused": 3, **answered}
+
+
 @pytest.mark.parametrize(
     ("fate", "reason"),
     [

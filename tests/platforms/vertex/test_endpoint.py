@@ -195,6 +195,14 @@ def test_too_few_requests_wait_and_a_repeated_call_counts_on(world):
     assert world.to("2", wait=False).state == "settled"
 
 
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [("400", True), ("4xx", True), ("429", False), ("404", False), ("2xx", False), ("500", False)],
+)
+def test_codes_say_whether_the_version_refused(code, refused):
+    assert module._is_refusal(code) == refused
+
+
 @pytest.mark.slow
 def test_what_came_within_the_lag_is_not_counted(world, monkeypatch):
     world.to("1")
