@@ -82,11 +82,11 @@ def configure(network: torch.nn.Module, folder: Path, base: Path | None = None) 
     model.config.dtype = "bfloat16" if most == "BF16" else "float32"
     model.config.save_pretrained(folder)
     if model.can_generate():
-        if base is not None and (base / GENERATION).is_file():
-            from transformers import GenerationConfig
-
-            model.generation_config = GenerationConfig.from_pretrained(base)
         model.generation_config.save_pretrained(folder)
+        if base is not None and (base / GENERATION).is_file():
+            own, kept = (json.loads((at / GENERATION).read_text()) for at in (folder, base))
+            text = json.dumps(own | kept, indent=2, sort_keys=True) + "\n"
+            write_atomically(folder / GENERATION, text)
 
 
 def count_parameters(folder: Path) -> int:
@@ -146,7 +146,7 @@ def describe(
 def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
     """Add the tokens at which a model's answers end (`stop_token_ids`) to its
     `generation_config.json`, so that transformers, vLLM and others stop where rekindle does."""
-    path = folder / "generation_config.json"
+    path = folder / GENERATION
     stops = settings.get("stop_token_ids")
     if not stops or not path.is_file():
         return

@@ -82,7 +82,9 @@ def outcome(task_name: str, model_type: str, folder: Path) -> Outcome:
         return Outcome(model_type, False, reason=refusal.problems[0].what)
 
 
-def check_weights(auto: str, network: torch.nn.Module, source: weights.Source, folder: Path) -> None:
+def check_weights(
+    auto: str, network: torch.nn.Module, source: weights.Source, folder: Path
+) -> None:
     """Against `from_pretrained` and `save_pretrained`."""
     more = {} if auto == TASKS["causal_lm"] else {"num_labels": len(LABELS)}
     own = getattr(transformers, auto).from_pretrained(
@@ -91,9 +93,15 @@ def check_weights(auto: str, network: torch.nn.Module, source: weights.Source, f
     fresh = set(source.fresh)
     mine = {name: value for name, value in network.state_dict().items() if name not in fresh}
     theirs = {name: value for name, value in own.state_dict().items() if name not in fresh}
-    if not any(origin in name for name in mine for origin in ("c_attn.q", "c_attn.k")):  # GPT-2's are apart
+    if not any(
+        origin in name for name in mine for origin in ("c_attn.q", "c_attn.k")
+    ):  # GPT-2's are apart
         assert mine.keys() == theirs.keys()
-        differ = [name for name in mine if not torch.equal(_untransposed(mine[name], theirs[name]), theirs[name])]
+        differ = [
+            name
+            for name in mine
+            if not torch.equal(_untransposed(mine[name], theirs[name]), theirs[name])
+        ]
         assert differ == []
         state = own.state_dict()
         aliases = {id(p) for _, p in own.named_parameters()}
@@ -103,7 +111,11 @@ def check_weights(auto: str, network: torch.nn.Module, source: weights.Source, f
         stored = load_file(folder / "model.safetensors")
         lost = stored.keys() - written.keys()
         assert not lost, f"{sorted(lost)[:3]} of save_pretrained are not written"
-        wrong = [name for name in stored if name not in fresh and not torch.equal(written[name], stored[name])]
+        wrong = [
+            name
+            for name in stored
+            if name not in fresh and not torch.equal(written[name], stored[name])
+        ]
         assert not [name for name in wrong if written[name].shape == stored[name].shape], wrong[:3]
 
 
@@ -140,7 +152,7 @@ def test_every_architecture_is_taken_whole_or_refused(task, tmp_path, request):
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 outcomes.append(outcome(task, model_type, tmp_path / model_type))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - each is what the test looks for
                 silent[model_type] = f"{type(error).__name__}: {error}"[:300]
     refused = [f"{each.model_type}: {each.reason}" for each in outcomes if not each.trains]
     assert silent == {}, f"{Counter(each.trains for each in outcomes)} {refused}"
@@ -157,7 +169,10 @@ def rendered(task: str, outcomes: list[Outcome]) -> str:
     lines = [f"## {task}", "", f"{len(trained)} of {len(outcomes)} train.", ""]
     if task == "causal_lm":
         lines += [f"**Documents share sequences** ({len(packed)}): {', '.join(packed)}.", ""]
-        lines += [f"**Each document has a sequence of its own** ({len(apart)}): {', '.join(apart)}.", ""]
+        lines += [
+            f"**Each document has a sequence of its own** ({len(apart)}): {', '.join(apart)}.",
+            "",
+        ]
     else:
         lines += [f"{', '.join(each.model_type for each in trained)}.", ""]
     lines += ["| refused | because |", "| --- | --- |"]
