@@ -45,7 +45,7 @@ ENTRY = "node.pyz"
 PACKAGE = Path(__file__).parents[2]
 MODULES = (
     "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
-    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
+    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__", "protojson",
     "platforms.vertex.node", "platforms.vertex.rest",
 )  # fmt: skip
 _MAIN = """import pathlib, sys
