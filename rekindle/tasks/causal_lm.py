@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rekindle.errors import DataError, RequestError, UnsupportedError
+from rekindle.errors import DataError, RequestError, UnsupportedError, first_line
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
 from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask, flattened
@@ -144,10 +144,17 @@ class CausalLM(pretrained.HubTask, TokenTask):
             inline["vocab_size"] = max(wished, inline["vocab_size"])
         config = pretrained.configuration(model, {**inline, "bos_token_id": None}, {})
         pretrained.check_positions(_positions(config), settings["max_length"])
-        if config.vocab_size < (count := settings["vocab_size"]):
-            what = f"the model knows {config.vocab_size} tokens, the tokenizer {count}"
+        known = getattr(config.get_text_config(), "vocab_size", None)
+        if known is not None and known < (count := settings["vocab_size"]):
+            what = f"the model knows {known} tokens, the tokenizer {count}"
             raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
-        network: Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        try:
+            network: Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (AttributeError, ValueError) as error:
+            message = f"transformers builds no causal language model of a {config.model_type}: "
+            message += first_line(error)
+            fix = "name a model of texts alone, or write a task of your own around it"
+            raise UnsupportedError(message, where="model.source", fix=fix) from error
         head = network.get_output_embeddings()  # type: ignore[operator]
         if getattr(head, "bias", None) is not None:
             raise _unsupported(config, "adds a bias to the scores")

@@ -75,6 +75,9 @@ def _mask_of_padding(
 ) -> tuple[Any, dict[str, Any]]:
     """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that sdpa takes."""
     mask_BT = kwargs.get("attention_mask")
+    config: Any = module.config
+    if config._attn_implementation != NAME:  # while a proof asks for the architecture's own
+        return args, kwargs
     if mask_BT is None or mask_BT.ndim != 2:
         return args, kwargs
     mask = mask_BT[:, None, None].bool()
@@ -135,7 +138,8 @@ def apart(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call:
         key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
     if call.peers.kernel == "varlen" and not call.dropout:
         return _varlen(query, key, value, documents, call)
-    if documents.grouped:
+    # a group's mask is that of its padding; what is causal has one of its own
+    if documents.grouped and not call.causal:
         return _by_group(query, key, value, documents, call)  # type: ignore[no-any-return]
     return _by_document(query, key, value, documents, call)  # type: ignore[no-any-return]
 

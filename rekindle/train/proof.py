@@ -168,6 +168,8 @@ def prove_forward(
     that cut the network. Raises StepError where the losses differ, or the own forward fails."""
     if not hasattr(parts.network, "config"):
         return ""
+    if task.objective != "tokens" and not parts.stages[0].part.joins_texts:
+        return "the loss is made of what the architecture's own forward gives"
     if not _cuts(parts):
         probe = _ForwardProbe(task, shards, parts, train, evaluation)
         try:

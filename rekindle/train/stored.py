@@ -306,10 +306,9 @@ def _spellings(name: str, network: Any) -> list[str]:
 
 
 def _is_new_head(name: str, shape: Shape, own: Mapping[str, Shape], network: Any) -> bool:
-    """Whether a stored tensor is the head of another task: right for its own architecture, of
-    another number of classes, outside of the backbone."""
-    in_backbone = name.startswith(f"{network.base_model_prefix}.")
-    return not in_backbone and own.get(name) == shape
+    """Whether a stored tensor is the head for other classes: right for its own configuration, of
+    which the task changes nothing else."""
+    return any(own.get(each) == shape for each in _spellings(name, network))
 
 
 def _refuse_quantised(network: Any, folder: Path) -> None:

@@ -69,15 +69,11 @@ class Tokens(Objective):
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
     def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
-        """Of sequences of one document each, without padding."""
-        assert micro.targets is not None
-        labels_BT = torch.full_like(batch["input_ids"], IGNORED)
-        # ours say what follows a token; transformers moves its labels by one itself
-        labels_BT.view(-1)[micro.targets + 1] = micro.labels
-        output = part.network(input_ids=batch["input_ids"], labels=labels_BT)
-        count = torch.full((), len(micro.labels), dtype=torch.float64, device=labels_BT.device)
-        loss = output.loss.double() * count / micro.count[0]
-        return base.row(loss, torch.zeros_like(loss), count)
+        """Of sequences of one document each, without padding, by the scores of its own forward."""
+        logits_NV = base.of_targets(part.network(input_ids=batch["input_ids"]).logits, micro)
+        losses_N = F.cross_entropy(base.exact(logits_NV), micro.labels, reduction="none")
+        loss = losses_N.double().sum() / micro.count[0]
+        return base.row(loss, torch.zeros_like(loss), torch.full_like(loss, len(losses_N)))
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
