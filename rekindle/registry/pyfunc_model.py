@@ -24,11 +24,12 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         import torch  # registering runs this file, too, and needs no torch
 
-        from rekindle.serve.classifier import Classifier
+        from rekindle.serve.classifier import Classifier, network_in
 
         self.model = open_model(Path(context.artifacts["model"]), ANY_CODE)
+        self.model.task.hold(self.model.settings, self.model.path)
         if isinstance(self.model.task, TokenTask):
-            self.network = self.model.network()
+            self.network, _ = network_in(self.model, torch.device("cpu"), "")
         else:
             self.classifier = Classifier(self.model, torch.device("cpu"))
 

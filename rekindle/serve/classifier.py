@@ -1,9 +1,11 @@
 """Classes, tags and numbers of instances, in batches of like length. Shapes: B instances, C
 classes."""
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from rekindle.train.modelfolder import TOKENIZER, ModelFolder
 log = logging.getLogger(__name__)
 
 MOST_ROWS, MOST_TOKENS = 32, 1 << 14  # of a batch, padded
+State = tuple[int, int, int, int]
 
 
 class Classifier(Model):
@@ -30,7 +33,7 @@ class Classifier(Model):
 
     def __init__(self, opened: ModelFolder, device: torch.device, precision: str = "") -> None:
         self.opened = opened
-        self.watched = state_of(opened.path) if reads_at_requests(opened) else None
+        self.watched = states_in(opened.path) if reads_at_requests(opened) else None
         self.network, self.device = network_in(opened, device, precision)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
         file = opened.path / TOKENIZER
@@ -51,7 +54,7 @@ class Classifier(Model):
             longer = self._longer(new, lengths_B)
         except Exception as error:  # noqa: BLE001 - these fail, the server goes on
             failure = failure_of(error)
-        if self.watched is not None and state_of(path) != self.watched:
+        if self.watched is not None and changed_since(path, self.watched):
             # what the task has just read may be another model's: nothing is answered any more
             self.broken = True
             log.error("the files in %s changed while they were served", path)
@@ -177,14 +180,22 @@ def reads_at_requests(opened: ModelFolder) -> bool:
     return opened.own_task and holds > encodes
 
 
-def state_of(folder: Path) -> list[tuple[str, int, int, int, int]] | None:
-    """What changes where a file of the folder is written, replaced or moved; None where one cannot
-    be looked at."""
-    try:
-        states = [(str(file), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
-    except OSError:
-        return None
-    return [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
+def changed_since(folder: Path, known: Mapping[str, State]) -> bool:
+    """Whether a file of the folder was written, replaced or added since `states_in` it. One that is
+    gone gives no other answer: who reads it gets an error."""
+    return any(known.get(name) != state for name, state in states_in(folder).items())
+
+
+def states_in(folder: Path) -> dict[str, State]:
+    """Of each file in the folder, what changes where it is written or replaced."""
+    states = dict[str, State]()
+    for file in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # it goes just now
+            found = file.stat()
+            if stat.S_ISREG(found.st_mode):
+                state = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                states[str(file)] = state
+    return states
 
 
 def _in_int8(network: torch.nn.Module) -> torch.nn.Module:

@@ -136,7 +136,7 @@ class Task(abc.ABC):
         """Read into memory what `encode` and the like need of `assets`. A server calls it once,
         before it is ready: what it has proven then answers, whatever becomes of the folder. A task
         of your own whose `encode` reads no file, or keeps what it has read, overrides it; otherwise
-        a server ends as soon as the files of its model change or are gone."""
+        a server ends as soon as the files of its model change."""
         return
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:

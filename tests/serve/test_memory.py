@@ -91,6 +91,13 @@ def test_a_task_that_reads_files_at_each_request_ends_the_server_when_they_chang
     model, _, _ = loaded(made)
     (fine,) = model.answers(["1"], Options())
     assert (fine["label"], model.broken) == ("high", False)
+    away = offset.parent.with_name("away")
+    offset.parent.rename(away)
+    (answer,) = model.answers(["1"], Options())
+    assert (answer.status, model.broken) == (500, False), "it is gone, and what reads it fails"
+    away.rename(offset.parent)
+    (answer,) = model.answers(["1"], Options())
+    assert answer == fine, "it is back"
     offset.write_text("7")
     (answer,) = model.answers(["1"], Options())
     assert model.broken == watched

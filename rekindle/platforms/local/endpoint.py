@@ -65,8 +65,9 @@ class LocalEndpoint:
         digests = {other.version: other.digest for other in self.wanted.models}
         others = tuple(other for other in self.wanted.models if other.version != model.version)
         if known and known.state == "ready" and digests.get(model.version) == model.digest:
-            same = [other for other in self.wanted.models if other.version == model.version]
-            self._want(number, models=(*others, *same))  # the last one is on trial
+            running = next(one for one in self.wanted.models if one.version == model.version)
+            if self.wanted.models[-1] != running:  # the last one is on trial
+                self._want(number, models=(*others, running))
             return
         if known is not None and known.state == "failed":  # it is started again
             self.retain({other.version for other in self.wanted.models} - {model.version}, number)
