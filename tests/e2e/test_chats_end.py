@@ -52,7 +52,6 @@ def made(folder: Path, name: str, shape: Shape) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "shape", "notice"),
     [

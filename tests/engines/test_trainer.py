@@ -182,7 +182,6 @@ def test_half_a_checkpoint_is_not_there(tmp_path, texts, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_smoothed_losses_are_those_of_rekindles_engine(tmp_path):
     """The first step over all rows, before anything is learnt: the order of rows does not matter."""
     tokenizer_for(SHAPES["headers between tokens"]).save_pretrained(tmp_path / "base")
