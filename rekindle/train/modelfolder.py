@@ -151,6 +151,7 @@ def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
     if not stops or not path.is_file():
         return
     known = json.loads(path.read_text())
+    known.pop("_from_model_config", None)  # else transformers may make it from config.json again
     before = known.get("eos_token_id")
     others = before if isinstance(before, list) else [before]
     known["eos_token_id"] = [*stops, *(x for x in others if x is not None and x not in stops)]

@@ -12,16 +12,18 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rekindle.errors import SpecError
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.modelfolder import open_model
 from tests.quick import first
 from tests.support.s3 import s3_server
 from tests.support.train_resume import DISTILBERT, GPT2, LM_STEPS, LM_TRAIN, Gang, written
+from tests.tasks.templates import SHAPES, tokenizer_for
 
 TRAINER = {
     **LM_TRAIN.model_dump(),
@@ -180,12 +182,14 @@ def test_half_a_checkpoint_is_not_there(tmp_path, texts, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_smoothed_losses_are_those_of_rekindles_engine(tmp_path):
     """The first step over all rows, before anything is learnt: the order of rows does not matter."""
-    model = GPT2.model_copy(
-        update={"source": {**GPT2.source, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
-    )
+    tokenizer_for(SHAPES["headers between tokens"]).save_pretrained(tmp_path / "base")
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "vocab_size": 600}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**GPT2.source, **quiet)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    model = ModelSpec(source=str(tmp_path / "base"))
     shards = written(tmp_path, "causal_lm", model)
     rows = json.loads((shards / "manifest.json").read_text())["rows"]["train"]
     found = {}

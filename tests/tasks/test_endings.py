@@ -92,15 +92,13 @@ def test_the_text_is_the_templates_own_where_it_ends_answers_itself(tmp_path):
     assert answers == ["Hello d!<|turn|>\n", "4<|end|>\n<|endoftext|>"]
 
 
-@pytest.mark.parametrize("answer", ["d", "<|im_end|>", "im_end", "\n", "id", "end|>\n", "|"])
+@pytest.mark.parametrize("answer", ["d", "im_end", "id", "|>", "end|>", "<|im_end|>"])
 def test_an_answer_that_stands_in_its_own_terminator_keeps_the_terminator(answer):
-    chat = [("user", "x"), ("assistant", f"{answer}."), ("user", "x"), ("assistant", answer + "d")]
+    chat = [("user", "x"), ("assistant", answer)] * 2
     for shape in (SHAPES["ChatML whose eos is another token"], SHAPES["headers between tokens"]):
         template = ChatTemplate(shape.template, {"eos_token": shape.eos, "bos_token": "<s>"})
         text, spans = template.render(chat)
-        for (start, end), (_, content) in zip(spans, chat[1::2], strict=True):
-            kept = content.strip() if "trim" in shape.template else content
-            assert text[start:end] == kept + shape.behind[0]
+        assert [text[start:end] for start, end in spans] == [answer + shape.behind[0]] * 2
 
 
 def test_texts_and_completions_stop_at_the_end_of_text_alone(tmp_path):

@@ -74,14 +74,13 @@ def ranks(tmp_path_factory):
 MANY = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-FEW = settings(MANY, max_examples=25)
+FEW = settings(MANY, max_examples=12)
 SMOOTHING = st.sampled_from([0.0, 0.1, 0.9])
 # from one row of the widest share at a time to all rows at once
 BYTES = st.sampled_from([1, 64, 300, 1 << 12, 1 << 25])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @MANY
 @given(
     tp=st.integers(1, WORLD),
@@ -105,7 +104,6 @@ LAYOUTS = [{"tp": 4}, {"tp": 2, "dp": 2}, {"tp": 2, "shard": 2}, {"tp": 2, "cp":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @FEW
 @given(
     layout=st.sampled_from(LAYOUTS),
@@ -113,7 +111,7 @@ LAYOUTS = [{"tp": 4}, {"tp": 2, "dp": 2}, {"tp": 2, "shard": 2}, {"tp": 2, "cp":
     groups=st.integers(1, 2),
     each=st.integers(1, 2),
     width=st.integers(1, 5),
-    ffn=st.integers(1, 50),
+    ffn=st.integers(2, 50),  # FSDP takes no empty shares, which one column of two ranks would be
     longest=st.integers(4, 24),
     budget=BYTES,
     smoothing=SMOOTHING,
