@@ -33,8 +33,11 @@ import rekindle
 from rekindle import errors
 from rekindle.app.api import Run
 from rekindle.app.grid import points
+from rekindle.app.preflight import wrong_anywhere
 from rekindle.cli.main import VERBS, cli
 from rekindle.spec.load import load_target
+from rekindle.spec.model import BUILTIN_TASKS
+from rekindle.train.look import Question, look
 from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
@@ -119,6 +122,20 @@ def test_a_yaml_block_loads_as_a_spec(block, tmp_path):
     for path in (spec.train.entrypoint, spec.pipeline, spec.task if ".py:" in spec.task else ""):
         if path:
             assert (tmp_path / path.split()[0].rpartition("/")[2].partition(":")[0]).is_file()
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=_name)
+def test_a_yaml_block_asks_for_what_can_run(block, tmp_path):
+    """What doctor asks of a config alone, in this process where it needs torch."""
+    lay_out(block.readme, tmp_path)
+    (tmp_path / "config.yaml").write_text(block.text)
+    spec = rekindle.load(tmp_path / "config.yaml")
+    if spec.model.source == {}:
+        pytest.skip("it shows some sections, and names no model")
+    assert wrong_anywhere(spec, whole=False) == []
+    texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
+    if texts and spec.data is not None and isinstance(spec.model.source, dict) and spec.model.source:
+        assert look(Question(task=spec.task, data=spec.data, model=spec.model)) == []
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("yaml") if "\npipeline:" in b.text], ids=_name)
