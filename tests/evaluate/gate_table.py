@@ -3,7 +3,7 @@
 
 Of each case a draw gives two models of which the candidate is exactly as good as the champion, or
 exactly at the margin; `power` are draws of one that is truly better. `before`: the same draws by
-what decided until version 0.9, percentiles of a paired bootstrap."""
+what decided before these bounds, percentiles of a paired bootstrap."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _better_in_clusters(random: np.random.Generator) -> tuple[Scores, Scores, An
 
 
 def before(gate: GateSpec, case: Case, ours: Scores, theirs: Scores, clusters: Any) -> float:
-    """The lower bound of version 0.9: a percentile of resampled rows or clusters."""
+    """The lower bound that decided before: a percentile of resampled rows or clusters."""
     generator = np.random.default_rng(0)
     units = len(ours) if clusters is None else int(clusters.max()) + 1
     counts_RU = generator.multinomial(units, np.full(units, 1 / units), RESAMPLES).astype(float)

@@ -10,6 +10,7 @@ from rekindle.evaluate.bounds import bounds_of
 from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Churn, Contender, Scores, Slice
 from rekindle.spec.model import DataSpec, EvaluateSpec
+from rekindle.train.score import _judged_before
 
 ROWS, CLASSES = 400, 4
 NAMES = tuple("abcd")
@@ -548,3 +549,16 @@ def test_few_test_rows_are_a_warning_of_a_first_model(tmp_path):
     found = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT[:6], None, RIGHT[:6]))
     assert found.promote
     assert "the test split has 6 rows, which tell little of a model" in found.warnings[0]
+
+
+def test_what_a_champion_reached_is_read_beside_its_files(tmp_path):
+    model = tmp_path / "artifacts" / "network"
+    model.mkdir(parents=True)
+    assert _judged_before(model).rows == 0
+    (model.parent / "evidence.json").write_text("{")
+    assert _judged_before(model).metrics == {}
+    evidence = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None))
+    evidence.write(model.parent / "evidence.json")
+    known = _judged_before(model)
+    assert (known.rows, known.metrics["accuracy"]) == (60, 1.0)
+    assert _judged_before(None).rows == 0

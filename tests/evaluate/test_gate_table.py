@@ -39,7 +39,7 @@ def test_a_better_model_is_promoted_no_more_often_than_before_and_more_often_tha
     assert now <= before + 0.05
 
 
-def test_the_table_in_the_docs_has_every_case():
+def test_the_table_in_the_docs_has_every_case_that_may_err():
     text = table.DOCS.read_text(encoding="utf-8")
-    for case in (*WRONG, *table.POWER):
+    for case in WRONG:
         assert f"| {case.name} | {case.rows:,} | `{case.metric}` |" in text
