@@ -106,7 +106,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
         labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
         calibration=ours.calibration(), slices=tuple(slices), churn=churn,
-        reference=_with_answers(record.reference, _distinct(ours, rows)),
+        reference=_with_answers(record.reference, ours, rows),
         epoch=epoch if verdict.comparison else "", **vars(verdict),
         audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
         champion_drop=drop,
@@ -114,16 +114,12 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     )  # fmt: skip
 
 
-def _distinct(ours: Scores, rows: pa.Table) -> Scores:
-    """The scores of the first row of each content."""
-    return ours.picked(firsts(rows.column("hash").to_pylist()))
-
-
-def _with_answers(reference: Reference | None, ours: Scores) -> Reference | None:
+def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> Reference | None:
     """With how sure the candidate is, or the numbers that it predicts, of rows that lie evenly, and
-    how often it predicts each class."""
+    how often it predicts each class; of the first row of each content."""
     if reference is None or not ours.finite or not len(ours):
         return reference
+    ours = ours.picked(firsts(rows.column("hash").to_pylist()))
     every_N = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int)
     update = dict[str, Any]()
     if (sure_N := ours.confidence()) is not None:
