@@ -34,6 +34,8 @@ class Borrowed:
 
 BORROWED = {
     "TorchDispatchMode": Borrowed("torch", "torch.utils._python_dispatch", "weights filled by name"),
+    "_from_config": Borrowed("transformers", "transformers.modeling_utils:PreTrainedModel", "the architecture that a checkpoint says it is"),
+    "_keys_to_ignore_on_load_missing": Borrowed("transformers", "transformers.modeling_utils:PreTrainedModel", "weights that are computed"),
     "_split_inputs": Borrowed("torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"),
     "_functional_collectives": Borrowed("torch", "torch.distributed", "collectives while compiling and tracing"),
     "_StorageInfo": Borrowed("torch", "torch.distributed.checkpoint.filesystem", "checkpoints read without unpickling"),

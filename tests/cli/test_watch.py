@@ -429,7 +429,7 @@ def test_data_without_rows_are_an_error_and_told_once(judged, monkeypatch):
         for _ in range(2):
             done = look("--set", "notify={webhook: env:HOOK}", check=False)
             assert done.returncode == 1
-            assert "the data hold no rows that can be read" in done.stderr
+            assert "rows that cannot be parsed" in done.stderr
             said += done.stderr
     assert said.count("notify.webhook: the variable HOOK") == 1
 
