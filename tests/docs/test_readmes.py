@@ -134,7 +134,12 @@ def test_a_yaml_block_asks_for_what_can_run(block, tmp_path):
         pytest.skip("it shows some sections, and names no model")
     assert wrong_anywhere(spec, whole=False) == []
     texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
-    if texts and spec.data is not None and isinstance(spec.model.source, dict) and spec.model.source:
+    if (
+        texts
+        and spec.data is not None
+        and isinstance(spec.model.source, dict)
+        and spec.model.source
+    ):
         assert look(Question(task=spec.task, data=spec.data, model=spec.model)) == []
 
 
