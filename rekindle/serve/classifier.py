@@ -2,6 +2,7 @@
 classes."""
 
 import contextlib
+import functools
 import logging
 import math
 import stat
@@ -116,14 +117,34 @@ class Classifier(Model):
         return {**found, "truncated": True} if min(places) < 0 else found
 
 
+FULL, HALF = 127, 63  # the largest weight of 8 bits, and of 7
+
+
+@functools.cache
+def largest_weight() -> int:
+    """The largest weight that is multiplied without an error here. x86 without VNNI adds each two
+    products of inputs and weights in 16 bits and cuts off what is too large: 2 x 255 x 127 is,
+    2 x 255 x 63 is not (oneDNN, "Nuances of int8 computations"). This processor is asked."""
+    width = 64
+    weight = torch.full((1, width), FULL, dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    inputs = torch.full((1, width), 255, dtype=torch.uint8)
+    scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    found = torch.ops.onednn.qlinear_pointwise(
+        inputs, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return FULL if float(found) == 255 * FULL * width else HALF
+
+
 class Int8Linear(torch.nn.Module):
     """A linear layer in 8 bits, by oneDNN: weights are scaled a row each, and so is what it is
-    given, that no answer depends on what shares its batch. Shapes: I inputs, O outputs."""
+    given, that no answer depends on what shares its batch. Weights have 7 bits where a processor
+    needs that. Shapes: I inputs, O outputs."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         weight_OI, self.bias = linear.weight.detach(), linear.bias
-        self.scales_O = weight_OI.abs().amax(1).clamp(min=1e-12) / 127
+        self.scales_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest_weight()
         self.zeros_O = torch.zeros(len(weight_OI), dtype=torch.int32)
         weight_OI = (weight_OI / self.scales_O[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(weight_OI, None)

@@ -48,27 +48,31 @@ def look(question: Question) -> list[Problem]:
 
 
 def _look(question: Question) -> None:
-    from rekindle.train import modules, weights
-    from rekindle.train.proof import check_losses
+    import torch
+
+    from rekindle.train import modules
+    from rekindle.train.routers import check_losses
     from rekindle.train.stored import headers_of, match
 
     task, model = load_task(question.task), question.model
     folder = local_folder(model)
+    headers = None
     if folder is not None:
-        _check_files(folder)
+        headers = headers_of(folder)
+        _check_config(folder)
     settings = _settings(question)
     labels = () if task.objective == "tokens" else tuple(question.data.labels or STAND_IN_LABELS)
-    with weights.deferred():
+    with torch.device("meta"):
         network = task.build(model, labels, settings, Path())
-    if folder is not None:
-        match(network, headers_of(folder), folder, task.makes_head)
+    if folder is not None and headers is not None:
+        match(network, headers, folder, task.makes_head)
     if question.engine != "rekindle":
         return
     if task.objective == "tokens":
         check_losses(network)
     if model.lora is not None:
         origins = modules.unfused(network)
-        with weights.deferred():
+        with torch.device("meta"):
             modules.inject(network, model.lora, origins)
 
 
@@ -80,12 +84,8 @@ def local_folder(model: ModelSpec) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _check_files(folder: Path) -> None:
-    """Raise DataError for a folder that holds no model, in words about what it holds."""
-    if (folder / "adapter_config.json").is_file():
-        message = f"{folder} holds adapters, which are no model of their own"
-        fix = "merge them into their base first: peft's merge_and_unload(), then save_pretrained"
-        raise DataError(message, where="model.source", fix=fix)
+def _check_config(folder: Path) -> None:
+    """Raise DataError for a configuration that no class of transformers stands behind."""
     config = folder / "config.json"
     if not config.is_file():
         message = f"{folder} has no config.json, which says what network it holds"
@@ -95,7 +95,7 @@ def _check_files(folder: Path) -> None:
         known = json.loads(config.read_text())
         has_code = "auto_map" in known
     except (ValueError, TypeError, RecursionError) as error:
-        message = f"{config} is no JSON object: {error}"
+        message = f"{config} is not a JSON object: {error}"
         raise DataError(message, where="model.source", fix="fetch the checkpoint again") from error
     if has_code and not _knows(str(known.get("model_type"))):
         message = f"{folder} brings code of its own (auto_map), which is not run"

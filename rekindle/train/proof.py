@@ -11,7 +11,7 @@ forward    the loss that the engine computes (body, head, the scale of its score
            of a language model depends on a token behind it
 packing    with other tokens in the first of three documents of a sequence, the states of the others
            keep every bit, and they are near those that they have in sequences of their own
-left out   what an optimizer or fp8 treats as it treats biases
+left out   what an optimizer or fp8 treats as it treats biases; routers.py has a loss of routers
 
 A layout that cuts the network has no whole to ask: there `forward` takes a small network of the
 same architecture and configuration on rank 0 (`compare.Small`). Networks of a user's own have no
@@ -33,7 +33,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import StepError, UnsupportedError, first_line
@@ -60,7 +59,6 @@ wrong position changes them by about themselves."""
 LOUDER = 32.0  # a power of two: weights that are multiplied and divided by it keep their bits
 PROBE_TOKENS = 32
 DOCUMENTS = 3
-_ROUTER_LOSSES = ("router_aux_loss_coef", "aux_loss_alpha", "router_z_loss_coef")
 _KNOWN_ROWS = 16  # whose tokens are used
 
 
@@ -90,26 +88,6 @@ def describe_weights(match: Match | None) -> str:
         emit("notice", text=f"the network has no use for {counted(match.unused)} of the checkpoint")
         said += f"; not used: {counted(match.unused)}"
     return said
-
-
-def check_losses(network: nn.Module) -> str:
-    """What of the architecture's own loss the engine leaves out, in words; "" for nothing.
-
-    Raises UnsupportedError where the configuration asks for a loss of routers."""
-    config: Any = getattr(network, "config", None)
-    names = [name for name in _ROUTER_LOSSES if getattr(config, name, None)]
-    if not names:
-        return ""
-    shown = ", ".join(f"{name} {getattr(config, name):g}" for name in names)
-    kind = modules.model_type(network)
-    if getattr(config, "output_router_logits", False):
-        message = f"{kind}'s configuration asks for the auxiliary loss of its experts ({shown}), "
-        message += "which the engine does not compute"
-        fix = "set output_router_logits: false, or use train.engine: trainer"
-        raise UnsupportedError(message, where="model.source", fix=fix)
-    return (
-        f"the auxiliary loss of the experts ({shown}) is not part of the loss, as in transformers"
-    )
 
 
 def describe_left_out(parts: Parts, train: TrainSpec) -> str:
@@ -145,12 +123,10 @@ def prove_packing(
     try:
         reason = _agreed_reason(probe.reason())
     except torch.OutOfMemoryError:
-        return _unproven("packing was not proven: the probe ran out of memory", True)
+        said = "packing was not proven: the probe ran out of memory"
+        return Packing(True, _noticed(said))
     if reason:
-        text = f"documents are not packed: {reason}"
-        if dist.get_rank() == 0:
-            emit("notice", text=text)
-        return Packing(False, text)
+        return Packing(False, _noticed(f"documents are not packed: {reason}"))
     return Packing(True, "documents in one sequence do not change each other's states")
 
 
@@ -176,7 +152,7 @@ def prove_forward(
             return probe.prove("the architecture's own")
         except torch.OutOfMemoryError:
             said = "its loss was not compared with the architecture's own: out of memory"
-            return _unproven(said, True).said
+            return _noticed(said)
     said = ""
     if dist.get_rank() == 0:
         small_parts, small_evaluation, small_shards = small()
@@ -209,10 +185,11 @@ def prove_scores(
         stage.part.eval()
 
 
-def _unproven(said: str, packs: bool) -> Packing:
+def _noticed(said: str) -> str:
+    """The same, as a notice of rank 0, too."""
     if dist.get_rank() == 0:
         emit("notice", text=said)
-    return Packing(packs, said)
+    return said
 
 
 def _agreed_reason(reason: str) -> str:
@@ -435,7 +412,7 @@ class _ForwardProbe:
         kind = modules.model_type(self.parts.network)
         message = f"{kind} sees the tokens that it is to predict: another last token changes the "
         message += "states before it"
-        fix = "use a causal architecture; of BERT and its kin set is_decoder: true"
+        fix = "use a causal architecture; a BERT needs is_decoder: true in its config"
         raise UnsupportedError(message, where="model.source", fix=fix)
 
     def _loss(self, joined: bool) -> float:

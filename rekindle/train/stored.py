@@ -81,7 +81,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
         weight_map = json.loads(index.read_text())["weight_map"]
         names = {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        message = f"this is no index of safetensors files: {type(error).__name__}: {error}"
+        message = f"this is not an index of safetensors files: {type(error).__name__}: {error}"
         raise DataError(message, where=str(index), fix="fetch the checkpoint again") from error
     headers: dict[str, dict[str, StoredTensor]] = {}
     for file in dict.fromkeys(names.values()):
@@ -107,7 +107,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or length > min(MOST_HEADER_BYTES, path.stat().st_size - 8):
-            message = "this is no safetensors file, or a part of one: its header is incomplete"
+            message = "this is not a whole safetensors file: its header is incomplete"
             raise DataError(message, where=str(path), fix=fix)
         text = file.read(length)
     data_bytes = path.stat().st_size - 8 - length

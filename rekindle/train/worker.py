@@ -36,7 +36,6 @@ from rekindle.train.optimizer import taken
 from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.proof import (
     Packing,
-    check_losses,
     describe_left_out,
     describe_weights,
     prove_forward,
@@ -44,6 +43,7 @@ from rekindle.train.proof import (
 )
 from rekindle.train.rank import arrange, connect, decided, keep_positions, live
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
+from rekindle.train.routers import check_losses
 from rekindle.train.snapshot import check_host_memory
 from rekindle.train.teacher import goal_of
 from rekindle.train.throughput import PROFILE, Clock, Cost, Profiler, device_name, tips

@@ -421,17 +421,21 @@ def test_the_loop_outlives_what_fails_after_its_first_look(judged, monkeypatch, 
     assert all(text.endswith("the next look is in 2 hours") for text in said)
 
 
-def test_data_without_rows_are_an_error_and_told_once(judged, monkeypatch):
+def test_data_without_rows_are_an_error_and_each_cause_is_told_once(judged, monkeypatch):
     monkeypatch.setenv("HOOK", "")
     said = ""
-    for text in ("", "not json\n" * 9):
+    causes = {
+        "": "the data hold no rows that can be read",
+        "not json\n" * 9: "9 rows that cannot be parsed",
+    }
+    for text, cause in causes.items():
         Path("r.jsonl").write_text(text)
         for _ in range(2):
             done = look("--set", "notify={webhook: env:HOOK}", check=False)
             assert done.returncode == 1
-            assert "rows that cannot be parsed" in done.stderr
+            assert cause in done.stderr
             said += done.stderr
-    assert said.count("notify.webhook: the variable HOOK") == 1
+    assert said.count("notify.webhook: the variable HOOK") == len(causes)
 
 
 def test_a_client_of_a_store_that_fails_is_an_error_like_others(judged):

@@ -38,15 +38,15 @@ def test_classes_are_those_of_scikit_learn():
 
 def evidence_of(scores, champion=None):
     return Evidence(
-        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=_classes(scores, champion), rows=1, examples="e",
+        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=_classes(scores, champion), rows=20, examples="e",
     )  # fmt: skip
 
 
 def test_a_class_that_is_never_predicted_is_warned_of_and_an_absent_one_is_not():
     labels = np.array([0, 1, 2, 3, 3])
     evidence = evidence_of(predicted(np.array([0, 1, 2, 0, 1]), labels))
-    assert evidence.warnings[-1:] == ("the model never predicts `never` (2 held out)",)
-    assert evidence_of(predicted(labels, labels)).warnings[1:] == ()
+    assert evidence.warnings == ("the model never predicts `never` (2 held out)",)
+    assert evidence_of(predicted(labels, labels)).warnings == ()
 
 
 def test_of_many_classes_that_are_never_predicted_the_most_frequent_are_named():
@@ -55,9 +55,9 @@ def test_of_many_classes_that_are_never_predicted_the_most_frequent_are_named():
         part.model_copy(update={"label": f"c{n}", "rows": n, "predicted": 0}) for n in range(1, 101)
     ]
     evidence = Evidence(
-        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=tuple(never), rows=1, examples="e",
+        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=tuple(never), rows=20, examples="e",
     )  # fmt: skip
-    assert evidence.warnings[-1:] == (
+    assert evidence.warnings == (
         "the model never predicts `c100` (100 held out), `c99` (99 held out), `c98` (98 held out), "
         "`c97` (97 held out), `c96` (96 held out) and 95 more of 100 classes",
     )

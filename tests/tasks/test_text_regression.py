@@ -105,7 +105,8 @@ def test_the_network_learns_deviations_from_the_mean_and_its_folder_says_which(t
     inputs = TASK.collate(table, manifest.settings)
     with torch.no_grad():
         numbers = TASK.logits(network, inputs)
-        torch.testing.assert_close(plain(**inputs).logits, numbers)
+        # which kernel attends differs with the processor
+        torch.testing.assert_close(plain(**inputs).logits, numbers, rtol=1e-5, atol=1e-6)
         assert numbers.shape == (2, 1)
     found = objective_of(TASK).columns(table, numbers.double().numpy(), manifest.settings)
     assert found["value"].to_pylist() == pytest.approx((numbers[:, 0] * deviation + mean).tolist())

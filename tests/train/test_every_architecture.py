@@ -104,19 +104,13 @@ def check_weights(
         ]
         assert differ == []
         state = own.state_dict()
-        aliases = {id(p) for _, p in own.named_parameters()}
-        assert aliases
         saving = Saving(network, state)
         written = dict(pair for name, value in state.items() for pair in saving.add(name, value))
         stored = load_file(folder / "model.safetensors")
         lost = stored.keys() - written.keys()
         assert not lost, f"{sorted(lost)[:3]} of save_pretrained are not written"
-        wrong = [
-            name
-            for name in stored
-            if name not in fresh and not torch.equal(written[name], stored[name])
-        ]
-        assert not [name for name in wrong if written[name].shape == stored[name].shape], wrong[:3]
+        kept = [name for name in stored if name not in fresh]
+        assert [name for name in kept if not torch.equal(written[name], stored[name])] == []
 
 
 def _untransposed(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
@@ -125,22 +119,21 @@ def _untransposed(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 
 
 QUICK = {
-    "causal_lm": ("gpt_neox", "falcon_h1", "deepseek_v3", "cpmant"),
-    "text_classification": ("nomic_bert", "distilbert"),
+    ("causal_lm", "gpt_neox"): "",
+    ("causal_lm", "deepseek_v3"): "",
+    ("causal_lm", "falcon_h1"): "computes another loss",
+    ("causal_lm", "cpmant"): "sees the tokens",
+    ("text_classification", "nomic_bert"): "",
+    ("text_classification", "distilbert"): "",
+    ("token_classification", "llama"): "",
 }
 
 
-@pytest.mark.parametrize(
-    ("task", "model_type"), [(task, each) for task, types in QUICK.items() for each in types]
-)
-def test_an_architecture_is_taken_whole_or_refused(task, model_type, tmp_path):
-    found = outcome(task, model_type, tmp_path)
-    assert found.trains or found.reason
-
-
-def test_what_refuses_an_architecture_is_true(tmp_path):
-    assert "computes another loss" in outcome("causal_lm", "falcon_h1", tmp_path / "a").reason
-    assert "sees the tokens" in outcome("causal_lm", "cpmant", tmp_path / "b").reason
+@pytest.mark.parametrize(("given", "reason"), QUICK.items(), ids=lambda value: str(value))
+def test_an_architecture_is_taken_whole_or_refused(given, reason, tmp_path):
+    found = outcome(*given, tmp_path)
+    assert found.trains == (reason == ""), found.reason
+    assert reason in found.reason
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
 from rekindle.train.part import Goal
-from rekindle.train.proof import check_losses, describe_left_out, prove_forward, prove_packing
+from rekindle.train.proof import describe_left_out, prove_forward, prove_packing
+from rekindle.train.routers import check_losses
 
 TASK = load_task("causal_lm")
 VOCABULARY = 96

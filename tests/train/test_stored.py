@@ -217,7 +217,7 @@ DAMAGES = {
     "truncated": (truncate, "the file is incomplete"),
     "half a header": (cut_header, "its header is incomplete"),
     "a header of many gigabytes": (write_huge_header, "its header is incomplete"),
-    "a header that is no JSON": (write_no_json, "the header of this file cannot be read"),
+    "a header that is not JSON": (write_no_json, "the header of this file cannot be read"),
     "an index that names a file elsewhere": (
         lambda folder: index(folder, {"lm_head.weight": "../other/model.safetensors"}),
         "is not a file of its folder",
@@ -230,9 +230,9 @@ DAMAGES = {
         lambda folder: index(folder, {"no.such": "model.safetensors"}),
         "holds `no.such`, and it does not",
     ),
-    "an index that is no JSON": (
+    "an index that is not JSON": (
         lambda folder: (folder / INDEX).write_text("{"),
-        "this is no index of safetensors files",
+        "this is not an index of safetensors files",
     ),
 }
 
