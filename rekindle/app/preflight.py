@@ -22,7 +22,14 @@ from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_any_machine
 from rekindle.data.glance import classes, first_rows, golden_rows
 from rekindle.engines import engine_of
-from rekindle.errors import Problem, RekindleError, RequestError, collected, did_you_mean
+from rekindle.errors import (
+    Problem,
+    RekindleError,
+    RequestError,
+    collected,
+    did_you_mean,
+    first_line,
+)
 from rekindle.launch.process import has_gpu
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.plan.request import known_shape
@@ -37,6 +44,7 @@ from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.tasks import load_task
+from rekindle.train.look import Question, look
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +270,7 @@ def _is_folder(source: object) -> bool:
 
 def _network(spec: Spec) -> list[Problem]:
     """What is wrong with the network of a text task and the checkpoint in a local folder, asked of
-    transformers in a process of its own; nothing where it is not installed."""
+    transformers; nothing where it is not installed."""
     texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
     if not texts or spec.data is None or spec.pipeline is not None or spec.train.entrypoint:
         return []
@@ -271,20 +279,26 @@ def _network(spec: Spec) -> list[Problem]:
     needed = ("torch", "transformers", "safetensors")
     if any(importlib.util.find_spec(name) is None for name in needed):
         return []
-    question = {
-        "task": spec.task,
-        "data": spec.data.model_dump(mode="json"),
-        "model": spec.model.model_dump(mode="json"),
-        "engine": spec.train.engine,
-    }
+    engine = spec.train.engine
+    question = Question(task=spec.task, data=spec.data, model=spec.model, engine=engine)
+    try:
+        return look(question) if "torch" in sys.modules else _looked_elsewhere(question)
+    except Exception as error:  # noqa: BLE001 - it says nothing of the config
+        log.warning("the network was not looked at: %s", first_line(error))
+        return []
+
+
+def _looked_elsewhere(question: Question) -> list[Problem]:
+    """What a process of its own finds: the control plane loads no torch, which takes seconds and
+    memory, but where it is loaded already, as in a notebook."""
     words = [sys.executable, "-P", "-m", "rekindle.train.look"]
-    asked = json.dumps(question)
+    asked = question.model_dump_json()
     answer = subprocess.run(
         words, input=asked, capture_output=True, text=True, timeout=LOOK_SECONDS, env=look_env()
     )
     if answer.returncode:
-        log.warning("the network was not looked at: %s", answer.stderr.strip().splitlines()[-1:])
-        return []
+        lines = answer.stderr.strip().splitlines() or [f"it ended with {answer.returncode}"]
+        raise RuntimeError(lines[-1])
     rows = json.loads(answer.stdout.splitlines()[-1])
     return [Problem(row["what"], row["where"], row["fix"]) for row in rows]
 

@@ -1,8 +1,9 @@
 """What is known to be wrong with a model before a machine is paid: `-m rekindle.train.look`.
 
-Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout. It runs in a
-process of its own, because the control plane needs no torch. The network is built without values;
-of a checkpoint in a local folder the tokenizer, the configuration and the headers are read."""
+Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout, in a process of its
+own because the control plane loads no torch; where it is loaded, `look` is called as it is. The
+network is built without values; of a checkpoint in a local folder the tokenizer, the configuration
+and the headers are read."""
 
 import json
 import sys
