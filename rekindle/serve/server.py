@@ -107,6 +107,8 @@ class Shadow:
                 contents, options = await asyncio.to_thread(reread, self.inputs)
             else:
                 contents, options = reread(self.inputs)
+            if len(contents) != len(works):
+                raise RefusedError(400, "there are other instances in the body")
         except RefusedError:
             self.answered += len(works)
             self.refused += len(works)

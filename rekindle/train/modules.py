@@ -81,6 +81,9 @@ def backbone(network: nn.Module) -> nn.Module:
     """The network without its head: `LlamaForCausalLM.model`."""
     prefix = getattr(network, "base_model_prefix", "")
     found = getattr(network, prefix, network) if prefix else network
+    if found is network:  # Llama 4's prefix names what only its kin with pictures have
+        inside = [child for child in network.children() if hasattr(child, "base_model_prefix")]
+        found = inside[0] if len(inside) == 1 else network
     assert isinstance(found, nn.Module)
     return found
 

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
-from rekindle.errors import StepError, UnsupportedError, first_line
+from rekindle.errors import RekindleError, StepError, UnsupportedError, first_line
 from rekindle.launch.events import emit
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
@@ -50,6 +50,7 @@ from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import Parts, autocast
 from rekindle.train.part import Part
 from rekindle.train.stored import Match, counted
+from rekindle.train.vitals import is_out_of_memory
 
 FORWARD_TOLERANCE = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 5e-3, "bf16": 2e-2, "fp8": 1e-1}
 """Of two losses, relatively. In half precision the two round states and scores at other places."""
@@ -59,6 +60,7 @@ wrong position changes them by about themselves."""
 LOUDER = 32.0  # a power of two: weights that are multiplied and divided by it keep their bits
 PROBE_TOKENS = 32
 DOCUMENTS = 3
+OUT_OF_MEMORY = "the probe ran out of memory"
 _KNOWN_ROWS = 16  # whose tokens are used
 
 
@@ -121,10 +123,14 @@ def prove_packing(
         return Packing(True)
     probe = _PackingProbe(task, shards, parts, train, evaluation, length)
     try:
-        reason = _agreed_reason(probe.reason())
-    except torch.OutOfMemoryError:
-        said = "packing was not proven: the probe ran out of memory"
-        return Packing(True, _noticed(said))
+        reason = probe.reason()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = OUT_OF_MEMORY
+    reason = _agreed_reason(reason)
+    if reason == OUT_OF_MEMORY:
+        return Packing(True, _noticed(f"packing was not proven: {OUT_OF_MEMORY}"))
     if reason:
         return Packing(False, _noticed(f"documents are not packed: {reason}"))
     return Packing(True, "documents in one sequence do not change each other's states")
@@ -150,8 +156,10 @@ def prove_forward(
         probe = _ForwardProbe(task, shards, parts, train, evaluation)
         try:
             return probe.prove("the architecture's own")
-        except torch.OutOfMemoryError:
-            said = "its loss was not compared with the architecture's own: out of memory"
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            said = f"its loss was not compared with the architecture's own: {OUT_OF_MEMORY}"
             return _noticed(said)
     said = ""
     if dist.get_rank() == 0:
@@ -233,13 +241,15 @@ class _PackingProbe:
         evaluation: Evaluation,
         length: int,
     ) -> None:
-        self.task, self.shards, self.parts, self.length = task, shards, parts, length
-        self.evaluation = evaluation
+        self.task, self.shards, self.parts, self.evaluation = task, shards, parts, evaluation
+        # a pipeline, and a compiled block, have one shape; else no more tokens than are needed
+        self.one_shape = train.compile or parts.mesh.layout.pp > 1
+        self.length = length if self.one_shape else min(length, DOCUMENTS * PROBE_TOKENS)
         exact = train.weights == "fp32" or train.precision == "fp64"
         self.allowed = PACKED_TOLERANCE[train.precision if exact else "bf16"]
         random = np.random.default_rng(1)
         tokens = _known_tokens(shards)
-        longest = min(PROBE_TOKENS, length // DOCUMENTS)
+        longest = min(PROBE_TOKENS, self.length // DOCUMENTS)
         sizes = [longest, longest - 1, longest]
         self.texts = [random.choice(tokens, size).tolist() for size in sizes]
         first = np.array(self.texts[0])
@@ -277,8 +287,8 @@ class _PackingProbe:
         layout = self.parts.mesh.layout
         order = shards.order(TRAIN, global_batch_size=layout.data, seed=0, pack_length=self.length)
         batches = Batches(self.task, shards, TRAIN, order, self.parts.mesh, 0)
-        # as many sequences each time: a pipeline, and a compiled block, have one shape
-        empty = np.arange(len(np.unique(slots)), DOCUMENTS)
+        count = len(np.unique(slots))
+        empty = np.arange(count, DOCUMENTS if self.one_shape else count)
         rows = np.concatenate([np.arange(DOCUMENTS), np.full(len(empty), -1)])
         return batches.arranged(rows, np.concatenate([slots, empty]))
 
@@ -324,7 +334,7 @@ def _embedding_gradient(parts: Parts, evaluation: Evaluation, micro: Micro) -> t
     def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         watched = output.detach().requires_grad_()
         embedded.append(watched)
-        return watched
+        return watched.clone()  # which may be written to
 
     table: Any = stage.part.network.get_input_embeddings()  # type: ignore[operator]
     hook = table.register_forward_hook(keep)
@@ -368,11 +378,11 @@ class _ForwardProbe:
         self.parts, self.evaluation, self.compiles = parts, evaluation, train.compile
         exact = train.weights == "fp32" or train.precision == "fp64"
         self.allowed = FORWARD_TOLERANCE[train.precision if exact else "bf16"]
-        limit = int(shards.manifest.settings.get("max_length", PROBE_TOKENS))
         random = np.random.default_rng(2)
         tokens = _known_tokens(shards)
-        size = max(2, min(PROBE_TOKENS, limit))
-        texts = [random.choice(tokens, size).tolist() for _ in range(2)]
+        # no longer than a text of the training: the network may have no more positions
+        self.size = max(2, min(PROBE_TOKENS, shards.longest(TRAIN)))
+        texts = [random.choice(tokens, self.size).tolist() for _ in range(2)]
         self.shards, self.task = _texts_of(task, shards, texts), task
         following = tokens[
             (np.searchsorted(tokens, [text[-1] for text in texts]) + 1) % len(tokens)
@@ -381,7 +391,20 @@ class _ForwardProbe:
         self.ended = _texts_of(task, shards, ended)  # with another last token
 
     def prove(self, whose: str) -> str:
-        """In words. Raises UnsupportedError where the losses differ, StepError where one fails."""
+        """In words. Raises UnsupportedError where the losses differ, StepError where the forward
+        fails; what memory cannot hold is raised as it is."""
+        try:
+            return self._compare(whose)
+        except Exception as error:
+            if isinstance(error, RekindleError) or is_out_of_memory(error):
+                raise
+            kind = modules.model_type(self.parts.network)
+            message = f"{kind}'s forward fails on a text of {self.size} tokens: "
+            message += f"{type(error).__name__}: {first_line(error)}"
+            fix = "check config.json; `from_pretrained` and a call with input_ids and position_ids have to work"
+            raise StepError(message, where="model.source", fix=fix) from error
+
+    def _compare(self, whose: str) -> str:
         (stage,) = self.parts.stages
         if self.task.objective == "tokens":
             self._refuse_foresight()
@@ -390,7 +413,7 @@ class _ForwardProbe:
             with _louder(stage.part, factor), _eager(self.compiles):
                 ours = self._loss(joined=stage.part.joins_texts)
                 with _own_forward(stage.part):
-                    own = self._own_loss()
+                    own = self._loss(joined=False)
             if not math.isfinite(ours) and not math.isfinite(own):
                 continue  # weights that are not numbers: a step, or a score, says so
             gap = abs(ours - own) / max(abs(own), 1e-12)
@@ -424,18 +447,6 @@ class _ForwardProbe:
         mesh = Mesh(Layout(), self.parts.mesh.device)  # every rank asks the same
         batches = Batches(self.task, shards, TRAIN, order, mesh, 0, joined)
         return batches.arranged(np.arange(2), np.arange(2))
-
-    def _own_loss(self) -> float:
-        try:
-            return self._loss(joined=False)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            kind = modules.model_type(self.parts.network)
-            message = f"{kind}'s own forward fails on a text of {PROBE_TOKENS} tokens: "
-            message += f"{type(error).__name__}: {first_line(error)}"
-            fix = "check config.json; `from_pretrained` and a call with input_ids have to work"
-            raise StepError(message, where="model.source", fix=fix) from error
 
     def _refusal(self, ours: float, own: float, factor: float) -> UnsupportedError:
         kind = modules.model_type(self.parts.network)

@@ -19,9 +19,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def made_shards(task: str) -> Shards:
+def made_shards(task: str, longest: int = 19) -> Shards:
+    """Texts of at most so many tokens."""
     random = np.random.default_rng(0)
-    lengths = random.integers(5, 20, 24)
+    lengths = random.integers(min(5, longest), longest, 24, endpoint=True)
     texts = [random.integers(FIRST_WORD, LAST_WORD + 1, int(size)).tolist() for size in lengths]
     kind = load_task(task)
     labels = LABELS if kind.makes_head else ()
@@ -31,7 +32,10 @@ def made_shards(task: str) -> Shards:
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
         **objective_of(kind).invented(random, texts, max(1, len(labels))),
     })  # fmt: skip
+    settings = dict(SETTINGS)
+    if kind.makes_head:  # whose tokenizer has it
+        del settings["max_length"]
     manifest = ShardManifest(
-        task=task, source="random", labels=labels, rows={"train": len(texts)}, settings=SETTINGS
+        task=task, source="random", labels=labels, rows={"train": len(texts)}, settings=settings
     )
     return Shards.of_tables(Path(), manifest, {"train": table})

@@ -25,6 +25,7 @@ from rekindle.train.parallel import Parts
 from rekindle.train.part import Goal
 from rekindle.train.proof import describe_left_out, prove_forward, prove_packing
 from rekindle.train.routers import check_losses
+from tests.support.proof import made_shards
 
 TASK = load_task("causal_lm")
 VOCABULARY = 96
@@ -199,6 +200,65 @@ def test_documents_that_see_each_other_are_not_packed(source, precision, louder,
     assert not found.packs
     assert "documents are not packed: " in found.said
     assert found.said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["text_classification", "token_classification"])
+def test_a_network_may_have_no_more_positions_than_the_longest_text(task):
+    few = 8
+    sizes = {
+        "model_type": "distilbert",
+        "dim": 32,
+        "n_layers": 1,
+        "n_heads": 2,
+        "hidden_dim": 32,
+        "max_position_embeddings": few,
+    }
+    kind, made = load_task(task), made_shards(task, longest=few)
+    train = TrainSpec(steps=1, global_batch_size=4, precision="fp32")
+    labels = made.manifest.labels
+    with weights.deferred() as recorder:
+        network = kind.build(ModelSpec(source=sizes), labels, made.manifest.settings, Path())
+    start = weights.Source(network, recorder, 0)
+    origins = modules.unfused(network)
+    mesh = Mesh.of(Layout(), torch.device("cpu"))
+    parts = parallel.build(kind, network, origins, train, Goal(), mesh)
+    weights.fill([parts.network], start, parts.origins)
+    evaluation = Evaluation(parts, "fp32")
+    assert "own" in prove_forward(kind, made, parts, train, evaluation, small=lambda: None)
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch):
+    """A llama whose own forward asks for more memory than there is, as logits of many tokens do."""
+    model = given({"model_type": "llama", **SIZES})
+    network = model.parts.network
+    small = network.forward
+
+    def forward(*args, **options):
+        torch.empty(1 << 46, dtype=torch.uint8)
+        return small(*args, **options)
+
+    monkeypatch.setattr(network, "forward", forward)
+    return model
+
+
+def test_a_probe_that_runs_out_of_memory_is_said_and_stops_nothing(short_of_memory, capsys):
+    said = short_of_memory.forward()
+    assert (
+        said == "its loss was not compared with the architecture's own: the probe ran out of memory"
+    )
+    assert said in capsys.readouterr().out
+
+
+def test_packing_that_could_not_be_proven_for_want_of_memory_is_said(monkeypatch, capsys):
+    model = given({"model_type": "llama", **SIZES})
+    monkeypatch.setattr(
+        model.parts.network.model, "forward", lambda *args, **options: torch.empty(1 << 46)
+    )
+    packing = model.packing()
+    assert packing.packs
+    assert packing.said == "packing was not proven: the probe ran out of memory"
+    assert packing.said in capsys.readouterr().out
 
 
 def test_a_configuration_that_asks_for_a_loss_of_routers_is_refused():

@@ -196,6 +196,8 @@ def linear_cross_entropy(
     hidden_NH, local_VH, share = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, lesson is None)
+    if not torch.is_grad_enabled():  # which `needs_input_grad` does not tell
+        hidden_NH, head_WH = hidden_NH.detach(), head_WH.detach()
     loss, right = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_NH, head_WH, labels_N, scale, share, add_up, lesson, smoothing
     )
