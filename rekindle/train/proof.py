@@ -401,7 +401,8 @@ class _ForwardProbe:
             kind = modules.model_type(self.parts.network)
             message = f"{kind}'s forward fails on a text of {self.size} tokens: "
             message += f"{type(error).__name__}: {first_line(error)}"
-            fix = "check config.json; `from_pretrained` and a call with input_ids and position_ids have to work"
+            fix = "check config.json; `from_pretrained` has to work, and a call with input_ids and "
+            fix += "position_ids"
             raise StepError(message, where="model.source", fix=fix) from error
 
     def _compare(self, whose: str) -> str:

@@ -244,6 +244,21 @@ def test_the_loss_of_a_large_vocabulary_takes_few_passes_and_little_memory_on_a_
     assert rows_at_once(vocabulary, "cpu") == 65
 
 
+def test_where_no_gradient_is_wanted_the_loss_is_one_product_and_the_same():
+    """Validation: weights that are trained ask for none then, which autograd's own functions are not told."""
+    torch.manual_seed(0)
+    states = torch.randn(40, 8, requires_grad=True)
+    head, labels = torch.randn(61, 8, requires_grad=True), torch.randint(0, 61, (40,))
+    losses, counts = [], []
+    for wanted in (True, False):
+        with torch.set_grad_enabled(wanted), Products() as products:
+            loss, right = linear_loss.linear_cross_entropy(states, head, labels, torch.ones(()))
+        losses.append((loss.item(), right.item()))
+        counts.append(products.count)
+    assert losses[0] == losses[1]
+    assert counts == [3, 1]
+
+
 class Products(TorchDispatchMode):
     def __init__(self):
         super().__init__()
