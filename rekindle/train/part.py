@@ -21,7 +21,7 @@ from rekindle.families import config_of
 from rekindle.families.family import DROPOUTS
 from rekindle.tasks.base import Task
 from rekindle.train import attention, modules
-from rekindle.train.micro import Micro, Tensors
+from rekindle.train.micro import Documents, Micro, Tensors
 from rekindle.train.objectives import objective_of
 from rekindle.train.objectives.base import sendable
 
@@ -84,7 +84,7 @@ class Part(nn.Module):
         if self.ours and micro.documents is not None:
             batch["documents"] = micro.documents
         if micro.documents is not None and not self.ours and _takes_any(self.network):
-            batch |= numbered(micro.inputs["position_ids"])
+            batch |= numbered(micro.inputs["position_ids"], micro.documents)
         if carried is not None:
             first = "pixels" if carried.is_floating_point() else "input_ids"
             batch[first if self.first else "inputs_embeds"] = carried
@@ -119,11 +119,18 @@ def _takes_any(network: nn.Module) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def numbered(position_ids_BT: torch.Tensor) -> Tensors:
-    """`seq_idx`, int32 [B, T]: which document of its sequence each token is of. Convolutions and
-    state spaces keep documents apart by it, where their kernels are installed, and refuse it
-    elsewhere; attention of transformers finds them by positions that begin again."""
-    return {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
+def numbered(position_ids_BT: torch.Tensor, documents: Documents) -> dict[str, Any]:
+    """What architectures of transformers keep documents apart by, beside positions that begin
+    again: `seq_idx`, int32 [B, T], which document of its sequence each token is of; where a
+    micro-batch is one sequence also `cu_seq_lens_q` and `_k`, int32 [N + 1], where documents begin,
+    and `max_length_q` and `_k`, the longest. Kernels of convolutions, state spaces and linear
+    attention take them, and refuse them where they are not installed."""
+    found: dict[str, Any] = {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
+    if len(position_ids_BT) == 1:  # kernels of linear attention take no more with these
+        longest = max(documents.queries)
+        found |= {"cu_seq_lens_q": documents.starts, "cu_seq_lens_k": documents.key_starts}
+        found |= {"max_length_q": longest, "max_length_k": longest}
+    return found
 
 
 def seed(key: int, device: torch.device) -> None:

@@ -288,7 +288,11 @@ class _PackingProbe:
         order = shards.order(TRAIN, global_batch_size=layout.data, seed=0, pack_length=self.length)
         batches = Batches(self.task, shards, TRAIN, order, self.parts.mesh, 0)
         count = len(np.unique(slots))
-        empty = np.arange(count, DOCUMENTS if self.one_shape else count)
+        # as a step has them: architectures are told more of a sequence that is alone
+        sequences = max(count, self.parts.mesh.layout.micro_batch_size)
+        if self.one_shape:
+            sequences = max(sequences, DOCUMENTS)
+        empty = np.arange(count, sequences)
         rows = np.concatenate([np.arange(DOCUMENTS), np.full(len(empty), -1)])
         return batches.arranged(rows, np.concatenate([slots, empty]))
 

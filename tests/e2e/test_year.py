@@ -98,7 +98,7 @@ class Operator:
 
     def runs(self):
         """Ids of all runs, the oldest first."""
-        return [run.record.run_id for run in reversed(rekindle.runs(self.cli.folder / ".rekindle"))]
+        return [run.record.run_id for run in rekindle.runs(self.cli.folder / ".rekindle")]
 
     def wait_for_run(self):
         """Until one more run has begun."""
