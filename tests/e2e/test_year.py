@@ -200,9 +200,9 @@ def test_a_year_is_decided_rightly_or_a_person_is_asked(cli, told):
         desk.write()
         for _ in range(2):
             lacking = desk.look("03-30", code=1)
-            assert "there is no column region" in lacking
+            assert "there is no column `region`" in lacking
             assert "w01.jsonl" in lacking
-        assert sum("there is no column region" in text for text in said) == 1
+        assert sum("there is no column `region`" in text for text in said) == 1
         desk.config["data"]["slices"] = ["product"]
         desk.write()
         other = desk.look("03-31")
