@@ -75,10 +75,11 @@ def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Prob
     return {name: list(problems) for name, problems in found.items()}
 
 
-def ready(platform: str, spec: Spec) -> Definition:
-    """The definition; RequestError with everything that is wrong with it or not said."""
+def ready(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
+    """The definition; RequestError with everything that is wrong with it or not said. `whole` as in
+    `looks`: nothing is trained yet where it is False."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
-    problems += wrong_anywhere(spec)
+    problems += wrong_anywhere(spec, whole=whole)
     with collected(problems):
         definition = compiled(platform, spec, *graph_of(spec))
     if problems:

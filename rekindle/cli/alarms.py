@@ -82,7 +82,8 @@ def _service(
 ) -> tuple[Monitoring, Spec]:
     spec = on_machines(load_target(config, overrides), platform, home)
     there = Platform.of(platform, spec.platforms)
-    return monitoring(there, spec, ready(platform, spec), home), spec
+    definition = ready(platform, spec, whole=False)
+    return monitoring(there, spec, definition, home), spec
 
 
 def _told(platform: str, told: tuple[Alarm, ...], as_json: bool, forced: str = "replaces") -> None:
