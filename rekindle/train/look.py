@@ -51,6 +51,7 @@ def look(question: Question) -> list[Problem]:
 def _look(question: Question) -> None:
     import torch
 
+    from rekindle.tasks.pretrained import check_positions
     from rekindle.train import modules
     from rekindle.train.routers import check_losses
     from rekindle.train.stored import headers_of, match
@@ -67,6 +68,7 @@ def _look(question: Question) -> None:
         network = task.build(model, labels, settings, Path())
     if folder is not None and headers is not None:
         match(network, headers, folder, task.makes_head)
+    check_positions(modules.usable_positions(network), question.data.max_length)
     if question.engine != "rekindle":
         return
     if task.objective == "tokens":

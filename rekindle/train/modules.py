@@ -88,6 +88,17 @@ def backbone(network: nn.Module) -> nn.Module:
     return found
 
 
+def usable_positions(network: nn.Module) -> int | None:
+    """How many tokens a text may have where a table of positions keeps rows for padding: RoBERTa
+    and its kin number tokens from behind it, so that 514 rows are 512 positions. None elsewhere:
+    the configuration says it then."""
+    for name, module in network.named_modules():
+        is_table = "position" in name.rpartition(".")[2] and isinstance(module, nn.Embedding)
+        if is_table and module.padding_idx is not None:
+            return int(module.num_embeddings - module.padding_idx - 1)
+    return None
+
+
 def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
     """Name and module of each repeated block, in order, stand-ins included. Of a `Sequential` each
     layer with weights is one; other networks of a user's own have none."""

@@ -21,6 +21,7 @@ from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
+from rekindle.tasks.pretrained import check_positions
 from rekindle.train import checkpoint, compat, export, modelfolder, modules, quantised, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
@@ -211,6 +212,9 @@ class Start:
         stored = source.checkpoint if source is not None else None
         self.base = stored.folder if stored is not None else None
         self.left_out = check_losses(network) if task.objective == "tokens" else ""
+        if (positions := modules.usable_positions(network)) is not None:
+            longest = max(shards.longest(split) for split in shards.manifest.rows)
+            check_positions(positions, longest)
         cuts = mesh.layout.tp * mesh.layout.pp * mesh.layout.cp > 1
         asks = cuts and hasattr(network, "config") and job.train.engine == "rekindle"
         self.small = Small(job, task, shards, network, mesh) if asks else None
