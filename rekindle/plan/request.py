@@ -141,7 +141,9 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it is a {type(found).__name__} and no object")
     except ValueError as error:
         raise RequestError([problem("no JSON", path=path, error=error, where=where)]) from error
     return found

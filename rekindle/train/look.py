@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rekindle.errors import DataError, Problem, RekindleError
+from rekindle.errors import DataError, Problem, RekindleError, first_line
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import load_task
 from rekindle.tasks.base import SCALE, Settings
@@ -40,11 +40,16 @@ def main() -> None:
 
 
 def look(question: Question) -> list[Problem]:
-    """The first thing that is wrong: each depends on those before."""
+    """The first thing that is wrong: each depends on those before. What transformers itself refuses
+    is one, too: a training would end with it."""
     try:
         _look(question)
     except RekindleError as error:
         return list(error.problems)
+    except Exception as error:  # noqa: BLE001 - whatever a model's own code raises
+        what = f"the network cannot be built: {type(error).__name__}: {first_line(error)}"
+        fix = "correct model.source, or the config.json of its folder"
+        return [Problem(what, "model.source", fix)]
     return []
 
 
@@ -69,6 +74,9 @@ def _look(question: Question) -> None:
     if folder is not None and headers is not None:
         match(network, headers, folder, task.makes_head)
     check_positions(modules.usable_positions(network), question.data.max_length)
+    if folder is not None and task.objective != "tokens":  # whose build has checked it
+        positions = getattr(network.config, "max_position_embeddings", None)
+        check_positions(positions, question.data.max_length)
     if question.engine != "rekindle":
         return
     if task.objective == "tokens":
@@ -96,11 +104,12 @@ def _check_config(folder: Path) -> None:
         raise DataError(message, where="model.source", fix=fix)
     try:
         known = json.loads(config.read_text())
-        has_code = "auto_map" in known
-    except (ValueError, TypeError, RecursionError) as error:
+        if not isinstance(known, dict):
+            raise ValueError(f"it is a {type(known).__name__}")
+    except (ValueError, RecursionError) as error:
         message = f"{config} is not a JSON object: {error}"
         raise DataError(message, where="model.source", fix="fetch the checkpoint again") from error
-    if has_code and not _knows(str(known.get("model_type"))):
+    if "auto_map" in known and not _knows(str(known.get("model_type"))):
         message = f"{folder} brings code of its own (auto_map), which is not run"
         fix = "write a task of your own around it: docs/own-code.md"
         raise DataError(message, where="model.source", fix=fix)

@@ -93,9 +93,10 @@ def usable_positions(network: nn.Module) -> int | None:
     and its kin number tokens from behind it, so that 514 rows are 512 positions. None elsewhere:
     the configuration says it then."""
     for name, module in network.named_modules():
-        is_table = "position" in name.rpartition(".")[2] and isinstance(module, nn.Embedding)
-        if is_table and module.padding_idx is not None:
-            return int(module.num_embeddings - module.padding_idx - 1)
+        # by its fields, not by its class: I-BERT has a table of its own
+        padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", None)
+        if "position" in name.rpartition(".")[2] and padding is not None and table is not None:
+            return len(table) - int(padding) - 1
     return None
 
 

@@ -39,6 +39,13 @@ _WRAPPERS = {
 Shape = tuple[int, ...]
 
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types that a weight may be stored in, in the words of safetensors."""
+SCALES = ("_scale_inv", ".weight_scale", ".SCB", ".absmax", ".qweight", ".qzeros", ".weight_packed")
+"""How names of what dequantises a weight end: FP8 of DeepSeek, compressed-tensors, bitsandbytes,
+GPTQ and AWQ."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
     """Where a tensor lies, as the header of its file says; `dtype` in the words of safetensors."""
@@ -167,9 +174,12 @@ def match(
     """What of `stored` fills which part of a network of transformers, built on the meta device.
     `makes_head`: the task may put a new head on the checkpoint's backbone. Raises DataError where
     any other weight is absent, or has another shape."""
-    _refuse_quantised(network, folder)
     wanted = _shapes_of(network)
     renamings, groups, unused, rules = _assigned(network, stored, wanted)
+    state = network.state_dict()
+    read = [source for name, source in renamings.items() if state[name].is_floating_point()]
+    read += [source for group in groups for source, _ in group.sources]
+    _refuse_quantised(network, {name: stored[name].dtype for name in read}, unused, folder)
     shapes = {name: stored[source].shape for name, source in renamings.items()}
     joined: dict[str, Group] = {}
     for group in groups:
@@ -311,12 +321,23 @@ def _is_new_head(name: str, shape: Shape, own: Mapping[str, Shape], network: Any
     return any(own.get(each) == shape for each in _spellings(name, network))
 
 
-def _refuse_quantised(network: Any, folder: Path) -> None:
+def _refuse_quantised(
+    network: Any, types: Mapping[str, str], unused: Sequence[str], folder: Path
+) -> None:
+    """Raise DataError where the configuration says that weights are quantised; where one that is
+    read has a type (of `types`, by name) of fewer bits, whose scale would be lost; or where scales
+    stand among the names without use."""
     settings = getattr(network.config, "quantization_config", None)
-    if not settings:
+    short = [name for name, dtype in types.items() if dtype not in FLOATS]
+    scales = [name for name in unused if name.endswith(SCALES)]
+    if not settings and not short and not scales:
         return
-    asked = settings if isinstance(settings, dict) else settings.to_dict()
-    method = asked.get("quant_method", "a method that it does not name")
+    method = f"`{scales[0]}` stands beside them" if scales else ""
+    if settings:
+        asked = settings if isinstance(settings, dict) else settings.to_dict()
+        method = asked.get("quant_method", "by a method that it does not name")
+    elif short:
+        method = f"`{short[0]}` is {types[short[0]]}"
     message = f"the weights in {folder} are quantised ({method}), and cannot be trained"
     fix = (
         "name the checkpoint that they were made of; model.lora.base: 4bit quantises while training"

@@ -63,6 +63,11 @@ def leave_pickles_only(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def break_link(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("blobs/none")
+
+
 WRONG = {
     "pickles only": (leave_pickles_only, "there are no safetensors weights"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
@@ -74,6 +79,12 @@ WRONG = {
     "custom code": (bring_code, "brings code of its own (auto_map), which is not run"),
     "a wrapper's names": (wrap, "begin with `module.`"),
     "a small vocabulary": (lambda folder: rewrite_config(folder, vocab_size=40), "knows 40 tokens"),
+    "heads that do not divide": (
+        lambda folder: rewrite_config(folder, num_attention_heads=5),
+        "the network cannot be built: ",
+    ),
+    "a list": (lambda folder: (folder / "config.json").write_text("[1]"), "is not a JSON object"),
+    "a link to nothing": (break_link, "model.safetensors"),
     "few positions": (
         lambda folder: rewrite_config(folder, max_position_embeddings=8),
         "the model has 8 positions",
@@ -86,6 +97,12 @@ def test_a_folder_that_cannot_be_trained_is_named(folder, damage, said):
     damage(folder)
     (problem,) = problems(str(folder))
     assert said in problem
+
+
+def test_texts_longer_than_a_classifier_has_positions_for_are_refused(folder):
+    rewrite_config(folder, max_position_embeddings=8)
+    (problem,) = problems(str(folder), task="text_classification")
+    assert problem == "data.max_length is 32, but the model has 8 positions"
 
 
 def test_adapters_of_an_architecture_without_a_plan_are_refused_where_they_are_asked_for():

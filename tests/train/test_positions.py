@@ -18,7 +18,17 @@ SIZES = {
     "max_position_embeddings": ROWS,
     "pad_token_id": 1,
 }
-KINDS = ["roberta", "camembert", "xlm-roberta", "mpnet", "data2vec-text", "xmod", "bert", "electra"]
+KINDS = [
+    "roberta",
+    "camembert",
+    "xlm-roberta",
+    "mpnet",
+    "data2vec-text",
+    "xmod",
+    "bert",
+    "electra",
+    "ibert",
+]
 
 
 def longest_text(network) -> int:

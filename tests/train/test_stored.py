@@ -253,6 +253,27 @@ def test_adapters_alone_are_no_model(tmp_path):
     assert "merge_and_unload" in str(refusal.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.uint8])
+def test_weights_of_few_bits_are_refused_whatever_the_configuration_says(tmp_path, dtype):
+    """People remove `quantization_config` where a library complains of it."""
+    folder = saved(tmp_path, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = (tensors[name] * 100).to(dtype)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=rf"are quantised \(`{name}` is "):
+        loaded(folder)
+
+
+def test_weights_beside_which_scales_stand_are_refused(tmp_path):
+    folder = saved(tmp_path, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match="weight_scale_inv` stands beside them"):
+        loaded(folder)
+
+
 def test_weights_that_are_quantised_are_refused(tmp_path):
     folder = saved(tmp_path, "llama")
     config = json.loads((folder / "config.json").read_text())
