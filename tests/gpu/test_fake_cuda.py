@@ -282,8 +282,9 @@ def test_the_loss_makes_its_gradients_on_the_device_without_a_read():
             needs_input_grad=(True, True, False, False),
             save_for_backward=lambda *made: kept.extend(made),
         )
+        share = linear_loss._Share(len(head), len(head))
         loss, right = linear_loss._LinearCrossEntropy.forward(
-            context, states, head, labels, 128_256, scale, None, 0, True, None
+            context, states, head, labels, scale, share, True, None, 0.0
         )
         assert {t.device for t in (loss, right, *kept)} == {CUDA}
         assert [t.dtype for t in kept] == [torch.bfloat16, torch.bfloat16]
