@@ -132,7 +132,9 @@ def start(home: Path, pipeline: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [*CHILD, str(home), "r", pipeline], stdout=subprocess.PIPE, text=True
     )
-    assert eventually(lambda: list(home.glob("artifacts/*/*/begun")) or process.poll() is not None)
+    assert eventually(
+        lambda: list(home.glob("artifacts/*/*/begun")) or process.poll() is not None, seconds=90
+    )
     assert process.poll() is None
     return process
 
