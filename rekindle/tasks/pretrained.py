@@ -96,8 +96,9 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
 
 
 def check_positions(positions: int | None, longest: int) -> None:
-    """RequestError where texts of `longest` tokens need more positions than a model has."""
-    if positions is not None and positions < longest:
+    """RequestError where texts of `longest` tokens need more positions than a model has; XLNet's
+    -1, like None, is no limit."""
+    if positions is not None and 0 < positions < longest:
         what = f"data.max_length is {longest}, but the model has {positions} positions"
         fix = f"set it to at most {positions}, or raise max_position_embeddings (inline config)"
         raise RequestError(what, where="data.max_length", fix=fix)

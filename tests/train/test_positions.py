@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from rekindle.errors import RequestError
 from rekindle.spec.model import DataSpec, ModelSpec
+from rekindle.tasks.pretrained import check_positions
 from rekindle.train.look import Question, look
 from rekindle.train.modules import usable_positions
 
@@ -64,3 +66,10 @@ def test_more_are_refused_before_a_machine_is_paid():
     assert problem.what == f"data.max_length is {ROWS}, but the model has {usable} positions"
     assert usable < ROWS
     assert look(question(usable)) == []
+
+
+def test_no_table_of_positions_is_no_limit():
+    check_positions(None, 10_000)
+    check_positions(-1, 10_000)  # XLNet's configuration
+    with pytest.raises(RequestError, match="the model has 8 positions"):
+        check_positions(8, 9)
