@@ -1,6 +1,6 @@
 """What the proof before the first step costs: seconds and bytes beyond the weights.
 
-    python tests/bench/proof_cost.py [--shapes 124m,1.3b,8b] [--length 2048]
+    python -m tests.bench.proof_cost [--shapes 124m,1.3b,8b] [--length 2048]
 
 A shape whose weights fit this machine's memory is run with values, on one thread; 8b is traced:
 tensors with sizes and without values, which tells bytes and no seconds. Bytes are those of all

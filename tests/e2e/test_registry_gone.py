@@ -1,4 +1,4 @@
-"""A registry that ends, and files that go with it, while a model of it is served: the same answers, and a clear error for who starts anew."""
+"""A registry that ends, and files that go with it, while a model of it is served: the same answers, and a clear error for a server that starts after it."""
 
 import shutil
 import time
